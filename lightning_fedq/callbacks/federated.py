@@ -141,6 +141,10 @@ class Federated(pl.Callback):
             "simplex", "psd", "above:NAME", "any", or a function of the decoded tensor. Buffers of torch's own
             layers are known, others by the values they begin with (`clients.constraints`). "flag" is for
             integers such as "is initialised": zero in the first round, one from its end on.
+        broadcast_bits: Bits a coordinate, 1 to 16, of the model that clients are sent: each segment is
+            rounded to 2^bits levels between its extremes (`rounds.broadcast`). The server's own model stays
+            exact, and no claim changes, because what is sent follows from what was released. None sends
+            floats as they are.
 
     Attributes:
         clients: Settings of the population: the arguments from num_clients to labels.
@@ -190,6 +194,7 @@ class Federated(pl.Callback):
         evaluate_clients: ClientEvaluation | None = None,
         shared: Sequence[str] = (),
         constraints: Mapping[str, Constraint] | None = None,
+        broadcast_bits: int | None = None,
     ) -> None:
         check_kinds(mechanism=mechanism, seed=seed, ledger=ledger, privacy=privacy)
         clients = Clients(
@@ -224,6 +229,7 @@ class Federated(pl.Callback):
             aggregator,
             secure_aggregation,
             diagnostics,
+            broadcast_bits,
         )
         self._settle(mechanism, clients, own, server, seed, ledger, privacy)
 

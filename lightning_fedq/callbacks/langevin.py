@@ -80,10 +80,11 @@ class Langevin(pl.Callback):
             federated.server.server_lr != 1.0
             or federated.server.target != "updates"
             or federated.server.server_optimizer
+            or federated.server.broadcast_bits
         ):
             raise ValueError(
-                "a chain moves by the mean update itself; use target='updates', server_lr=1.0 and no "
-                "server_optimizer"
+                "a chain moves by the mean update itself; use target='updates', server_lr=1.0, no "
+                "server_optimizer and no broadcast_bits"
             )
         if not federated.server.diagnostics:
             raise ValueError("a clipped update bends the drift, and only diagnostics=True shows it")

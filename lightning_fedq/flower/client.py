@@ -44,7 +44,7 @@ from lightning_fedq.keys.party_keys import (
 from lightning_fedq.keys.randomness import Keys, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import BudgetSpentError, RoundClient, RoundTask, StreamLog
+from lightning_fedq.rounds import Broadcast, BudgetSpentError, RoundClient, RoundTask, StreamLog
 from lightning_fedq.secagg import (
     AuthenticationError,
     Client,
@@ -301,7 +301,7 @@ class RemoteClient(ABC):
         """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""
         federated, task = self._federated, RoundTask.from_bytes(fields["task"])
         self._check_cohort(task)
-        weights, keys = _weights(fields), self._keys(fields)
+        weights, keys = _weights(fields, task, federated.server.broadcast_bits), self._keys(fields)
         group = _group_of(fields["client"], task)
         if isinstance(keys, HeldClientKeys) and len(group) > 2:
             contributing = fields.get("contributing", list(group))
@@ -458,10 +458,12 @@ def refusal(error: RefusedError) -> Fields:
     return fields
 
 
-def _weights(fields: Fields) -> Tensor:
+def _weights(fields: Fields, task: RoundTask, broadcast_bits: int | None) -> Tensor:
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(fields["dtype"])
     if dtype is None:
         raise ValueError(f"weights are float32 or float64, got {fields['dtype'][:20]!r}")
+    if broadcast_bits is not None:
+        return Broadcast(broadcast_bits).unpack(fields["weights"], task.segments, dtype)
     return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)
 
 

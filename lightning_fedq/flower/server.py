@@ -242,7 +242,10 @@ class RemoteClients(Population):
         """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
         self._say_what_stays()
         weights = server.weights.detach().cpu().contiguous()
-        model = {"weights": weights.numpy().tobytes(), "dtype": str(weights.dtype).partition(".")[2]}
+        sent = weights.numpy().tobytes()
+        if server.broadcast is not None:
+            sent = server.broadcast.pack(weights, server.segments)
+        model = {"weights": sent, "dtype": str(weights.dtype).partition(".")[2]}
         cohort, plan = Cohort(server, self._exchange, self._roster), server.plan
         assert plan is not None
         self._open_attempt = plan.round, server.attempt

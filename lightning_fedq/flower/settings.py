@@ -97,6 +97,7 @@ def common_settings(federated: Federated) -> dict[str, str]:
         "local_steps": str(federated.local.local_steps),
         "algorithm": repr(federated.local.algorithm),
         "target": federated.server.target,
+        "broadcast_bits": str(federated.server.broadcast_bits),
         "buffers": federated.local.buffers,
         "local": repr(federated.local.patterns),
         "shared": repr(tuple(federated.local.shared)),
@@ -268,6 +269,7 @@ def check_trained_elsewhere(federated: Federated) -> None:
         "server_optimizer": (server.server_optimizer, None),
         "weighting": (server.weighting, "uniform"),
         "aggregator": (server.aggregator, None),
+        "broadcast_bits": (server.broadcast_bits, None),
     }
     for whose, settings in (("train function", of_training), ("strategy", of_strategy)):
         for name, (given, default) in settings.items():

@@ -1,5 +1,6 @@
 """One federated round in two halves: clients encode and pack, the server decodes, steps and records."""
 
+from lightning_fedq.rounds.broadcast import Broadcast
 from lightning_fedq.rounds.client import RoundClient, StreamLog, UsedStreamError, encode_updates
 from lightning_fedq.rounds.client_budget import BudgetSpentError, ClientBudget
 from lightning_fedq.rounds.deadline import Deadline
@@ -37,6 +38,7 @@ from lightning_fedq.rounds.server import RoundServer
 
 __all__ = [
     "Aggregator",
+    "Broadcast",
     "BudgetSpentError",
     "ClientBudget",
     "CohortKey",

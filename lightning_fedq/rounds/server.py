@@ -26,6 +26,7 @@ from lightning_fedq.mechanisms.interface import (
 )
 from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
 from lightning_fedq.privacy.ledger import Ledger, pad_segments
+from lightning_fedq.rounds.broadcast import Broadcast
 from lightning_fedq.rounds.client import Target
 from lightning_fedq.rounds.messages import MalformedMessageError, RefusedMessageError, RoundTask, open_frame
 from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSum, SecureSums, check_aggregation
@@ -60,8 +61,10 @@ class RoundServer:
         secure_sums: Secure aggregation: opens the sum of each round. Messages go nowhere else, and the
             record counts the bits of the protocol in place of theirs.
         ledger: Ledger of an earlier training with the same clients; None starts a new one.
+        broadcast_bits: Bits a coordinate of the model that clients are sent; None sends floats as they are.
 
     Attributes:
+        weights: The model; in an open round, as its clients were sent it.
         in_last_sum: Clients whose answers are in the last round's mean.
     """
 
@@ -81,6 +84,7 @@ class RoundServer:
         aggregator: Aggregator | None = None,
         secure_sums: SecureSums | None = None,
         ledger: Ledger | None = None,
+        broadcast_bits: int | None = None,
     ) -> None:
         if target not in ("updates", "weights"):
             raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
@@ -101,7 +105,9 @@ class RoundServer:
         self.aggregator, self.secure_sums = aggregator, secure_sums
         self.segments, self.range_rule, self.target = tuple(segments), mechanism.own_ranges or ranges, target
         self.client_weights = client_weights
+        self.broadcast = None if broadcast_bits is None else Broadcast(broadcast_bits)
         self.weights = weights.detach().clone()
+        self._model: Tensor | None = None
         self.ranges = self.range_rule.first(self.weights, self.segments)
         self.round, self.attempt = 0, 0
         self._since: tuple[int, int] | None = None
@@ -219,7 +225,7 @@ class RoundServer:
         if self.plan is not None and self._expected != set(self.plan.survivors):
             raise RuntimeError("the flat vector can't change in a round that somebody has answered")
         old, segments = self.segments, tuple(part.numel() for part in parts)
-        self.weights = rearrange(self.weights, old, origins, parts)
+        self.weights = rearrange(self._kept, old, origins, parts)
         self.segments, self.client_weights = segments, client_weights
         first = self.range_rule.first(self.weights, segments)
         ones, single = [1] * len(old), [first.center[i : i + 1] for i in range(len(segments))]
@@ -229,6 +235,7 @@ class RoundServer:
         self._server_step.rearrange(self.weights, old, origins, parts)
         self._since = None if self.plan is None else (self.plan.round, self.attempt)
         if self.plan is not None:
+            self._send_down(self.weights)
             self._open(self.plan)
 
     def start(self) -> RoundPlan:
@@ -255,8 +262,18 @@ class RoundServer:
             self._since = plan.round, self.attempt
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
         self.plan = plan
+        self._send_down(self.weights)
         self._open(plan)
         return plan
+
+    def _send_down(self, model: Tensor) -> None:
+        if self.broadcast is not None:
+            self._model, self.weights = model, self.broadcast.rounded(model, self.segments)
+
+    @property
+    def _kept(self) -> Tensor:
+        """The server's own model, which in an open round may be another one than what clients were sent."""
+        return self.weights if self.plan is None or self._model is None else self._model
 
     def _somebody_is_early(self, plan: RoundPlan, since: int) -> bool:
         """Was one of the cohort there in one of the rounds that this one's noise is correlated with?"""
@@ -358,8 +375,9 @@ class RoundServer:
             BrokenContractError: In the first round of this object, if the decoded sum breaks a rule.
         """
         plan = self._open_plan()
-        mean = self._mean_or_abort()
-        step = None if mean is None else self._step(mean[: self.weights.numel()])
+        mean, sent = self._mean_or_abort(), self.weights
+        self.weights = self._kept
+        step = None if mean is None else self._step(mean[: sent.numel()], sent)
         record = self._record(plan)
         if mean is not None and step is not None:
             record.update_norm = step.norm().item()
@@ -375,7 +393,7 @@ class RoundServer:
     def abandon(self) -> None:
         """Give up an open round: its streams are never used again, the next start is a new attempt."""
         if self.plan is not None:
-            self.attempt, self.plan = self.attempt + 1, None
+            self.weights, self.attempt, self.plan = self._kept, self.attempt + 1, None
 
     def skip(self) -> None:
         """Leave a round out that was sent before it was lost and that its cohort can't pay for twice.
@@ -414,9 +432,9 @@ class RoundServer:
             return None
         return mean
 
-    def _step(self, mean: Tensor) -> Tensor | None:
+    def _step(self, mean: Tensor, sent: Tensor) -> Tensor | None:
         """Take the server's step. None, with the round aborted, where the model would not be finite."""
-        before, step = self.weights, mean if self.target == "updates" else mean - self.weights
+        before, step = self.weights, mean if self.target == "updates" else mean - sent
         self.weights = self._server_step.apply(before, step)
         bad = _num_not_finite(self.weights)
         if not bad and self._server_step.is_finite():
@@ -431,7 +449,8 @@ class RoundServer:
 
     def _record(self, plan: RoundPlan) -> RoundRecord:
         size, dim, answers = len(plan.cohort), self.weights.numel(), len(self._sum.received)
-        uplink_bits, downlink_bits = self._uplink_bits, size * (32 * dim + 64 * len(self.segments))
+        model_bits = 32 * dim if self.broadcast is None else self.broadcast.num_bits(self.segments)
+        uplink_bits, downlink_bits = self._uplink_bits, size * (model_bits + 64 * len(self.segments))
         protocol_bits = 0
         if (traffic := self._sum.traffic) is not None:
             uplink_bits, protocol_bits = traffic.uplink_bits, traffic.protocol_bits
@@ -461,7 +480,7 @@ class RoundServer:
         """Everything that the next round depends on, in tensors and plain numbers. Keys excluded."""
         self.ledger.turn_to(self._keys_name)
         return {
-            "weights": self.weights,
+            "weights": self._kept,
             "center": self.ranges.center,
             "radius": self.ranges.radius,
             "round": self.round,

@@ -52,6 +52,7 @@ from lightning_fedq.training.released import check_release, choice_of
 from lightning_fedq.training.resume import RecordsBeside, plain_records, records_of
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.secure_sum import check_modulus
+from lightning_fedq.training.settings import check_broadcast
 from lightning_fedq.training.simulation import RoundStart, Simulation
 from lightning_fedq.training.undo import Undo
 from lightning_fedq.training.unprotected import lengths_tell
@@ -206,7 +207,9 @@ class FederatedFit:
             "client_weights": self._client_weights(),
             "aggregator": server.aggregator,
             "ledger": ledger,
+            "broadcast_bits": server.broadcast_bits,
         }
+        check_broadcast(server, self.vector)
         engine: RoundEngine = self.population.server(
             _weights(self.vector), self.vector.segments, settings, self._stacks_of_all_ranks
         )
@@ -471,6 +474,7 @@ class FederatedFit:
                 "freeze or unfreeze before the fit, or take another mechanism"
             )
         vector.take(members)
+        check_broadcast(federation.server, vector)
         if names != vector.travelling:
             engine.rearrange(vector.parts(), origins(vector.travelling, names), self._client_weights())
         if federation.server.secure_aggregation is not None:

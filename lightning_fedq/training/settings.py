@@ -24,7 +24,7 @@ from lightning_fedq.algorithms.byzantine.aggregation import (
 from lightning_fedq.clients.constraints import Constraint, check_constraints, shown
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.personal import check_patterns
-from lightning_fedq.clients.vector import BufferMode, check_buffer_mode
+from lightning_fedq.clients.vector import BufferMode, Vector, check_buffer_mode
 from lightning_fedq.data.labels import Labels
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.mechanisms.interface import Mechanism
@@ -32,6 +32,7 @@ from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, PreviousMi
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import (
+    Broadcast,
     CohortKey,
     Cohorts,
     Deadline,
@@ -63,6 +64,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     ),
     "aggregator": (RobustAggregation, "a robust rule, such as RobustAggregation('median')"),
     "secure_aggregation": (SecAgg, "SecAgg(), with its settings"),
+    "broadcast_bits": (Integral, "an integer from 1 to 16, or None for floats as they are"),
     "seed": (Integral, "an integer, or None for a private run"),
     "ledger": (Ledger, "the ledger of another Federated: other.ledger"),
     "evaluate_clients": (ClientEvaluation, "ClientEvaluation(held_out=0.2), or None"),
@@ -199,6 +201,7 @@ class Server:
     aggregator: RobustAggregation | None
     secure_aggregation: SecAgg | None
     diagnostics: bool
+    broadcast_bits: int | None = None
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -207,6 +210,8 @@ class Server:
             raise ValueError(f"weighting must be {known}, got {self.weighting!r}")
         if self.target not in ("updates", "weights"):
             raise ValueError(f"target must be 'updates' or 'weights', got {self.target!r}")
+        if self.broadcast_bits is not None:
+            Broadcast(self.broadcast_bits)  # refuses what is out of its range
 
     @cached_property
     def range_rule(self) -> RangeRule:
@@ -276,6 +281,20 @@ def _check_algorithm(algorithm: LocalAlgorithm | None, clients: Clients, server:
         )
 
 
+def check_broadcast(server: Server, vector: Vector) -> None:
+    """Refuse to round what is no parameter on its way down.
+
+    Raises:
+        ValueError: If buffers travel, with the cure.
+    """
+    if server.broadcast_bits is not None and sum(vector.segments) > vector.num_parameters:
+        names = ", ".join(vector.buffer_names[:3])
+        raise ValueError(
+            f"broadcast_bits rounds what clients are sent, and buffers (here {names}) would "
+            "not stay what they are; use buffers='frozen' or 'local', or leave broadcast_bits out"
+        )
+
+
 def identity(
     mechanism: Mechanism,
     clients: Clients,
@@ -308,6 +327,7 @@ def identity(
         "secure_aggregation": repr(server.secure_aggregation),
         "partition": repr(clients.partition),
         "target": server.target,
+        **({} if server.broadcast_bits is None else {"broadcast_bits": str(server.broadcast_bits)}),
         "buffers": local.buffers,
         **({"local": repr(local.patterns)} if local.patterns else {}),
         **({"shared": repr(local.shared)} if local.shared else {}),

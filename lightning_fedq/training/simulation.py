@@ -120,11 +120,13 @@ class Simulation:
         self._take_over()
         self.start = RoundStart(engine.state_dict(), vector.members)
         self._stacks()  # a rule may choose the round's noise with its batches
+        before = engine.weights
         plan = engine.start()
+        if engine.broadcast is not None:
+            vector.show(engine.weights)
         self._opened()
         self._train_all(vector.read().to(engine.weights.dtype))  # as rounded to the module's dtype
         seed_for_transforms(plan.stream_seed("after the clients"))
-        before = engine.weights
         record = engine.finish()
         self.worker.states.count(engine.in_last_sum)
         if self.correction is not None:
@@ -195,6 +197,8 @@ class Simulation:
         self.start, self.present = None, None
         if self.engine.plan is not None:
             self.engine.abandon()
+            if self.engine.broadcast is not None:
+                self.vector.show(self.engine.weights)
         self.vector.begin_round()
 
     def free(self) -> None:

@@ -182,6 +182,13 @@ ROWS = [
         chain,
     ),
     row(
+        "broadcast_bits rounds what clients are sent, and buffers (here {}) would not stay what they are",
+        lambda: fit(fed(broadcast_bits=8), module=with_norm()),
+        lambda: fit(fed(broadcast_bits=8, buffers="frozen"), module=with_norm()),
+        lambda: fit(fed(broadcast_bits=8, buffers="local"), module=with_norm()),
+        lambda: fit(fed(), module=with_norm()),
+    ),
+    row(
         "a chain moves by the mean update itself; use target='updates', server_lr=1.0",
         lambda: chain(server_lr=0.5),
         lambda: chain(server_lr=1.0, target="updates"),

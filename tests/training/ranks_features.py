@@ -212,6 +212,7 @@ FEATURES: dict[str, Feature] = {
     },
     **{f"{row!r}": Feature(mechanism=row, federated=TURNS if row.separation > 1 else {}) for row in ROWS},
     "a variance of one's own": Feature(Normed, LDPQ(2.0)),
+    "a model that is sent in few bits": Feature(federated={"broadcast_bits": 5}),
     "cohorts": Feature(federated={"clients_per_round": 3}),
     "cohorts smaller than the ranks": Feature(federated={"clients_per_round": 2}),
     "each client once": Feature(federated={"clients_per_round": 2, "participation": "once"}),
