@@ -80,7 +80,7 @@ class Broadcast:
 
     def _levels(self, weights: Tensor, segments: tuple[int, ...]) -> _Levels:
         numbers, lines, highest = [], [], 2**self.bits - 1
-        for part in weights.detach().cpu().double().split(list(segments)):
+        for part in weights.detach().cpu().double().split_with_sizes(list(segments)):
             low, high = part.aminmax()
             step = (high - low) / highest
             places = (part - low) / step if step > 0 else torch.zeros_like(part)
@@ -91,6 +91,6 @@ class Broadcast:
     @staticmethod
     def _values(levels: _Levels, segments: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         # on the CPU and in float64, product and sum apart: the same floats at the server and at every client
-        parts = levels.numbers.double().split(list(segments))
+        parts = levels.numbers.double().split_with_sizes(list(segments))
         pairs = zip(parts, levels.lines, strict=True)
         return torch.cat([numbers * step + low for numbers, (low, step) in pairs]).to(dtype)
