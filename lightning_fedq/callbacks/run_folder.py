@@ -350,7 +350,9 @@ class RunFolder(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on in the folder of the checkpoint's run, whose table has the rounds before."""
-        self.path, rounds, last = Path(state_dict["path"]), state_dict["rounds"], state_dict["last"]
+        rows = state_dict.get("rows", [])  # of a checkpoint of 0.2, which had all of them
+        rounds = state_dict.get("rounds", len(rows))
+        self.path, last = Path(state_dict["path"]), state_dict.get("last", rows[-1] if rows else {})
         table = self.path / "metrics.csv"
         whole = read_rows(table) if table.is_file() else []
         if len(whole) >= rounds > 0 and _is_same(last, whole[rounds - 1]):

@@ -96,7 +96,7 @@ class RecordsBeside:
         self.rounds += len(lines)
 
     def named(self, rounds: int) -> dict[str, Any] | None:
-        """What a checkpoint says of so many records. None if the file does not hold them."""
+        """File, length and checksum of so many records, for a checkpoint. None if they are not in it."""
         if not rounds or rounds != self.rounds:
             return None
         return {"file": str(self._path), "bytes": self._bytes, "crc": self._crc, "rounds": self.rounds}

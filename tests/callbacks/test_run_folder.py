@@ -84,6 +84,19 @@ def test_a_resumed_run_goes_on_in_its_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+def test_a_checkpoint_of_0_2_which_had_all_rows_goes_on_in_its_folder(tmp_path: Path) -> None:
+    first = small_run(folder := RunFolder("mine", str(tmp_path)), rounds=2)
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    checkpoint = torch.load(tmp_path / "two.ckpt", weights_only=False)
+    [key] = [key for key in checkpoint["callbacks"] if key.startswith("RunFolder")]
+    checkpoint["callbacks"][key] = {"path": str(folder.path), "rows": folder.rows}
+    torch.save(checkpoint, tmp_path / "two.ckpt")
+    trainer = small_run(RunFolder("other", str(tmp_path)), rounds=3, fit=False)
+    trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
+    assert [row["round"] for row in read_rows(tmp_path / "mine" / "metrics.csv")] == [1, 2, 3]
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_run_that_goes_on_elsewhere_says_that_its_lengths_are_lost(tmp_path: Path) -> None:
     """Checkpoints of a private run keep no lengths of codes."""
     run = {"seed": None, "mechanism": LayeredGaussian(1.0, 1.0)}

@@ -344,7 +344,9 @@ def _checkpoints(folder: Path) -> dict[str, Any]:
 
 def _files(folder: Path) -> list[str]:
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    return sorted("a journal" if "ledger-" in name else name for name in names if "out.tfevents" not in name)
+    kinds = {"ledger-": "a journal", "records-": "its records"}
+    named = [next((kind for part, kind in kinds.items() if part in name), name) for name in names]
+    return sorted(name for name in named if "out.tfevents" not in name)
 
 
 def findings(fed: Federated, trainer: Any, module: Any, folder: Path) -> dict[str, Any]:
