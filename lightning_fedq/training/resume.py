@@ -108,19 +108,20 @@ class RecordsBeside:
             FileNotFoundError: If the file is missing.
             ValueError: If it is damaged, or not the one.
         """
-        cure = "put it back beside the checkpoint, or load only the weights and begin a new federation"
         path = find_journal(saved["file"], checkpoint)
         if path is None:
             raise FileNotFoundError(
                 f"{saved['file']}, which holds the records of this checkpoint's {saved['rounds']} rounds, is "
-                f"missing; {cure}"
+                "missing; put it back beside the checkpoint, or load only the weights and begin a new "
+                "federation"
             )
         with path.open("rb") as file:
             data = file.read(saved["bytes"])
         if zlib.crc32(data) != saved["crc"]:
             raise ValueError(
                 f"{path} is damaged, or of another run: it is not what this checkpoint's {saved['rounds']} "
-                f"rounds have written; {cure}"
+                "rounds have written; put a whole copy of it back beside the checkpoint, or load only the "
+                "weights and begin a new federation"
             )
         self._path, self._bytes = path.resolve(), saved["bytes"]
         self._crc, self.rounds = saved["crc"], saved["rounds"]

@@ -156,18 +156,18 @@ def clip_that_would_do(
 
     Returns:
         `clip_norm` of the run, `enough`, `less` (the square of their ratio) and `sim_update_norm`, in units
-        of the update. None where the mechanism has no clip, nothing was seen, or it is not twice too long.
+        of the update. None where it holds no l2 norm, nothing was seen, or it is not twice too long.
     """
-    present, longest = getattr(mechanism, "clip_norm", None), mechanism.longest_update(dim)
-    if present is None or longest is None:
+    if not mechanism.clips_norm:
         return None
+    present: float = mechanism.clip_norm
     norms = [
         math.sqrt(dim * row["sim_mse"] * 10.0 ** (row["sim_snr_db"] / 10.0) / row["sim_homogeneity"])
         for row in rows
         if all(math.isfinite(row.get(f"sim_{name}", math.nan)) for name in ("mse", "snr_db", "homogeneity"))
         and row["sim_homogeneity"] > 0.0
     ]
-    ratio = _ROOM * max(norms, default=math.inf) / longest
+    ratio = _ROOM * max(norms, default=math.inf) / present
     if ratio > 0.5:
         return None
     found = {"clip_norm": present, "enough": ratio * present, "less": ratio**2}

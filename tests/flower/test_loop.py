@@ -344,7 +344,7 @@ def test_settings_of_simulations_are_refused(options, words, tmp_path):
 CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
 CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
 CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy", "local"}
-CARRIED |= {"shared", "constraints"}
+CARRIED |= {"shared", "constraints", "broadcast_bits"}
 REFUSED = {"dropout_probability", "evaluate_clients", "cohorts"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics", "check_isolation"}
 

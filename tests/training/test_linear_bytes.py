@@ -97,7 +97,7 @@ def test_records_that_are_not_the_checkpoint_s_are_named(tmp_path: Path, damage:
         other = {"cut": data[:-9], "changed": data.replace(b"4", b"3", 1), "another run's": b"{}\n" * 3}
         records.write_bytes(other[damage])
     kind = FileNotFoundError if damage == "missing" else ValueError
-    with pytest.raises(kind, match="put it back beside the checkpoint"):
+    with pytest.raises(kind, match="back beside the checkpoint"):
         fit(tmp_path / "again", 4, resume=checkpoint, seed=3)
     records.write_bytes(data)
     fit(tmp_path / "again", 4, resume=checkpoint, seed=3)
