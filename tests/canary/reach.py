@@ -26,6 +26,7 @@ LISTED = {
     "_exact": "the exact mean, which only a simulation knows",
     "kept": "what clients keep to themselves, in the simulation's memory",
     "opened": "the same, of an open round",
+    "_reached": "what the program's own globals hold (on a device of `tests.elsewhere`, all of its tensors)",
     "client_evaluations": "what models score on clients' held-out samples, in the simulation's memory",
 }
 """Attributes that the privacy page lists: what leaves without noise, or never leaves."""
