@@ -96,7 +96,7 @@ for name, values in accuracies.items():
 # %%
 # Privacy is not free: the noise hides a client among 479, and with more clients it costs less
 # ([what epsilon costs](../useful_privacy.md)). One run each, and keys come from the operating system, so your
-# figures differ by a percent or two.
+# figures differ: at epsilon 8, .85 to .92 in three runs.
 import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
