@@ -12,6 +12,28 @@ from lightning_fedq.flower.secure import RemoteSum, remote_sum
 from lightning_fedq.keys.party_keys import CONTRIBUTION_BYTES
 from lightning_fedq.mechanisms.interface import AbortedRoundError
 from lightning_fedq.rounds import RefusedMessageError, RoundServer
+from lightning_fedq.secagg import SecAgg
+
+
+def wait_for_enough(server: RoundServer, roster: Roster, secagg: SecAgg | None) -> None:
+    """Wait, before anybody is charged, for as many clients as the coming round needs to have a mean.
+
+    Args:
+        server: Server of the federation, between two rounds.
+        roster: Roster of clients and their nodes.
+        secagg: Secure aggregation, or None.
+
+    Raises:
+        RuntimeError: If there are too few, see `Roster.wait_for`.
+    """
+    plan = server.coming_plan()
+    silent = server.mechanism.tolerated_dropouts(server.context(plan))
+    needed = 1 if silent is None else len(plan.cohort) - silent
+    if secagg is not None:
+        needed = max(needed, secagg.rules(len(plan.cohort))[2])
+    if server.aggregator is not None:
+        needed = max(needed, server.aggregator.min_clients)
+    roster.wait_for(plan.cohort, needed, f"round {plan.round + 1}")
 
 
 class Cohort:

@@ -29,7 +29,7 @@ from flwr.serverapp.strategy import (
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.flower.cohort import Cohort
+from lightning_fedq.flower.cohort import Cohort, wait_for_enough
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.flat_arrays import Flat
 from lightning_fedq.flower.roster import Roster
@@ -139,6 +139,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
             raise ValueError(f"the arrays have sizes {flat.sizes} now, and had {list(server.segments)}")
         server.weights = flat.vector.clone()
         server.abandon()  # a round that Flower has given up
+        wait_for_enough(server, self._roster, self._federated.server.secure_aggregation)
         server.start()
         cohort = self._cohort = Cohort(server, self._exchange, self._roster)
         messages = []

@@ -67,6 +67,7 @@ class Roster:
         self._nonces: dict[int, bytes] = {}
         self._known: dict[int, bytes] = {}
         self._signatures: dict[int, bytes] = {}
+        self._patience, self._has_waited = 0.0, False
         self._secrets: ServerSecrets | None = None
         if federated.seed is None:
             self._secrets = self._own_secrets()
@@ -100,12 +101,13 @@ class Roster:
         """Wait until every client has registered, and no longer, whoever else is silent or refuses.
 
         A server that is started again has seen everybody, and after `wait` seconds goes on with whoever is
-        there: the others are missed, as in mid-run, until they come back.
+        there: the others are missed, as in mid-run, until they come back (`wait_for`).
 
         Raises:
             RuntimeError: If some are missing after `wait` seconds, at a first start, or everybody is.
         """
         wanted, end = self._federated.clients.num_clients, time.monotonic() + wait
+        self._patience = wait
         while True:
             self._ask_new()
             self._take_in()
@@ -113,15 +115,17 @@ class Roster:
                 break
             hopeless = self._nobody_agrees()
             if hopeless or time.monotonic() > end:
+                missing = self._missing([client for client in range(wanted) if client not in self.nodes])
                 if self._resumed and self.nodes:
                     rank_zero_warn(
-                        f"the server goes on with {len(self.nodes)} of {wanted} clients; {self._missing()}"
+                        f"the server goes on with {len(self.nodes)} of {wanted} clients; {missing}"
                     )
+                    self._has_waited = True
                     break
                 raise RuntimeError(
                     f"{wanted} clients are needed and {len(self.nodes)} have registered"
                     + ("; " if hopeless else f" within {wait:g} s; ")
-                    + self._missing()
+                    + missing
                 )
             time.sleep(POLL)
         self._store.put(_GATHERED, {"clients": wanted})
@@ -135,9 +139,44 @@ class Roster:
         """Whether as many nodes as there are clients refuse and none has registered: settings differ."""
         return not self.nodes and len(self._refusing) >= self._federated.clients.num_clients
 
-    def _missing(self) -> str:
-        """Who has not registered, and what an operator can do."""
-        missing = [c for c in range(self._federated.clients.num_clients) if c not in self.nodes]
+    def wait_for(self, cohort: Sequence[int], needed: int, name: str) -> None:
+        """Wait until so many of a cohort are connected, as long as `gather` did, before anybody is charged.
+
+        Where `gather` has waited in vain already, the first round does not wait again.
+
+        Args:
+            cohort: Clients of the round.
+            needed: Answers without which it has no mean.
+            name: The round's.
+
+        Raises:
+            RuntimeError: If they are fewer still, with who is missing.
+        """
+        patience, self._has_waited = 0.0 if self._has_waited else self._patience, False
+        end, said = time.monotonic() + patience, not patience
+        while True:
+            online, left_out = set(self._exchange.online()), self.left_out
+            missing = sorted(client for client in cohort if self.nodes.get(client) not in online)
+            here = [client for client in cohort if client not in left_out and client not in missing]
+            if len(here) >= needed:
+                return
+            words = f"it needs {needed} of its {len(cohort)} clients, {len(here)} are connected"
+            if out := sorted(left_out.intersection(cohort)):
+                words += f", and clients {out[:10]} are left out (disputes.json)"
+            if time.monotonic() >= end:
+                raise RuntimeError(
+                    f"{name} is not begun and nobody is charged for it: {words}; {self._missing(missing)}; "
+                    "then start this run again with the same home"
+                )
+            if not said:
+                rank_zero_warn(f"{name} waits {patience:g} s at most: {words}; missing are {missing[:10]}")
+                said = True
+            time.sleep(POLL)
+            self._ask_new()
+            self._take_in()
+
+    def _missing(self, missing: Sequence[int]) -> str:
+        """Who is not there, and what an operator can do."""
         quiet = sorted(self._asked.values())
         found = f"missing are clients {missing[:10]}" + (", ..." if missing[10:] else "")
         if self._refusing:

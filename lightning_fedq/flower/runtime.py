@@ -16,7 +16,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +52,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectUnavailableError,
     inflate_object_from_contents,
     pull_objects,
     push_objects,
@@ -77,8 +78,6 @@ MOST_OBJECTS = 10_000
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _SHORT = 4096
 """Bytes of an answer that is read of a message that is refused; they are not looked at."""
-_PATIENCE = 300.0
-"""Seconds in which a SuperNode has to have pulled a message's content; what is refused later stays there."""
 _ALIVE = 10.0
 """Seconds between two signs of life; a SuperNode gives a task up after 60 without one."""
 _FIELDS = (
@@ -94,6 +93,10 @@ class FlowerChangedError(RuntimeError):
 
 class TooLongError(RefusedError):
     """More bytes than the site takes for one message."""
+
+
+class DroppedError(RefusedError):
+    """A message whose run has ended before the SuperNode had its content. Nobody waits for an answer."""
 
 
 def check_flower(version: str | None = None) -> None:
@@ -236,7 +239,8 @@ class Queue:
     def __init__(self, node: SuperNode) -> None:
         proof = SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods={_ACQUIRE})
         self._node, self._measured = node, _Measured(node.most_bytes)
-        self._client = node.connect(proof, self._measured)
+        self._client, self._lock = node.connect(proof, self._measured), threading.Lock()
+        self._following: Delivery | None = None
         self._everything = AcquireTaskRequest(supported_task_types=[str(kind) for kind in TaskType])
 
     def close(self) -> None:
@@ -250,27 +254,44 @@ class Queue:
             httpx.HTTPError: If the SuperNode can't be reached, or refuses.
             ValueError: If its answer can't be read.
         """
+        with self._lock:
+            found, self._following = self._following or self._acquire(), None
+        return found
+
+    def _acquire(self) -> Delivery | None:
         self._measured.reset()
         got = self._client.AcquireTask(self._everything)
         if not got.HasField("task") or not got.token:
             return None
-        return Delivery(got.task, got.token, self._node)
+        return Delivery(got.task, got.token, self._node, self._has_gone_on)
+
+    def _has_gone_on(self) -> bool:
+        """Whether another task waits. A SuperNode deals with one message after the other."""
+        with self._lock:
+            self._following = self._following or self._acquire()
+            return self._following is not None
 
 
 class Delivery:
     """One task: a message that is pulled in two steps, its envelope first, and the answer to it.
 
+    A SuperNode hands a task out before it has pulled the message. Where its run is ended meanwhile, it leaves
+    the task as it is and turns to the next message. An answer to the old one would then be sent in the place
+    of the next one's, that one in the place of its successor's, and all of them too late.
+
     Args:
         task: Flower's.
         token: The task's, with which its message is pulled.
         node: The SuperNode.
+        has_gone_on: Says whether the SuperNode has another task already.
     """
 
-    def __init__(self, task: Any, token: str, node: SuperNode) -> None:
+    def __init__(self, task: Any, token: str, node: SuperNode, has_gone_on: Callable[[], bool]) -> None:
         self._most_bytes, self._measured = node.most_bytes, _Measured(node.most_bytes)
+        self._has_gone_on = has_gone_on
         self._client = node.connect(RuntimeTokenHttpInterceptor(token), self._measured)
         self._tree: Any = None
-        self._confirmed = self._given_up = False
+        self._confirmed = False
         self._head: Message | None = None
         self.run, self.task, self.app = int(task.run_id), int(task.task_id), str(task.fab_hash)
         self.is_client = task.type == TaskType.CLIENT_APP
@@ -326,23 +347,28 @@ class Delivery:
         """Pull the content.
 
         Raises:
-            RefusedError: If it is too long, an error, says something else than its envelope, or never comes.
+            RefusedError: If it is too long, an error, or says something else than its envelope.
+            DroppedError: If it will not come.
         """
         parts = sum(1 for _ in iterate_object_tree(self._tree))
         if parts > MOST_OBJECTS:
             raise TooLongError(f"a message of {parts:,} objects, {MOST_OBJECTS:,} at most are taken")
         pull = make_pull_object_fn_protobuf(self._client.PullObject, Node(node_id=self.node), self.run)
+
+        def waiting(name: str) -> bytes:
+            try:
+                content: bytes = pull(name)
+            except ObjectUnavailableError as error:
+                if self._has_gone_on():
+                    raise ObjectPullError(name, "the SuperNode has gone on") from error
+                raise
+            return content
+
         names = list({part.object_id for part in iterate_object_tree(self._tree)})
         try:
-            contents = pull_objects(
-                names, pull, max_time=_PATIENCE, backoff_cap=2.0
-            )  # flwr's own take two hours
+            contents = pull_objects(names, waiting, max_time=None, max_tries_per_object=None, backoff_cap=2.0)
         except ObjectPullError as error:
-            self._given_up = True
-            raise RefusedError(
-                f"its content has not come within {_PATIENCE:g} s: its run was ended meanwhile, or the "
-                "SuperNode is cut off"
-            ) from error
+            raise DroppedError("its run has ended before its content came") from error
         self._confirm(self._tree.object_id)
         if (size := _unfolded(contents)) > self._most_bytes:
             raise TooLongError(f"a message that unfolds to {size:,} bytes; --max-megabytes is smaller")
@@ -368,23 +394,30 @@ class Delivery:
         self._push(reply)
         self._end(SubStatus.COMPLETED)
 
-    def refuse(self, code: int, words: str) -> None:
-        """Answer a message that was opened with an error."""
+    def refuse(self, code: int, words: str, at_once: bool = False) -> None:
+        """Answer a message that was opened with an error, where the SuperNode waits for an answer.
+
+        Args:
+            code: Flower's.
+            words: For the server.
+            at_once: Leave a message whose content is not there to the SuperNode, and wait for nothing.
+        """
         assert self._head is not None
-        if not self._confirmed and not self._given_up and self._arrived():
-            self._measured.reset()
+        if not self._confirmed:
+            if not self._arrived(at_once):
+                if not at_once:
+                    self._end(SubStatus.FAILED)
+                return
             self._confirm(self._tree.object_id)
         self._measured.reset()
         self._push(Message(Error(code, words), reply_to=self._head))
         self._end(SubStatus.FAILED)
 
-    def _arrived(self) -> bool:
+    def _arrived(self, at_once: bool) -> bool:
         """Wait until the SuperNode has the whole message, of which only short answers are read.
 
-        It hands a task out before it has pulled the message. One that is confirmed by then is taken from
-        under it: the SuperNode loses the answer, and the next ones come late.
+        One that is confirmed before is taken from under it, and it loses the answer.
         """
-        end = time.monotonic() + _PATIENCE
         for name in {part.object_id for part in iterate_object_tree(self._tree)}:
             asked = PullObjectRequest(node=Node(node_id=self.node), run_id=self.run, object_id=name)
             while True:
@@ -393,11 +426,12 @@ class Delivery:
                     found = self._client.PullObject(asked)
                 except TooLongError:
                     break  # it is there, and left unread
-                if found.object_available or not found.object_found:
+                if found.object_available:
                     break
-                if time.monotonic() > end:
+                if at_once or not found.object_found or self._has_gone_on():
                     return False
                 time.sleep(0.2)
+        self._measured.reset()
         return True
 
     def _end(self, status: str) -> None:

@@ -30,7 +30,7 @@ from lightning_fedq.clients.vector import Members, Rehearsed, optimised
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID
-from lightning_fedq.flower.cohort import Cohort
+from lightning_fedq.flower.cohort import Cohort, wait_for_enough
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.kept import NEVER, Attempt
 from lightning_fedq.flower.local_round import check_counted, check_schedules
@@ -47,7 +47,7 @@ from lightning_fedq.flower.settings import (
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import training_words
 from lightning_fedq.privacy.journal import sync_folder
-from lightning_fedq.rounds import RoundRecord, RoundServer
+from lightning_fedq.rounds import RoundPlan, RoundRecord, RoundServer
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.files import Aside
 from lightning_fedq.training.population import Holdings, Population, Stacks
@@ -56,8 +56,9 @@ from lightning_fedq.training.undo import Undo
 
 
 class RemoteRoundServer(RoundServer):
-    """A `RoundServer` whose `finish` asks the clients first."""
+    """A `RoundServer` that waits for enough clients before it charges, and whose `finish` asks them first."""
 
+    ready: Callable[[], None]
     collect: Callable[[], None]
     counted: Callable[[], None]
 
@@ -67,6 +68,11 @@ class RemoteRoundServer(RoundServer):
             name = type(value).__name__
             raise ValueError(f"{name} works on updates, which a server is never given; leave it out")
         super().__setattr__(name, value)
+
+    def start(self) -> RoundPlan:
+        """Wait for enough clients, and begin the round, see `RoundServer.start`."""
+        self.ready()
+        return super().start()
 
     def finish(self) -> RoundRecord:
         """Ask, take what comes in time, and finish the round, see `RoundServer.finish`."""
@@ -179,6 +185,7 @@ class RemoteClients(Population):
             secure_sums=None if secagg is None else remote_sums(secagg, self._roster.directory),
             **settings,
         )
+        server.ready = lambda: wait_for_enough(server, self._roster, secagg)
         server.collect = lambda: self._collect(server)
         server.counted = lambda: self._count(server)
         return server

@@ -119,7 +119,7 @@ def respond(site: Site, delivery: Delivery) -> None:
         if not delivery.opened:
             say("it is not answered; where there is a message, its SuperNode does so in about a minute")
         else:
-            delivery.refuse(_CODE, REFUSED)
+            delivery.refuse(_CODE, REFUSED, at_once=isinstance(error, _Stopped))
         if isinstance(error, _Stopped):
             raise
         return

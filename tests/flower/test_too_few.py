@@ -1,0 +1,137 @@
+"""A round is charged only where enough of its clients are connected for a sum."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+from flwr.serverapp.strategy import FedAvg
+
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.flower import DecodingStrategy, roster
+from lightning_fedq.mechanisms import LDPQ, CorBin, RotatedCoins
+from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.secagg import SecAgg
+from tests.flower import test_mod as mod
+from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated
+from tests.flower.test_registration import Clock
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+COIN, ROUNDS = CorBin(epsilon=4.0), 3
+
+
+class Leaving:
+    """Takes nodes off the grid once they have answered round 2, whose last exchange is `stage`."""
+
+    def __init__(self, clients: tuple[int, ...], stage: str) -> None:
+        self.clients, self.stage, self.away = clients, stage, dict[int, Any]()
+        self.grid: LoopGrid | None = None
+
+    def __call__(self, kind: str, client: int, reply: Message) -> Message:
+        assert self.grid is not None
+        if client in self.clients and kind == self.stage and self.grid.log.count((kind, client)) == 2:
+            self.away[100 + client] = self.grid.contexts.pop(100 + client)
+        return reply
+
+    def come_back(self) -> None:
+        assert self.grid is not None
+        self.grid.contexts |= self.away
+        self.away = {}
+
+
+class Returning(Clock):
+    """Clients that have left are back after some seconds, if ever."""
+
+    leaving: Leaving | None = None
+    at = float("inf")
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.leaving is not None and self.leaving.away and self.now >= self.at:
+            self.leaving.come_back()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Returning:
+    found = Returning()
+    monkeypatch.setattr(roster, "time", found)
+    return found
+
+
+def grid_of(make: Callable[[], Federated], folder: Path, *gone: int) -> tuple[LoopGrid, Leaving]:
+    masked = make().server.secure_aggregation is not None
+    leaving = Leaving(gone, "unmask" if masked else "train")
+    leaving.grid = LoopGrid(*clients(make, folder), leaving)
+    return leaving.grid, leaving
+
+
+def charged(home: Path) -> list[tuple[int, int]]:
+    path = next(home.rglob("ledger*.jsonl"))
+    mechanism = json.loads(path.read_text().splitlines()[0])["mechanism"]
+    return [(entry.round, entry.attempt) for entry in Journal(path, mechanism, CLIENTS).unread()]
+
+
+@pytest.mark.parametrize(
+    "mechanism, options, gone, needed",
+    [
+        (COIN, {"secure_aggregation": SecAgg()}, (2, 3), 3),
+        (RotatedCoins(4.0, 0.5, max_dropped=1), {}, (2, 3), 3),
+        (LDPQ(4.0), {"aggregator": RobustAggregation("krum")}, (1, 2, 3), 3),
+        (COIN, {}, (0, 1, 2, 3), 1),
+    ],
+)
+def test_a_round_that_would_be_given_up_is_not_charged(
+    mechanism: Any, options: dict[str, Any], gone: tuple[int, ...], needed: int, clock: Any, tmp_path: Path
+) -> None:
+    """Some clients go after round 2. Each round to come was charged, and given up within seconds."""
+
+    def make() -> Federated:
+        return federated(mechanism, local_epochs=1, seed=None, **options)
+
+    grid, leaving = grid_of(make, tmp_path, *gone)
+    words = (
+        rf"round 3 is not begun and nobody is charged for it: it needs {needed} of its 4 clients, "
+        rf"{4 - len(gone)} are connected; missing are clients {list(gone)}".replace("[", r"\[")
+    )
+    with pytest.raises(RuntimeError, match=words):
+        deployment(make(), ROUNDS, tmp_path).run(grid)
+    assert 2.0 <= clock.now < 4.0
+    assert charged(tmp_path / "server") == [(0, 0), (1, 0)]
+    if mechanism is not COIN or len(gone) == CLIENTS:
+        return
+    with pytest.raises(RuntimeError, match=words):  # started again, it waits for them once
+        deployment(make(), ROUNDS, tmp_path).run(grid)
+    assert clock.now < 8.0
+    leaving.come_back()
+    _, server = deployment(make(), ROUNDS, tmp_path).run(grid)
+    assert [record.num_received for record in server.records] == [4, 4, 4]
+    assert charged(tmp_path / "server") == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_who_comes_back_in_time_costs_no_round(clock: Any, tmp_path: Path) -> None:
+    def make() -> Federated:
+        return federated(COIN, local_epochs=1, seed=None, secure_aggregation=SecAgg())
+
+    grid, clock.leaving = grid_of(make, tmp_path, 2, 3)
+    clock.at = 1.0
+    with pytest.warns(UserWarning, match=r"round 3 waits 2 s at most: it needs 3 of its 4 clients, 2 are"):
+        _, server = deployment(make(), ROUNDS, tmp_path).run(grid)
+    assert [record.num_received for record in server.records] == [4, 4, 4] and clock.now < 2.0
+    assert charged(tmp_path / "server") == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_strategy_charges_no_round_either(clock: Any, tmp_path: Path) -> None:
+    def make() -> Federated:
+        return mod.federation(COIN, seed=None, secure_aggregation=SecAgg())
+
+    leaving = Leaving((2, 3), "unmask")
+    leaving.grid = mod.grid_of(make, tmp_path, tamper=leaving)
+    strategy = DecodingStrategy(FedAvg(), make(), home=tmp_path / "server", wait=2.0)
+    with pytest.raises(RuntimeError, match="round 3 is not begun and nobody is charged for it"):
+        mod.run(strategy, leaving.grid, ROUNDS)
+    assert charged(tmp_path / "server") == [(0, 0), (1, 0)]
