@@ -325,9 +325,13 @@ class AdaptiveClip(Mechanism):
         return {}
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """The mechanism's own cases, around each of which the clip is put."""
+        """The mechanism's own cases, around each of which the clip is put.
+
+        None is enumerated: a symbol depends on one word, but the bit's word is one more than coordinates
+        have, and the mechanism's own cases count its words.
+        """
         return tuple(
-            replace(case, mechanism=replace(self, mechanism=case.mechanism))
+            replace(case, mechanism=replace(self, mechanism=case.mechanism), enumerable=False)
             for case in self.mechanism.audit_cases(dim)
         )
 

@@ -31,6 +31,9 @@ def _signs(clients: Sequence[int], size: int, rand: PublicRandomness) -> tuple[T
     """The outer and the inner sign flips of each client, `(clients, D)` of +1 and -1."""
     signs = np.empty((2, len(clients), size), np.float64)
     for row, client in enumerate(clients):
+        if row and client == clients[row - 1]:
+            signs[:, row] = signs[:, row - 1]
+            continue
         packed = rand.shared_with_server(client, _ROTATION)
         for flips in signs[:, row]:
             words = np.empty(-(-size // 8), np.uint8)
