@@ -186,13 +186,19 @@ class CPA(Mechanism):
         return self.stages / self.block_dim
 
     @property
-    def anonymity_set_size(self) -> int:
-        """Fewest points of any stage that one bit without a coin leaves possible.
+    def anonymity_by_stage(self) -> tuple[tuple[int, int], ...]:
+        """For each stage: points that its bit leaves possible without a coin, at least, and all of them."""
+        return tuple((smallest_half(table), len(table.points)) for table in self._design.tables)
 
-        A figure of the paper ("k-anonymity"), not a guarantee: it says nothing about odds, shrinks with
-        every round that repeats the point, and a coin replaces it by odds of e^epsilon.
+    @property
+    def anonymity_set_size(self) -> int:
+        """Codebook points of a block that its bits leave possible without a coin, at least: the paper's k.
+
+        The product over stages, whose words are independent. No guarantee: it says nothing about odds,
+        shrinks with every round that repeats the point, one stage's bit may name its point, updates in range
+        may not reach every point (lattices), and a coin replaces it by odds of e^epsilon a bit.
         """
-        return min(smallest_half(table) for table in self._design.tables)
+        return math.prod(left for left, _ in self.anonymity_by_stage)
 
     def blocks(self, context: RoundContext) -> int:
         """M = ceil(dim / L), the blocks of an update."""

@@ -94,6 +94,7 @@ class CSGM(SubsampledMechanism):
         clip_value: Largest absolute value of a coordinate, > 0.
         noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
         sampling_probability: gamma in (0, 1].
+        flatten: Rotate updates first, see `SubsampledMechanism`.
         bits: Bits per coordinate that is sent, 2 to 16; from 1 with even levels.
         levels: "odd" has 2^bits - 1 levels, 0 among them; "even" is the paper's form of 2^bits levels, whose
             claims are weaker, because an update of zero is sent as one of two levels around it.
@@ -123,12 +124,13 @@ class CSGM(SubsampledMechanism):
         for row, client in enumerate(rand.clients):
             stream = rand.private(client, "stochastic rounding")
             selected = self.selected(client, context, rand)
-            outside, sent = self._round(rows[row].numpy(), selected, stream, symbols[row].numpy())
-            clipped += outside
-            num_bits += self.bits * sent
-        return Message(symbols.reshape(update.shape).to(update.device), num_bits, clipped)
+            outside, count = self._quantize(rows[row].numpy(), selected, stream, symbols[row].numpy())
+            clipped += min(outside, context.dim)
+            num_bits += self.bits * count
+        sent = symbols.reshape((*update.shape[:-1], rows.shape[1])).to(update.device)
+        return Message(sent, num_bits, clipped)
 
-    def _round(
+    def _quantize(
         self, values: NDArray[np.floating], selected: Mask, stream: Stream, out: NDArray[np.int32]
     ) -> tuple[int, int]:
         """Fill in one client's symbols, and return how many values are out of range and how many are sent."""
@@ -144,14 +146,15 @@ class CSGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. Float64, not on the `grid` yet. A symbol 0 adds nothing but its client's
-        share of the noise."""
-        rows, total = symbols.cpu().reshape(len(clients), context.dim).numpy(), np.zeros(context.dim)
+        """See `Mechanism.decode`. Float64, not on the `grid` yet; if flattened, rounded and turned back. A
+        symbol 0 adds nothing but its client's share of the noise."""
+        rows = symbols.cpu().reshape(len(clients), -1).numpy()
+        total = np.zeros(rows.shape[1])
         for row, client in enumerate(clients):
             level = (2 * (rows[row] - 1) - self._cells) / self._cells  # exactly 0 in the middle
             total += np.where(rows[row] > 0, level, 0.0) / self.sampling_probability
             total += self.noise_share(client, context, rand)
-        return torch.from_numpy(total * self.clip_value).to(symbols.device)
+        return self._released(total, context, rand, symbols)
 
     def code(self, context: RoundContext) -> Code:
         """Fixed length with room for "nothing sent"."""

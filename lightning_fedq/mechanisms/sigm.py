@@ -51,6 +51,7 @@ class SIGM(SubsampledMechanism):
         clip_value: Largest absolute value of a coordinate, > 0.
         noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
         sampling_probability: gamma in (0, 1].
+        flatten: Rotate updates first, see `SubsampledMechanism`.
         entropy_code: "range" codes each symbol on its law given dither and step; "fixed" gives every symbol
             as many bits.
     """
@@ -63,6 +64,7 @@ class SIGM(SubsampledMechanism):
         """Return what makes a client's selection and its quantiser, with noise z / sqrt(n_j) in coordinate
         j."""
         scale = self._scales(context)[self.counts(context, rand)]
+        context = self._round(context)
 
         def make(client: int) -> tuple[Mask, Quantizer]:
             stream = rand.shared_with_server(client, "layered dither")
@@ -86,8 +88,9 @@ class SIGM(SubsampledMechanism):
             out = symbols[row].numpy()
             bits, outside = self._quantize(client, rows[row].numpy(), selected, counts, context, rand, out)
             num_bits += bits
-            clipped += outside
-        return Message(symbols.reshape(update.shape).to(update.device), num_bits, clipped)
+            clipped += min(outside, context.dim)
+        sent = symbols.reshape((*update.shape[:-1], rows.shape[1])).to(update.device)
+        return Message(sent, num_bits, clipped)
 
     def _quantize(
         self,
@@ -104,7 +107,7 @@ class SIGM(SubsampledMechanism):
         Returns:
             The message's bits, and how many values were outside of the range.
         """
-        sizes = [int(selected[first : first + CHUNK].sum()) for first in range(0, context.dim, CHUNK)]
+        sizes = [int(selected[first : first + CHUNK].sum()) for first in range(0, len(values), CHUNK)]
         ends, scales = np.cumsum([0, *sizes]), self._scales(context)
         dithers, steps, symbols = np.empty(ends[-1]), np.empty(ends[-1]), np.empty(ends[-1], np.int32)
 
@@ -123,7 +126,7 @@ class SIGM(SubsampledMechanism):
             return outside, largest
 
         words = partial(next_words, rand.shared_with_server(client, "layered dither"))
-        outside, largest = zip(*in_chunks(context.dim, words, put), strict=True)
+        outside, largest = zip(*in_chunks(len(values), words, put), strict=True)
         if not max(largest) < 2.0**30:
             raise ValueError(f"a symbol of client {client} is {max(largest):.3g}; raise noise_multiplier")
         code = self._code(selected, dithers, steps, context).inner
@@ -139,9 +142,9 @@ class SIGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. Float64, not on the `grid` yet."""
-        rows = symbols.cpu().reshape(len(clients), context.dim).contiguous().numpy()
-        total, counts = np.zeros(context.dim), self.counts(context, rand)
+        """See `Mechanism.decode`. Float64, not on the `grid` yet; if flattened, rounded and turned back."""
+        rows = symbols.cpu().reshape(len(clients), -1).contiguous().numpy()
+        total, counts = np.zeros(rows.shape[1]), self.counts(context, rand)
         empty = counts == 0
         for row, client in enumerate(clients):
             selected = self.selected(client, context, rand)
@@ -149,7 +152,7 @@ class SIGM(SubsampledMechanism):
             self._add_decoded(rows[row], selected, counts, self._scales(context), stream, total)
             if empty.any():
                 total += self.noise_share(client, context, rand, empty)
-        return torch.from_numpy(total * self.clip_value).to(symbols.device)
+        return self._released(total, context, rand, symbols)
 
     def _add_decoded(
         self,
@@ -180,7 +183,7 @@ class SIGM(SubsampledMechanism):
         if self.entropy_code == "fixed":  # the shortest step is that of a coordinate that everybody sends
             shortest = minimal_step("gaussian", self._scales(context)[-1])
             return Subset(selected, fixed_length(Quantizer(dither, step, np.zeros(0)), shortest))
-        ends = np.cumsum(context.segments)
+        ends = np.cumsum(self._round(context).segments)
         sizes = (int(part.sum()) for part in np.split(selected, ends[:-1]))
         segments = tuple(size for size in sizes if size)
         return Subset(selected, ConditionalRange(dither, step, segments))

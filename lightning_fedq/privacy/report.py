@@ -33,11 +33,15 @@ _SECURE_ONLY = (
 
 @runtime_checkable
 class Anonymous(Protocol):
-    """A mechanism whose paper counts the inputs that a message leaves possible."""
+    """A mechanism whose paper counts the codebook points that bits without a coin leave possible."""
 
     @property
     def anonymity_set_size(self) -> int:
-        """Smallest number of inputs that a message leaves possible."""
+        """Smallest number of points of a block that its bits leave possible."""
+
+    @property
+    def anonymity_by_stage(self) -> tuple[tuple[int, int], ...]:
+        """For each of a block's bits: points that it leaves possible, at least, and all of them."""
 
 
 _OTHER_WORLD = {
@@ -234,8 +238,12 @@ def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
     """Figures that papers print beside guarantees."""
     if not isinstance(mechanism, Anonymous):
         return ()
-    name = "anonymity set of one message: inputs that a bit without a coin leaves possible, at least"
-    return ((name, str(mechanism.anonymity_set_size)),)
+    name = "k-anonymity: codebook points that one round's bits of a block would leave possible without a coin"
+    stages = mechanism.anonymity_by_stage
+    value = f"{mechanism.anonymity_set_size} of {math.prod(points for _, points in stages)}, at least"
+    if len(stages) > 1:
+        value += f" (stage by stage {', '.join(f'{left} of {points}' for left, points in stages)})"
+    return ((name, value),)
 
 
 def _notes(account: Account, population: Population) -> tuple[str, ...]:

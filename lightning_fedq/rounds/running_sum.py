@@ -200,15 +200,17 @@ class RunningSum:
             return None
         if self._aggregator is not None:
             return self._aggregator(torch.stack(self._rows), plan).to(self._like)
-        if self._rows:
-            self._decoded = self._decode(torch.cat(self._rows), self.received)
+        zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self._like.device)
+        absent = self.absent() if self._mechanism.fixed_cohort and not self._mechanism.homomorphic else []
+        if self._rows:  # whoever is absent sent zeros, too: parts of a joint sum do not add up
+            rows = torch.cat([*self._rows, zero.expand(len(absent), -1).to(self._rows[0])])
+            self._decoded, absent = self._decode(rows, [*self.received, *absent]), []
         if self._secure is not None:
             self._symbols = self._secure.finish().to(self._like.device)
         if self._symbols is not None:
             counted = self._context.cohort if self._mechanism.fixed_cohort else self.received
             self._decoded = self._decode(self._symbols, counted)
-        elif self._mechanism.fixed_cohort and (absent := self.absent()):
-            zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self._like.device)
+        elif absent:
             self._decoded = self._decoded + self._decode(zero.expand(len(absent), -1), absent).double()
         total = torch.as_tensor(self._decoded)
         if (grid := self._mechanism.grid(self._context)) is not None:

@@ -68,7 +68,7 @@ def proposition_2() -> list[Claim]:
         ),
         Claim(
             "section 5.1: the experiments are k-anonymous with k > 1, nested CPA with k = 4",
-            f"{words}; the nested stage alone has 4, but the coarse stage's bit names its point",
+            f"{words}; of the 4 a coarse stage's bit names its own point: all lie in one cell",
             min(sizes.values()) > 1,
         ),
         Claim(

@@ -163,7 +163,7 @@ def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_p
 def test_a_figure_of_the_paper_is_printed_and_guarantees_nothing() -> None:
     page = markdown(report_of_config(str(CONFIGS / "digits_cpa.yaml"), 1, 1e-5, secagg=False))
     assert "| Figure, and no guarantee | value |" in page
-    assert "| anonymity set of one message" in page
+    assert "| k-anonymity: codebook points" in page
 
 
 # ---- DP-SGD inside the clients ------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from lightning_fedq.mechanisms import cpa
 from lightning_fedq.mechanisms.cpa import CPA
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
 from tests.described import privacy_report
+from tests.one_round import context_of, encode
 
 EVERY = [
     {},
@@ -485,15 +486,28 @@ def test_one_coordinate_is_in_all_bits_of_its_block():
         ({"levels": 8}, 4),
         ({"levels": 7}, 3),
         ({"levels": 3, "words": "near_balanced"}, 1),
-        ({"stages": 2, "nesting": 8}, 1),
+        ({"stages": 2, "nesting": 8}, 4),
+        ({"stages": 3, "levels": 4, "nesting": 4}, 8),
         ({"lattice": "A2"}, 3),
-        ({"levels": 4, "words": "iid"}, 0),
+        ({"levels": 4, "words": "iid"}, 1),
     ],
 )
 def test_anonymity_is_a_reported_number(kwargs, size):
     assert CPA(epsilon=1.0, **kwargs).anonymity_set_size == size
     if "levels" in kwargs and kwargs["levels"] == 8:
         assert anonymity_set_size(8) == size
+    if "lattice" in kwargs:
+        return
+    # counted: without dither inputs of one point agree in every block, and those of two differ in some
+    mechanism, blocks = CPA(epsilon=math.inf, dither="none", **kwargs), 2_000
+    context = context_of(mechanism, (0,), (blocks,), radius=1.0)
+    points = math.prod(of for _, of in mechanism.anonymity_by_stage)
+    inside = torch.linspace(-1.0, 1.0, 4 * points + 1)[:, None].expand(-1, blocks)
+    bits = torch.stack([encode(mechanism, row[None], context).symbols[0].long() for row in inside])
+    bits = bits.reshape(len(inside), -1, blocks)
+    words = torch.unique((bits << torch.arange(bits.shape[1])[:, None]).sum(1), dim=0)
+    assert len(words) == points
+    assert min(int(torch.unique(block, return_counts=True)[1].min()) for block in words.T) == size
 
 
 def test_lever_of_one_liar():

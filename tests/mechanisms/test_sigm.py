@@ -3,11 +3,13 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from lightning_fedq.functional.exact_error.float_error import Inputs, layered_law_error
+from lightning_fedq.functional.hadamard import hadamard, rotate
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CSGM, SIGM
 from lightning_fedq.mechanisms.interface import (
@@ -82,6 +84,63 @@ def test_csgm_sends_its_bits_and_no_more():
     mechanism = CSGM(1.0, 1.0, 0.25, bits=3)
     context = context_of(mechanism, range(SIZE), (DIM,))
     assert encode(mechanism, updates(), context).num_bits / DIM / SIZE == pytest.approx(0.75, abs=0.02)
+
+
+@pytest.mark.parametrize("make", [SIGM, CSGM])
+def test_flattened_noise_is_the_same_gaussian(make):
+    # false alarm 1e-4 a case: 40,000 of 65,536 rotated coordinates, one of six clients silent, zero updates
+    dim, mechanism = 40_000, make(1.0, 5.0, 0.5, *((16,) if make is CSGM else ()), flatten=True)
+    planner = RoundPlanner(6, 5, dropout_probability=0.4)
+    engine = RoundEngine(mechanism, planner, SeededKeys(1), torch.zeros(dim), (dim,), FixedRange(1.0))
+    survivors = list(engine.start().survivors)
+    assert 0 < len(survivors) < 6
+    for client in survivors:
+        engine.receive([client], torch.zeros(1, dim))
+    engine.finish()
+    noise = engine.weights.double() * len(survivors) / (5.0 / 0.5)
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-4
+    # and it can only be Gaussian together: neighbours, and the same under another rotation
+    spectrum = hadamard(noise[: 2**15]).numpy()
+    assert stats.kstest(spectrum, "norm").pvalue > 1e-4
+    assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 4.0 / math.sqrt(dim)
+
+
+@pytest.mark.parametrize("make", [SIGM, CSGM])
+def test_what_is_turned_back_is_on_the_grid(make):
+    """The release is a public map of a rounded sum, that of the silent clients' zeros included."""
+    mechanism = make(0.5, 3.0, 0.5, flatten=True)
+    context, rand = context_of(mechanism, range(SIZE), (1024,)), PublicRandomness(SeededKeys(0), 0)
+    values = updates()[:, :1024]
+    symbols = encode(mechanism, values, context).symbols
+    assert mechanism.joint and mechanism.grid(context) is None
+    summed = decode(mechanism, symbols, context.cohort, context)
+    assert summed.dtype == torch.float32
+    steps = rotate(summed.double(), mechanism._signs(context, rand)) / mechanism._grid
+    assert (steps - steps.round()).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("make", [SIGM, CSGM])
+def test_claims_of_flattened_updates_count_the_padding(make):
+    mechanism, context = make(0.5, 3.0, 0.25, flatten=True), context_of(CSGM(1.0, 3.0), range(4), (6, 1, 4))
+    for claim, other in zip(mechanism.claims(context), make(0.5, 3.0, 0.25).claims(context), strict=True):
+        assert claim.compositions == 16 and other.compositions == 11 and claim.loss == other.loss
+        assert claim.slack.log_ratio == pytest.approx(16 / 11 * other.slack.log_ratio)
+
+
+def test_flattening_spreads_one_large_coordinate():
+    """One coordinate of 1 among 1,024 is 1 / 32 in each rotated one: the same claim, 32 times less noise."""
+    values = torch.zeros(SIZE, 1024)
+    values[:, 7] = 1.0
+    errors = []
+    for mechanism in (SIGM(1.0, 2.0), SIGM(1.0 / 32.0, 2.0, flatten=True)):
+        context = context_of(mechanism, range(SIZE), (1024,))
+        message = encode(mechanism, values, context)
+        assert message.num_clipped == 0
+        errors.append(
+            (decode(mechanism, message.symbols, context.cohort, context) - values.sum(0)).norm().item()
+        )
+        assert {c.compositions for c in mechanism.claims(context)} == {1024}
+    assert errors[0] / errors[1] == pytest.approx(32.0, rel=0.15)
 
 
 @pytest.mark.parametrize("make", [SIGM, CSGM])

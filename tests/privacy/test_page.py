@@ -95,7 +95,9 @@ def test_printed_numbers_round_up():
 def test_figures_stand_apart_from_guarantees():
     result = report(CPA(1.0))
     name, value = result.figures[0]
-    assert name.startswith("anonymity set of one message") and int(value) == CPA(1.0).anonymity_set_size
+    assert name.startswith("k-anonymity: codebook points") and value == "1 of 2, at least"
+    nested = report(CPA(1.0, stages=2, nesting=8)).figures[0][1]
+    assert nested == "4 of 16, at least (stage by stage 1 of 2, 4 of 8)"
     table = markdown(result).split("| Figure, and no guarantee | value |")[1]
     assert f"| {name} | {value} |" in table
     assert "anonymity" not in result.row(Adversary.SERVER).verdict

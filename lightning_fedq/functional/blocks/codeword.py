@@ -261,7 +261,7 @@ def threshold_frequencies(values: Tensor) -> Tensor:
 
 
 def smallest_half(table: WordTable) -> int:
-    """Fewest points that any word gives the same sign: what a bit without a coin leaves possible."""
+    """Fewest points of one sign of a word, of those it has: what a bit without a coin leaves possible."""
     size = len(table.points)
     if len(table.signs):
         ones = (table.signs > 0).sum(1)
@@ -270,7 +270,8 @@ def smallest_half(table: WordTable) -> int:
         padding[:size] = 1.0
         sums = walsh_hadamard(torch.from_numpy(padding))[1:].numpy()
         ones = ((size + sums) / 2).round().astype(np.int64)
-    return int(np.minimum(ones, size - ones).min())
+    halves = np.concatenate([ones, size - ones])
+    return int(halves[halves > 0].min())
 
 
 def anonymity_set_size(num_points: int, repetitions: int = 1) -> float:

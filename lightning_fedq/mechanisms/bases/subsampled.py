@@ -9,6 +9,12 @@ shares from what each client shares with it, so that it is complete whoever drop
 direct layered quantiser makes of 0, so that one bound of the float errors serves all. Everybody but the
 outsider can know who was selected, so amplification by subsampling is the outsider's alone. The whole sum is
 rounded to a public grid, once: rounding part by part would tell how many parts there are.
+
+Flattened updates are turned by a public randomised Walsh-Hadamard transform first (remark 1 of the paper), so
+that a range for coordinates fits vectors of a bounded l2 norm. All of the above then happens to the D rotated
+coordinates, padding included, clip, claims and grid among them; what the server turns back is the rounded
+sum, so that a release is a public map of one that the claim is about. Rows of that map are orthonormal:
+independent Gaussian noise of one variance stays just that, and the error's law is what it was.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,8 +33,9 @@ from torch import Tensor
 
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
-from lightning_fedq.functional.exact_error.dither import release_grid
+from lightning_fedq.functional.exact_error.dither import release_grid, round_to_grid
 from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, layered_law_error
+from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
 from lightning_fedq.functional.sampled_loops import add_below, subtract_noise
 from lightning_fedq.functional.segments import to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
@@ -58,6 +65,9 @@ class SubsampledMechanism(Mechanism):
         clip_value: Largest absolute value of a coordinate, > 0.
         noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
         sampling_probability: gamma in (0, 1].
+        flatten: Rotate updates first, so that large coordinates are spread over all; `clip_value` is then
+            that of a rotated coordinate, at most |x| sqrt(2 ln(2 D / beta) / D) but for a chance beta. Claims
+            count D coordinates, the next power of two. The server keeps all messages until the round's end.
     """
 
     homomorphic = False
@@ -66,6 +76,7 @@ class SubsampledMechanism(Mechanism):
     clip_value: float
     noise_multiplier: float
     sampling_probability: float = 1.0
+    flatten: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_positive(clip_value=self.clip_value, noise_multiplier=self.noise_multiplier)
@@ -76,9 +87,43 @@ class SubsampledMechanism(Mechanism):
         """See `Mechanism.at_level`: the inverse of the noise multiplier."""
         return replace(self, noise_multiplier=1.0 / level)
 
+    # ---- flattening -------------------------------------------------------------------------------------
+
+    @property
+    def joint(self) -> bool:
+        """See `Mechanism.joint`: the sum is rounded before it is turned back, hence the whole of it."""
+        return self.flatten
+
+    def num_symbols(self, context: RoundContext) -> int:
+        """Coordinates that may be sent."""
+        return self._round(context).dim
+
+    def _round(self, context: RoundContext) -> RoundContext:
+        """The round of what is quantised: rotated coordinates if flattened. Twice is once."""
+        if not self.flatten:
+            return context
+        one, size = torch.ones(1, dtype=torch.float64), padded_size(context.dim)
+        return replace(context, segments=(size,), center=0.0 * one, radius=one)
+
+    @staticmethod
+    def _signs(context: RoundContext, rand: PublicRandomness) -> Tensor:
+        size = padded_size(context.dim)
+        words = rand.public("flattening").words(-(-size // 32)).astype("<u4")
+        return 1.0 - 2.0 * torch.from_numpy(np.unpackbits(words.view(np.uint8), count=size)).double()
+
+    def _released(self, total: Array, context: RoundContext, rand: PublicRandomness, like: Tensor) -> Tensor:
+        """A decoded sum `(D,)`, in units of clip_value, as `decode` returns it."""
+        values = torch.from_numpy(total * self.clip_value)
+        if self.flatten:
+            values = round_to_grid(values, self._grid)
+            values = rotate_back(values, self._signs(context, rand), context.dim).float()
+        return values.to(like.device)
+
+    # ---- selection and noise ----------------------------------------------------------------------------
+
     def selected(self, client: int, context: RoundContext, rand: PublicRandomness) -> Mask:
         """Which coordinates a client sends. Probability floor(gamma 2^32) / 2^32 each."""
-        mask = np.zeros(context.dim, np.bool_)
+        mask = np.zeros(self._round(context).dim, np.bool_)
         self._add_selected(client, rand, mask)
         return mask
 
@@ -96,12 +141,12 @@ class SubsampledMechanism(Mechanism):
 
         Every party computes this, O(n dim) words.
         """
-        threshold = math.floor(self.sampling_probability * 2.0**32)
+        threshold, dim = math.floor(self.sampling_probability * 2.0**32), self._round(context).dim
         if threshold == 2**32:
-            return np.full(context.dim, len(context.cohort), np.int32)
-        total = np.zeros(context.dim, np.int32)
+            return np.full(dim, len(context.cohort), np.int32)
+        total = np.zeros(dim, np.int32)
         streams = [rand.members(f"selection {client}") for client in context.cohort]
-        for first in range(0, context.dim, CHUNK):
+        for first in range(0, dim, CHUNK):
             part = total[first : first + CHUNK]
             for stream in streams:
                 add_below(stream.words(part.size), threshold, part)
@@ -112,7 +157,7 @@ class SubsampledMechanism(Mechanism):
     ) -> Array:
         """One client's share of N(0, (z / gamma)^2), in units of clip_value, and 0 outside of `where`."""
         std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
-        stream, total = rand.shared_with_server(client, "noise share"), np.zeros(context.dim)
+        stream, total = rand.shared_with_server(client, "noise share"), np.zeros(self._round(context).dim)
 
         def add(part: slice, words: NDArray[np.uint64]) -> None:
             dither, step, _ = selected_quantizer(words, None if where is None else where[part], std, "direct")
@@ -121,12 +166,17 @@ class SubsampledMechanism(Mechanism):
             else:
                 subtract_noise(where[part], dither, step, total[part])
 
-        in_chunks(context.dim, partial(next_words, stream), add)
+        in_chunks(total.size, partial(next_words, stream), add)
         return total
 
-    def grid(self, context: RoundContext) -> float:
-        """See `Mechanism.grid`: 2^-6 to 2^-5 of the std of the sum's noise."""
+    @property
+    def _grid(self) -> float:
+        """2^-6 to 2^-5 of the std of the sum's noise."""
         return release_grid(self.clip_value * self.noise_multiplier / self.sampling_probability, GRID_BITS)
+
+    def grid(self, context: RoundContext) -> float | None:
+        """See `Mechanism.grid`: 2^-6 to 2^-5 of the std of the sum's noise. None if `decode` rounds."""
+        return None if self.flatten else self._grid
 
     def law_error(self, context: RoundContext) -> LawError:
         """Distance of the released sum's law from the exact one, a coordinate, whoever was selected.
@@ -136,12 +186,13 @@ class SubsampledMechanism(Mechanism):
         size = len(context.cohort)
         std = self.clip_value * self.noise_multiplier / self.sampling_probability
         largest = size / self.noise_multiplier
-        return layered_law_error(size, self.grid(context) / std, Inputs(largest, largest))
+        return layered_law_error(size, self._grid / std, Inputs(largest, largest))
 
-    @staticmethod
-    def _rows(update: Tensor, context: RoundContext, rand: ClientRandomness) -> Tensor:
-        """Updates `(n, dim)` on the CPU, float32 or float64."""
+    def _rows(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Tensor:
+        """Updates `(n, dim)`, or rotated ones `(n, D)`, on the CPU, float32 or float64."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
+        if self.flatten:  # what is larger is clipped anyway, and sums of it have to be finite
+            rows = rotate(rows.double().clamp(-1e200, 1e200), self._signs(context, rand))
         return (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
 
     def _to_units(self, values: NDArray[np.floating], first: int, units: Array) -> int:
@@ -176,14 +227,17 @@ class SubsampledMechanism(Mechanism):
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:
         """See `Mechanism.worst_pair`: alike where the adversary knows that nothing is sent."""
-        far = torch.full((context.dim,), 4.0 * self.clip_value, dtype=torch.float64)
         selected = torch.from_numpy(self.selected(client, context, public))
-        return torch.where(selected, far, 0.0), torch.zeros_like(far)
+        far = 4.0 * self.clip_value * selected.double()
+        if self.flatten:
+            far = rotate_back(far, self._signs(context, public), context.dim)
+        return far, torch.zeros_like(far)
 
     def _subsampled_claims(
         self, client: Loss, context: RoundContext, outsider: Loss | None = None
     ) -> tuple[PrivacyClaim, ...]:
         """Claims where an update of zero is one that is not sent, unless `outsider` says otherwise."""
+        context = self._round(context)
         trusted = NonPrivate(
             "the server is trusted: it knows selection, dithers and noise, and sees each message"
         )

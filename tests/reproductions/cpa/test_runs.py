@@ -107,7 +107,7 @@ def test_the_parameters_that_the_paper_states() -> None:
     """Section 5.1: R = 1 for all but JoPEQ in table V, Rc = 1 and Rn = 3, 5 samples a user on MNIST."""
     for mechanism, _ in (stated_nested_cpa(0.5), unbiased_cpa(0.5, nested=True)):
         assert [len(table.points) for table in mechanism._design.tables] == [2, 8]
-        assert mechanism.anonymity_set_size == 1  # the coarse stage's; the paper counts the nested one's 4
+        assert mechanism.anonymity_by_stage == ((1, 2), (4, 8)) and mechanism.anonymity_set_size == 4
     assert {method: kind.levels for method, _, kind, _ in table4._mechanisms(0.5) if method == "JoPEQ"} == {
         "JoPEQ": 3
     }
