@@ -146,7 +146,7 @@ class CSGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. Float64, not on the `grid` yet; if flattened, rounded and turned back. A
+        """See `Mechanism.decode`. Float64, not on the `grid` yet. If flattened, rounded and turned back. A
         symbol 0 adds nothing but its client's share of the noise."""
         rows = symbols.cpu().reshape(len(clients), -1).numpy()
         total = np.zeros(rows.shape[1])

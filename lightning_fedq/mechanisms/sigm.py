@@ -142,7 +142,7 @@ class SIGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. Float64, not on the `grid` yet; if flattened, rounded and turned back."""
+        """See `Mechanism.decode`. Float64, not on the `grid` yet. If flattened, rounded and turned back."""
         rows = symbols.cpu().reshape(len(clients), -1).contiguous().numpy()
         total, counts = np.zeros(rows.shape[1]), self.counts(context, rand)
         empty = counts == 0
