@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.longest import long_functions
+from tests.tried import take_as_tried
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
@@ -25,7 +26,10 @@ if not os.environ.get("FEDQ_ELSEWHERE"):
 FIRST = ("test_loader.py",)
 """These fork, and a fork may hang once other tests have left threads behind."""
 LONGEST = (
+    "test_shapes.py",
+    "test_cures.py",
     "test_rank_processes.py",
+    "test_corpus.py",
     "test_knowledge.py",
     "test_configs.py",
     "test_readme.py",
@@ -83,7 +87,6 @@ def _undrawn_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 TRIED = (
     "isolation",
     "canary",
-    "cures",
     "flower",
     "training/test_third_corpus.py",
     "training/test_rehearsal.py",
@@ -98,11 +101,9 @@ def _untried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     Elsewhere than in `TRIED` and in tests that are marked `tried`, the rehearsal runs in the test's process,
     and whether clients are isolated is taken as tried.
     """
-    files, trial = (sys.modules.get(f"lightning_fedq.training.{name}") for name in ("files", "isolation"))
+    files = sys.modules.get("lightning_fedq.training.files")
     path = request.path.as_posix()
-    if trial is None or "tried" in request.keywords or any(f"/tests/{part}" in path for part in TRIED):
+    if files is None or "tried" in request.keywords or any(f"/tests/{part}" in path for part in TRIED):
         return
     monkeypatch.setattr(files, "why_no_forks", lambda trainer: "a test of something else")
-    monkeypatch.setattr(
-        trial.IsolationTrial, "check", lambda self, clients: trial.said("forks" if len(clients) > 1 else None)
-    )
+    take_as_tried(monkeypatch)

@@ -125,7 +125,7 @@ ROWS = [
     row(
         "the runs took {} minutes longer than --publish-after, so when the winner came out would tell of",
         lambda: swept(*BEST, "--publish-after", "1e-9"),
-        lambda: swept(*BEST, "--at-most", "200", "--publish-after", "0.3"),
+        lambda: swept(*BEST, "--at-most", "20", "--publish-after", "0.1"),
     ),
     row(
         "a run needs a number of rounds, got trainer.max_epochs={}; give one",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +55,14 @@ ROWS = [
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.words[:70])
+def cases() -> Iterator[Any]:
+    """All rows; the trial of isolation runs in the one that is about it."""
+    for row in ROWS:
+        tried = row.words.startswith("clients are not isolated")
+        yield pytest.param(row, id=row.words[:70], marks=pytest.mark.tried if tried else ())
+
+
+@pytest.mark.parametrize("row", list(cases()))
 def test_cures(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     try:
