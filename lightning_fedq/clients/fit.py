@@ -104,8 +104,18 @@ class ClientFit:
                 tensor.data = tensor.data.new_empty(0)
 
     def end_round(self) -> None:
-        """Forget the world of the round, and all that a client has trained."""
+        """Forget the world of the round, and all that a client has trained.
+
+        Raises:
+            NotCarriedError: If a client has changed what code names by a global, and was frozen.
+        """
+        self.check_frozen()
         self._worlds = {}
+
+    def check_frozen(self) -> None:
+        """See `World.check_frozen`."""
+        for world in self._worlds.values():
+            world.check_frozen()
 
     @property
     def own_loggers(self) -> list[Any]:

@@ -14,13 +14,14 @@ import gc
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import pl, rank_zero_warn
 
 _LIBRARIES = {
     *sys.stdlib_module_names,
@@ -28,17 +29,28 @@ _LIBRARIES = {
     *("lightning_fedq", "lightning_utilities", "jsonargparse", "pytest", "_pytest"),
 } - {"__main__"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, frozenset)
-_ATOMS = (*_PLAIN, type, types.ModuleType, types.CodeType)
+_SKIPPED = (*_PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType, types.FrameType)
 _CODE = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
-_DEEP, _MOST = 3, 2_000
-"""Steps into the contents of a global, and objects in all that are looked at."""
+_SETTINGS = {
+    *("max_epochs", "min_epochs", "max_steps", "min_steps", "num_devices", "num_nodes", "world_size"),
+    *("precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "log_every_n_steps"),
+    *("check_val_every_n_epoch", "default_root_dir", "fast_dev_run", "limit_train_batches", "limit_val_batches"),
+    *("is_global_zero", "global_rank", "local_rank", "node_rank", "device_ids"),
+}
+"""What code may read of a Trainer that it names by a global: the same for a client's and the user's."""
+_CONTAINERS = (dict, list, tuple, set, deque)
+_MOST, _NAMED = 500_000, 2_000
+"""Objects of one global that are looked at, and those that are noted though the world did not meet them."""
 
 
-def reached_by(used: Iterable[Any]) -> dict[int, tuple[Any, str]]:
+def reached_by(used: Iterable[Any], met: Container[int] = ()) -> dict[int, tuple[Any, str]]:
     """Objects that code reaches by a name of its own, by `id`, with that name.
+
+    A global is followed to its end, or to the first half of a million objects, which is said.
 
     Args:
         used: Functions and classes of a training's objects; those of libraries are passed over.
+        met: By `id`, what matters of a large global: objects that the world holds.
 
     Example:
         >>> class Step:
@@ -50,7 +62,7 @@ def reached_by(used: Iterable[Any]) -> dict[int, tuple[Any, str]]:
         ['Step.seen']
     """
     found: dict[int, tuple[Any, str]] = {}
-    code, seen = deque(one for one in used if not _of_a_library(one)), set[int]()
+    code, seen, walked = deque(one for one in used if not _of_a_library(one)), set[int](), set[int]()
     copied = {id(one) for one in code}  # functions with their cells, where a client's objects hold them
     while code:
         one = code.popleft()
@@ -58,12 +70,15 @@ def reached_by(used: Iterable[Any]) -> dict[int, tuple[Any, str]]:
             continue
         seen.add(id(one))
         for value, name in _named_in(one, id(one) in copied):
-            if isinstance(value, (*_CODE, type)) or hasattr(value, "__wrapped__"):
-                value = getattr(value, "__func__", value)
-                if not _of_a_library(value):
-                    code.append(value)
-            for held, way in _contents(value, name):
-                found.setdefault(id(held), (held, way))
+            for number, (held, way) in enumerate(_contents(value, name, walked)):
+                if isinstance(held, (*_CODE, type)) or "__wrapped__" in (getattr(held, "__dict__", None) or ()):
+                    called = getattr(held, "__func__", held)
+                    if not _of_a_library(called):
+                        code.append(called)
+                if isinstance(held, (*_CODE, type)):
+                    continue
+                if number < _NAMED or id(held) in met or isinstance(held, pl.Trainer):
+                    found.setdefault(id(held), (held, way))
     return found
 
 
@@ -108,44 +123,63 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _globals_of(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    if not any(name in names and not isinstance(names[name], _PLAIN) for name in code.co_names):
+    known = (names.get(name, sys.modules.get(name)) for name in code.co_names)
+    if all(isinstance(one, _PLAIN) for one in known):
         return
-    loaded = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    for name in loaded & names.keys():
-        value = names[name]
-        yield value, name
-        if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] not in _LIBRARIES:
+    loaded, imported = set[str](), set[str]()
+    for one, behind in pairwise((*dis.get_instructions(code), None)):
+        if one is not None and one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            setting = behind is not None and behind.opname == "LOAD_ATTR" and behind.argval in _SETTINGS
+            if not (setting and isinstance(names.get(one.argval), pl.Trainer)):
+                loaded.add(one.argval)
+        elif one is not None and one.opname == "IMPORT_NAME":
+            imported.add(one.argval)
+    values = {name: names[name] for name in loaded & names.keys()}
+    values = {name: sys.modules[name] for name in imported & sys.modules.keys()} | values
+    queue, seen = deque((value, name) for name, value in values.items()), set[int]()
+    while queue:
+        value, name = queue.popleft()
+        if not isinstance(value, types.ModuleType):
+            yield value, name
+        elif id(value) not in seen and value.__name__.partition(".")[0] not in _LIBRARIES:
+            seen.add(id(value))
             own = vars(value)
-            yield from ((own[part], f"{name}.{part}") for part in code.co_names if part in own)
+            queue.extend((own[part], f"{name}.{part}") for part in code.co_names if part in own)
 
 
-def _contents(value: Any, name: str) -> Iterator[tuple[Any, str]]:
-    """An object and what it holds, a few steps deep."""
-    queue, number, seen = deque([(value, name, 0)]), 0, set[int]()
-    while queue and number < _MOST:
-        one, way, depth = queue.popleft()
-        if isinstance(one, (*_ATOMS, types.BuiltinFunctionType)) or id(one) in seen:
+def _contents(value: Any, name: str, seen: set[int]) -> Iterator[tuple[Any, str]]:
+    """An object and all that it holds, but what was seen before."""
+    queue, number = deque([(value, name)]), 0
+    while queue:
+        one, way = queue.popleft()
+        if isinstance(one, _SKIPPED) or id(one) in seen:
             continue
         seen.add(id(one))
+        yield one, way
         number += 1
-        if not isinstance(one, _CODE):
-            yield one, way
-        if (
-            depth == _DEEP
-            or isinstance(one, nn.Module | Tensor | Optimizer | pl.Trainer)
-            or _is_machinery(one)
-        ):
-            continue
-        if isinstance(one, dict):
-            queue.extend((held, f"{way}[{key!r:.40}]", depth + 1) for key, held in one.items())
-            queue.extend((key, way, depth + 1) for key in one)
-        elif isinstance(one, list | tuple | set | deque):
-            queue.extend((held, f"{way}[{n}]", depth + 1) for n, held in enumerate(list(one)[:_MOST]))
-        elif isinstance(one, functools._lru_cache_wrapper):
-            held = [h for h in gc.get_referents(one) if h is not one.__wrapped__ and not isinstance(h, str)]
-            queue.extend((h, f"what {way} has cached", depth + 1) for h in held)
-        elif not isinstance(one, _CODE):
-            own = getattr(one, "__dict__", None)
-            if isinstance(own, dict):
-                yield own, way
-                queue.extend((held, f"{way}.{key}", depth + 1) for key, held in own.items())
+        if number == _MOST:
+            rank_zero_warn(
+                f"the training's code names {name}, of which the first {_MOST:,} objects were looked at: what "
+                "a client's objects share with the rest of it becomes two objects; name it by self alone"
+            )
+            return
+        if not isinstance(one, (*_CODE, type, nn.Module, Tensor, Optimizer, pl.Trainer)):
+            if not _is_machinery(one):
+                queue.extend((held, own) for held, own in _held_by(one, way) if not isinstance(held, _PLAIN))
+
+
+def _held_by(one: Any, way: str) -> Iterator[tuple[Any, str]]:
+    if isinstance(one, dict):
+        yield from ((held, f"{way}[{key!r:.40}]") for key, held in one.items() if not isinstance(held, _PLAIN))
+        yield from ((key, way) for key in one)
+    elif isinstance(one, list | tuple | set | deque):
+        yield from ((held, f"{way}[{n}]") for n, held in enumerate(one) if not isinstance(held, _PLAIN))
+    own = getattr(one, "__dict__", None)
+    if isinstance(own, dict):
+        yield own, way
+        yield from ((held, f"{way}.{key}") for key, held in own.items())
+    if isinstance(one, functools._lru_cache_wrapper):
+        wrapped = one.__wrapped__
+        yield from ((held, f"what {way} has cached") for held in gc.get_referents(one) if held is not wrapped)
+    elif not isinstance(one, _CONTAINERS):  # in slots, partial functions, methods, iterators
+        yield from ((held, way) for held in gc.get_referents(one) if held is not own)

@@ -7,7 +7,8 @@ memory is cloned at each load.
 
 Outside, and the same for all clients, are classes, modules, functions without memory, data sets and loaders,
 loggers, threads, what the command line and the compiler hold, objects whose `__deepcopy__` returns
-themselves, and those that the training's code also names by a global (`clients.reached`). Random generators
+themselves, and those that the training's code also names by a global (`clients.reached`): modules and
+tensors only as long as they are frozen. Random generators
 begin anew with each load, from a seed of the client's own. What has no bytes (an open file, a running
 generator) is refused by the way to it.
 """
@@ -39,6 +40,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.reached import reached_by
@@ -148,11 +150,15 @@ class World:
         tensors = [t for part in modules for t in (*part.parameters(False), *part.buffers(False))]
         self.by_id = {id(one): one for one in (*modules, *tensors)}
         self.in_script = dict(_in_scripts(modules))
+        optimizers = [one for root in roots if isinstance(root, list) for one in root]
+        groups = [g for one in optimizers if isinstance(one, Optimizer) for g in one.param_groups]
+        self._trained = {id(parameter) for group in groups for parameter in group["params"]}
+        self._frozen: list[tuple[str, Any, list[str], list[tuple[nn.Module, bool]]]] = []
         self.reached: dict[int, tuple[Any, str]] = reached or {}
         self.code, self.met = dict[int, Any](), set[int]()
         self._bytes = self._dump(list(roots))
         if reached is None:
-            self.reached = reached_by(self.code.values())
+            self.reached = reached_by(self.code.values(), self.met)
             self._refuse_originals()
             if self.met & self.reached.keys():
                 self._bytes = self._dump(list(roots))
@@ -196,8 +202,20 @@ class World:
         if not name:
             return None
         if id(value) in self.by_id or isinstance(value, Optimizer | pl.LightningModule):
-            raise _named_twice(name, value)
+            if id(value) not in self.by_id or id(value) in self._trained or _learns(value):
+                raise _named_twice(name, value)
+            self._frozen.append((name, value, _sums(value), _modes(value)))
         return self.keep(value)
+
+    def check_frozen(self) -> None:
+        """Look at what is held, and named by a global, too.
+
+        Raises:
+            NotCarriedError: If somebody has changed its numbers.
+        """
+        for name, value, sums, _ in self._frozen:
+            if _sums(value) != sums:
+                raise _named_twice(name, value, f"the original {type(value).__name__}, which training changes")
 
     def _refuse_originals(self) -> None:
         """Refuse names by which code would find the user's Trainer, or parts by the `id` of the original."""
@@ -231,6 +249,9 @@ class World:
             instead: What stands in the places of `replaced`.
         """
         made = dict(zip(self.replaced, instead, strict=True))
+        for *_, modes in self._frozen:  # an evaluation may have left them otherwise
+            for part, training in modes:
+                part.training = training
         return _Unpickler(io.BytesIO(self._bytes), self, seed, made).load()
 
     def clone(self, number: int) -> Tensor:
@@ -486,6 +507,27 @@ def _is_of_a_module(value: Any) -> bool:
     return isinstance(value, types.BuiltinFunctionType) and isinstance(owner, types.ModuleType | type(None))
 
 
+def _tensors_of(value: Any) -> list[Tensor]:
+    return [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else [value]
+
+
+def _learns(value: Any) -> bool:
+    """Is a module, or a tensor, one that may train?"""
+    if isinstance(value, pl.LightningModule | Metric):
+        return True
+    return any(tensor.requires_grad for tensor in _tensors_of(value))
+
+
+def _sums(value: Any) -> list[str]:
+    """Sums of its numbers and of their squares, which tell whether somebody has changed them."""
+    wide = [tensor.detach().double() for tensor in _tensors_of(value)]
+    return [f"{float(one.sum())!r} {float(one.square().sum())!r}" for one in wide]
+
+
+def _modes(value: Any) -> list[tuple[nn.Module, bool]]:
+    return [(part, part.training) for part in value.modules()] if isinstance(value, nn.Module) else []
+
+
 def _is_large(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return math.prod(value.shape) > _LARGE
@@ -610,9 +652,10 @@ def _fill_set(made: Any, state: Any) -> None:
 # ---- errors -------------------------------------------------------------------------------------------
 
 
-def _named_twice(name: str, value: Any) -> NotCarriedError:
+def _named_twice(name: str, value: Any, what: str = "") -> NotCarriedError:
+    what = what or f"the original {type(value).__name__}, which no client trains"
     return NotCarriedError(
-        f"the code names {name} past it: the original {type(value).__name__}, which no client trains",
+        f"the code names {name} past it: {what}",
         (),
         "reach it by self (an attribute of the module, self.trainer), not by a global, a class or a closure",
     )

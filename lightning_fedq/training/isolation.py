@@ -26,21 +26,23 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lightning_fedq._lightning import rank_zero_info
+from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.training.files import NOBODY, Aside, Files
 from lightning_fedq.training.rehearsal import Trial
-from lightning_fedq.training.shown import Calls, Digests, checkpoint_of, shown_by
+from lightning_fedq.training.shown import Calls, Digests, checkpoint_of, shown_by, unseen
 
 T = TypeVar("T")
 Way = Literal["forks", "one process"]
 Change = Callable[[Any], Any]
 
 
-def said(way: Way | None, why: str = "", own_data: bool = False, one_size: bool = False) -> str:
+def said(
+    way: Way | None, why: str = "", own_data: bool = False, one_size: bool = False, unseen: str = ""
+) -> str:
     """Sentences of a run's page about the trial.
 
     Args:
@@ -48,6 +50,7 @@ def said(way: Way | None, why: str = "", own_data: bool = False, one_size: bool 
         why: Why not in forks.
         own_data: Did the other client train on its own data, because the training takes no changed ones?
         one_size: Was no client of another size tried, because the training takes none?
+        unseen: What could not be looked at, and why.
     """
     if way is None:
         return (
@@ -56,17 +59,18 @@ def said(way: Way | None, why: str = "", own_data: bool = False, one_size: bool 
         )
     begun = "Isolation of the clients was tried before the first round, in "
     data = "beside another client's own data" if own_data else "with another client's data changed"
+    not_seen = f" It could not look into {unseen}: what such ones hold is not known." if unseen else ""
     if way == "forks":
         size = ", and no client of another size" if one_size else ""
         return (
             f"{begun}forks of the process: one client's updates, lengths and counters, and checkpoints, "
             f"validation, loggers and files, {data}{size}. A test over two rounds and a few batches, and no "
-            "proof."
+            f"proof.{not_seen}"
         )
     return (
         f"{begun}one process, which can't be forked here ({why}): one client's updates, lengths and "
         f"counters, and checkpoints, {data}. What reaches validation, or is fixed by the first client to "
-        "train, is not seen so. A test over a few batches, and no proof."
+        f"train, is not seen so. A test over a few batches, and no proof.{not_seen}"
     )
 
 
@@ -122,6 +126,7 @@ class IsolationTrial:
         self._home, self._trial, self._vector, self._stacks_of = trainer, trial, vector, stacks_of
         self._aside = aside
         self._own_data = self._one_size = False
+        self._unseen = ""
 
     def check(self, clients: Sequence[Stack]) -> str:
         """Refuse a training in which one client's data reach beyond its own message.
@@ -155,7 +160,12 @@ class IsolationTrial:
                 "anybody's data, use Federated(check_isolation=False)"
             )
         way: Way = "one process" if self._aside.why else "forks"
-        return said(way, self._aside.why, self._own_data, self._one_size)
+        if self._unseen:
+            rank_zero_warn(
+                f"the trial of isolation could not look into {self._unseen}: whether such ones show one "
+                "client's data is not known; let state_dict and hooks work before the first step, too"
+            )
+        return said(way, self._aside.why, self._own_data, self._one_size, self._unseen)
 
     # ---- in one process -----------------------------------------------------------------------------
 
@@ -173,6 +183,7 @@ class IsolationTrial:
         if alone:
             before, same = saved
             after = checkpoint_of(self._home)
+            self._unseen = unseen([after])
             by_chance = set(_differ(before, same))
             changed = [name for name in _differ(same, after) if name not in by_chance]
             found += [name for name in changed if not after.get(name, "0").lstrip("-").isdigit()]
@@ -185,7 +196,7 @@ class IsolationTrial:
         beside = self._with_other_data(
             lambda change: self._fork(lambda: self._rounds(other, one, most, change))
         )
-        found = self._compare(alone, beside)
+        found, self._unseen = self._compare(alone, beside), unseen(alone.shown)
         if not found:  # another number of samples must not matter either
             try:
                 fewer = self._fork(lambda: self._beside_fewer(other, one, most))

@@ -69,6 +69,7 @@ class Trial:
             batches = batches if change is None else map(change, batches)
             number = min(most, passes * there)
             self._fit.train(client, Batches(batches, number, loader), self._clock.now)
+            self._fit.check_frozen()
         return client
 
     def end_round(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +18,8 @@ from lightning_fedq.data.generator_turns import seed_for_transforms
 
 Digests = dict[str, str]
 
+_NOT_SAVED, _NOT_VALIDATED = "not saved", "not validated"
+"""Where the error stands for which a checkpoint or a validation, or a part of it, could not be looked at."""
 _PER_RUN = {"seconds", "id"}
 """A record's time and a ledger's name."""
 
@@ -75,11 +77,36 @@ class _Experiment:
 
 
 def checkpoint_of(trainer: Any) -> Digests:
-    """Of a checkpoint that is saved now. Where none can be, nothing leaves by one."""
+    """Of a checkpoint that is saved now.
+
+    Where none can be, of all but the states of optimisers, which may have none before a first step, then of
+    all but the callbacks, each of which then shows its own state; what is left out is told by `unseen`.
+    """
+    strategy, callbacks = trainer.strategy, trainer.callbacks
+    optimizers, schedules = strategy.optimizers, strategy.lr_scheduler_configs
+    errors: dict[str, str] = {}
     try:
-        return digests(trainer._checkpoint_connector.dump_checkpoint(False), "checkpoint")
-    except Exception as error:  # an optimiser without a state, say
-        return {"checkpoint": type(error).__name__}
+        for left_out in ("", "optimizers", "callbacks"):
+            if left_out == "optimizers":
+                strategy.optimizers, strategy.lr_scheduler_configs = [], []
+            elif left_out:
+                trainer.callbacks = []
+            try:
+                found = digests(trainer._checkpoint_connector.dump_checkpoint(False), "checkpoint")
+            except Exception as error:  # of the user's code, or of an optimiser without a state
+                errors.setdefault(f"{type(error).__name__}: {error}"[:200], left_out)
+                continue
+            break
+        else:
+            found = {}
+        if trainer.callbacks is not callbacks:
+            for number, callback in enumerate(callbacks):
+                with suppress(Exception):
+                    found |= digests(callback.state_dict(), f"checkpoint/callbacks/{number}")
+    finally:
+        trainer.callbacks = callbacks
+        strategy.optimizers, strategy.lr_scheduler_configs = optimizers, schedules
+    return found | ({_NOT_SAVED: "; ".join(errors)} if errors else {})
 
 
 def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
@@ -97,15 +124,29 @@ def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
         trainer.validating = True
         try:
             _validate(trainer, most)
-        except Exception as error:
-            found["validation"] = type(error).__name__
+        except Exception as error:  # of the user's code: the rounds will raise it again
+            found[_NOT_VALIDATED] = f"{type(error).__name__}: {error}"[:200]
         trainer.training = True
         metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
         values = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float | Tensor)}
         found |= {f"logged {k}": repr(v) for k, v in values.items()}
         after = checkpoint_of(trainer)
-        found |= {f"after validation, {name}": value for name, value in after.items()}
+        found |= {f"after validation, {name}": value for name, value in after.items() if name != _NOT_SAVED}
+        if _NOT_SAVED not in after:  # what lacked before is seen now
+            found.pop(_NOT_SAVED, None)
     return found | calls.digests()
+
+
+def unseen(shown: Sequence[Digests]) -> str:
+    """What of a Trainer's output could not be looked at, and for which errors. "" if all was.
+
+    Args:
+        shown: What it showed at several times; once is enough.
+    """
+    kinds = {"a checkpoint": _NOT_SAVED, "a validation": _NOT_VALIDATED}
+    last = shown[-1] if shown else {}
+    parts = [f"{kind} ({last[key]})" for kind, key in kinds.items() if key in last]
+    return " or ".join(parts)
 
 
 def _validate(trainer: Any, most: int) -> None:

@@ -495,6 +495,96 @@ class GlobalListHeld(Case):
         return self.loss(batch) / len(HISTORY)
 
 
+class _Slots:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+COUNTS = types.SimpleNamespace(step=0)
+DEEP = [_Slots({"a": [[functools.partial(getattr, COUNTS)]]})]
+MANY = [*([n] for n in range(3_000)), COUNTS]
+
+
+class DeepInAGlobal(Case):
+    """Behind slots and a partial function, and behind 3,000 others."""
+
+    crosses = True
+
+    @classmethod
+    def forget(cls) -> None:
+        COUNTS.step = 0
+
+    def build(self) -> None:
+        self.counts = COUNTS
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.counts.step += 1
+        return self.loss(batch) / DEEP[0].inner["a"][0][0]("step")
+
+
+class BehindManyInAGlobal(DeepInAGlobal):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.counts.step += 1
+        return self.loss(batch) / MANY[-1].step  # type: ignore[attr-defined]
+
+
+class ImportedInside(DeepInAGlobal):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        from tests.isolation import published
+
+        self.counts.step += 1
+        return self.loss(batch) / published.COUNTS.step
+
+
+TEACHER = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).requires_grad_(False).eval()
+
+
+class FrozenTeacherNamed(Case):
+    """Held and named, and never changed."""
+
+    def build(self) -> None:
+        self.teacher = TEACHER
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        TEACHER.eval()
+        return self.loss(batch) + nn.functional.mse_loss(self.net(batch[0]), TEACHER(batch[0]))
+
+
+class TeacherNamedThatFollows(Case):
+    refused = "names STUDENT past it: the original Linear, which training changes"
+
+    def build(self) -> None:
+        self.teacher = STUDENT
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        STUDENT.weight.data.lerp_(self.net[2].weight.data, 0.1)
+        return self.loss(batch) + nn.functional.mse_loss(self.net[:2](batch[0]), self.net[:2](batch[0]))
+
+
+STUDENT = nn.Linear(5, 3).requires_grad_(False)
+
+
+class TrainerNamed(Case):
+    """Its settings are read by a global, its clock is not."""
+
+    flags: ClassVar[dict[str, Any]] = {"log_every_n_steps": 2}
+
+    def on_fit_start(self) -> None:
+        globals()["trainer"] = self.trainer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch) / trainer.max_epochs * trainer.log_every_n_steps  # type: ignore[name-defined] # noqa: F821
+
+
+class ClockOfTheTrainerNamed(TrainerNamed):
+    refused = "names trainer past it"
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch) / (1 + trainer.global_step)  # type: ignore[name-defined] # noqa: F821
+
+
 PRIORS = torch.tensor([0.2, 0.3, 0.5])
 
 

@@ -22,7 +22,14 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.training.isolation import IsolationTrial, said
-from tests.isolation.shapes.leaving import BigTable, BufferOfOutliers, FirstInAMap, OfAClass, WrittenIfMissing
+from tests.isolation.shapes.leaving import (
+    BigTable,
+    BufferOfOutliers,
+    FirstInAMap,
+    OfAClass,
+    WrittenIfMissing,
+    _InCallback,
+)
 from tests.isolation.shapes.outside import ClassAttribute
 from tests.isolation.worlds import CLIENTS, ROUNDS, SAMPLES, Samples, Shape, federate
 
@@ -55,8 +62,9 @@ def test_errors_of_a_fork_come_back_with_their_place() -> None:
 def fit(row: type[Shape], data: Any = None, **settings: Any) -> Federated:
     row.forget()
     fed = Federated(FedAvg(), CLIENTS, seed=1, diagnostics=False, check_isolation=True, **settings)
+    module = row()
     trainer = pl.Trainer(
-        callbacks=[fed],
+        callbacks=[*module.callbacks(), fed],
         accelerator="cpu",
         max_epochs=1,
         logger=False,
@@ -64,7 +72,7 @@ def fit(row: type[Shape], data: Any = None, **settings: Any) -> Federated:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(row(), datamodule=data or row.data(None))
+    trainer.fit(module, datamodule=data or row.data(None))
     return fed
 
 
@@ -107,6 +115,39 @@ class TakesSix(Shape):
         if len(batch[0]) != SAMPLES:
             raise ValueError("no batch of ours")
         return super().training_step(batch, batch_idx)
+
+
+class SavedLate(Shape):
+    """Of two callbacks' states, one can be had after validation only, and the other one leaks."""
+
+    def callbacks(self) -> Any:
+        return [_Late(), _InCallback()]
+
+
+class _Late(pl.Callback):
+    def on_train_end(self, *args: Any) -> None:
+        self.best = 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+
+class NotYetSaved(Shape):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["best"] = self.best
+
+    def on_validation_epoch_end(self) -> None:
+        if self.current_epoch:
+            raise KeyError("no score yet")
+
+
+def test_an_error_of_a_checkpoint_hides_nothing_and_is_told() -> None:
+    _InCallback.losses.clear()
+    with pytest.raises(ValueError, match="not isolated.*checkpoint/callbacks/"):
+        fit(SavedLate)
+    with pytest.warns(UserWarning, match="could not look into a checkpoint .AttributeError: .*best"):
+        fed = fit(NotYetSaved)
+    assert "It could not look into a checkpoint (AttributeError: " in fed.fit.isolation
 
 
 class OneBatch(Samples):
