@@ -3,7 +3,7 @@
 A client's world holds copies. Code that names an object by a global still means the original, so that one
 object would become two: what is written by the one name is not seen by the other. Such objects stay outside
 of the world, one for all clients, as in any program; the trial of isolation looks at whether they carry
-anything. Modules with tensors can't be shared, and are refused by name.
+anything. Modules that train can't be shared, and are refused by name.
 """
 
 from __future__ import annotations
@@ -33,12 +33,24 @@ _SKIPPED = (*_PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType
 _CODE = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
 _SETTINGS = {
     *("max_epochs", "min_epochs", "max_steps", "min_steps", "num_devices", "num_nodes", "world_size"),
-    *("precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "log_every_n_steps"),
-    *("check_val_every_n_epoch", "default_root_dir", "fast_dev_run", "limit_train_batches", "limit_val_batches"),
+    *(
+        "precision",
+        "accumulate_grad_batches",
+        "gradient_clip_val",
+        "gradient_clip_algorithm",
+        "log_every_n_steps",
+    ),
+    *(
+        "check_val_every_n_epoch",
+        "default_root_dir",
+        "fast_dev_run",
+        "limit_train_batches",
+        "limit_val_batches",
+    ),
     *("is_global_zero", "global_rank", "local_rank", "node_rank", "device_ids"),
 }
 """What code may read of a Trainer that it names by a global: the same for a client's and the user's."""
-_CONTAINERS = (dict, list, tuple, set, deque)
+_ENDS = (*_CODE, type, nn.Module, Tensor, Optimizer, pl.Trainer)
 _MOST, _NAMED = 500_000, 2_000
 """Objects of one global that are looked at, and those that are noted though the world did not meet them."""
 
@@ -71,9 +83,9 @@ def reached_by(used: Iterable[Any], met: Container[int] = ()) -> dict[int, tuple
         seen.add(id(one))
         for value, name in _named_in(one, id(one) in copied):
             for number, (held, way) in enumerate(_contents(value, name, walked)):
-                if isinstance(held, (*_CODE, type)) or "__wrapped__" in (getattr(held, "__dict__", None) or ()):
+                if isinstance(held, (*_CODE, type)) or "__wrapped__" in _attributes_of(held):
                     called = getattr(held, "__func__", held)
-                    if not _of_a_library(called):
+                    if not (_of_a_library(called) or (number and _is_installed(called))):
                         code.append(called)
                 if isinstance(held, (*_CODE, type)):
                     continue
@@ -84,6 +96,12 @@ def reached_by(used: Iterable[Any], met: Container[int] = ()) -> dict[int, tuple
 
 def _of_a_library(one: Any) -> bool:
     return str(getattr(one, "__module__", "") or "").partition(".")[0] in _LIBRARIES
+
+
+def _is_installed(one: Any) -> bool:
+    """Is it of a package's code, whose registries lead to all of the package?"""
+    module = sys.modules.get(str(getattr(one, "__module__", "")))
+    return module is None or "site-packages" in str(getattr(module, "__file__", ""))
 
 
 def _is_machinery(one: Any) -> bool:
@@ -123,7 +141,8 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _globals_of(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    known = (names.get(name, sys.modules.get(name)) for name in code.co_names)
+    modules = {} if "site-packages" in str(names.get("__file__", "")) else sys.modules
+    known = (names.get(name, modules.get(name)) for name in code.co_names)
     if all(isinstance(one, _PLAIN) for one in known):
         return
     loaded, imported = set[str](), set[str]()
@@ -135,7 +154,7 @@ def _globals_of(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tupl
         elif one is not None and one.opname == "IMPORT_NAME":
             imported.add(one.argval)
     values = {name: names[name] for name in loaded & names.keys()}
-    values = {name: sys.modules[name] for name in imported & sys.modules.keys()} | values
+    values = {name: modules[name] for name in imported & modules.keys()} | values
     queue, seen = deque((value, name) for name, value in values.items()), set[int]()
     while queue:
         value, name = queue.popleft()
@@ -159,27 +178,35 @@ def _contents(value: Any, name: str, seen: set[int]) -> Iterator[tuple[Any, str]
         number += 1
         if number == _MOST:
             rank_zero_warn(
-                f"the training's code names {name}, of which the first {_MOST:,} objects were looked at: what "
-                "a client's objects share with the rest of it becomes two objects; name it by self alone"
+                f"the training's code names {name}, and {_MOST:,} of its objects were looked at: what a "
+                "client's objects share with the rest becomes two objects; name it by self alone"
             )
             return
-        if not isinstance(one, (*_CODE, type, nn.Module, Tensor, Optimizer, pl.Trainer)):
-            if not _is_machinery(one):
-                queue.extend((held, own) for held, own in _held_by(one, way) if not isinstance(held, _PLAIN))
+        if not isinstance(one, _ENDS) and not _is_machinery(one):
+            queue.extend((held, own) for held, own in _held_by(one, way) if not isinstance(held, _PLAIN))
 
 
 def _held_by(one: Any, way: str) -> Iterator[tuple[Any, str]]:
     if isinstance(one, dict):
-        yield from ((held, f"{way}[{key!r:.40}]") for key, held in one.items() if not isinstance(held, _PLAIN))
+        yield from (
+            (held, f"{way}[{key!r:.40}]") for key, held in one.items() if not isinstance(held, _PLAIN)
+        )
         yield from ((key, way) for key in one)
     elif isinstance(one, list | tuple | set | deque):
         yield from ((held, f"{way}[{n}]") for n, held in enumerate(one) if not isinstance(held, _PLAIN))
-    own = getattr(one, "__dict__", None)
-    if isinstance(own, dict):
+    own = _attributes_of(one)
+    if own:
         yield own, way
         yield from ((held, f"{way}.{key}") for key, held in own.items())
     if isinstance(one, functools._lru_cache_wrapper):
         wrapped = one.__wrapped__
         yield from ((held, f"what {way} has cached") for held in gc.get_referents(one) if held is not wrapped)
-    elif not isinstance(one, _CONTAINERS):  # in slots, partial functions, methods, iterators
-        yield from ((held, way) for held in gc.get_referents(one) if held is not own)
+    elif isinstance(one, functools.partial | types.MethodType) or hasattr(type(one), "__slots__"):
+        yield from (
+            (held, way) for held in gc.get_referents(one) if held is not own and held is not type(one)
+        )
+
+
+def _attributes_of(one: Any) -> dict[str, Any]:
+    own = getattr(one, "__dict__", None)
+    return own if isinstance(own, dict) else {}

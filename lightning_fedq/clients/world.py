@@ -215,7 +215,9 @@ class World:
         """
         for name, value, sums, _ in self._frozen:
             if _sums(value) != sums:
-                raise _named_twice(name, value, f"the original {type(value).__name__}, which training changes")
+                raise _named_twice(
+                    name, value, f"the original {type(value).__name__}, which training changes"
+                )
 
     def _refuse_originals(self) -> None:
         """Refuse names by which code would find the user's Trainer, or parts by the `id` of the original."""

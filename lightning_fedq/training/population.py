@@ -298,7 +298,7 @@ class SimulatedClients(Population):
             def tried() -> tuple[Findings, dict[str, None]]:
                 names = dict[str, None]()
                 trial = Trial(ClientFit(trainer), clock, self.loader, names)
-                return rehearse(trial, module, clients, buffers), names
+                return rehearse(trial, module, clients, buffers, not aside.why), names
 
             findings, names = aside.do(who, tried)
             found = findings.told(module)

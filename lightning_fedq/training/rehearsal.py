@@ -20,6 +20,7 @@ from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.round_loop import told_results
+from lightning_fedq.training.stale import stale_hooks
 
 _ROUNDS = 100
 """Rounds in which somebody to rehearse with is looked for."""
@@ -72,6 +73,18 @@ class Trial:
             self._fit.check_frozen()
         return client
 
+    def fresh(self, stack: Stack, before: Callable[[Client], object]) -> Client:
+        """Return a client who has not trained.
+
+        Args:
+            stack: The client, whose seed its copy has.
+            before: Called with the copy.
+        """
+        with own_draws():
+            client = self._fit.copy(stack.training_seed, alone=True)
+            before(client)
+        return client
+
     def end_round(self) -> None:
         """Begin the next clients with the fit as it is then."""
         self._fit.end_round()
@@ -114,14 +127,27 @@ class Findings(NamedTuple):
         rehearsed: What training changes beside the parameters.
         failure: Why there was none. "" if there was.
         moved: Did any parameter move?
+        stale: A hook that uses what training leaves beside the model, see `stale_hooks`. "" is none.
     """
 
     rehearsed: Rehearsed
     failure: str = ""
     moved: bool = True
+    stale: str = ""
 
     def told(self, module: pl.LightningModule) -> Rehearsed:
-        """Say what the user should know."""
+        """Say what the user should know.
+
+        Raises:
+            ValueError: If a hook would put weights in that nobody has averaged.
+        """
+        if self.stale:
+            raise ValueError(
+                f"{self.stale} puts weights in that follow from what hooks of batches or steps have kept "
+                "beside the model, an average say: clients train with copies that are dropped, so that the "
+                "fit's own would be of the first weights; keep the average in a submodule or buffer, which "
+                "travels, or use EMAWeightAveraging, which averages the global model"
+            )
         if self.failure:
             rank_zero_info(
                 f"a rehearsal of the first steps failed ({self.failure}); of buffers, those of "
@@ -137,7 +163,7 @@ class Findings(NamedTuple):
 
 
 def rehearse(
-    trial: Trial, module: pl.LightningModule, clients: Sequence[Stack], mode: BufferMode
+    trial: Trial, module: pl.LightningModule, clients: Sequence[Stack], mode: BufferMode, forked: bool = False
 ) -> Findings:
     """Find what training changes beside the parameters.
 
@@ -149,6 +175,7 @@ def rehearse(
         module: The global model.
         clients: The one that tries. None leaves it to the layers.
         mode: What happens to buffers.
+        forked: Is this done in a fork, so that hooks of the end can be tried?
 
     Raises:
         NotCarriedError: If something in the fit has no bytes.
@@ -166,6 +193,9 @@ def rehearse(
         first = (str(error).splitlines() or [""])[0]
         return Findings(Rehearsed.by_layers(module), f"{type(error).__name__}: {first}")
     trained = [name for name, parameter in client.module.named_parameters() if parameter.requires_grad]
-    return Findings(
-        Rehearsed.of(module, client.module), moved=bool(changed_of(module, client.module, trained))
-    )
+    moved = bool(changed_of(module, client.module, trained))
+    found = Findings(Rehearsed.of(module, client.module), moved=moved)
+    if forked:
+        before = trial.fresh(clients[0], lambda client: prepare(client, mode))
+        found = found._replace(stale=stale_hooks(client, before))
+    return found

@@ -138,7 +138,7 @@ def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
 
 
 def unseen(shown: Sequence[Digests]) -> str:
-    """What of a Trainer's output could not be looked at, and for which errors. "" if all was.
+    """Parts of a Trainer's output that could not be looked at, with the errors. "" if all could.
 
     Args:
         shown: What it showed at several times; once is enough.

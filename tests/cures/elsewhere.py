@@ -11,6 +11,9 @@ TESTED = {
     "this round trains {}, which a callback or hook has given to optimisers": (
         "flower/test_unfreezing.py::test_optimisers_must_hold_what_is_ever_trained"
     ),
+    "puts weights in that follow from what hooks of batches or steps have kept": (
+        "isolation/test_stale.py::test_what_follows_from_the_model_ends_as_plain_training"
+    ),
     "training_step seeds {}, so that its draws are known": (
         "callbacks/test_dpsgd_draws.py::test_draws_that_no_secret_reaches_are_refused"
     ),

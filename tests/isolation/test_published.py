@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.reached import reached_by
 from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Message, RoundContext
 from tests.digits_run import make_trainer
-from tests.isolation.published import CASES, Case, Data
+from tests.isolation.published import CASES, BehindManyInAGlobal, Case, Data
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -185,6 +186,12 @@ def test_closures_of_classes_are_named() -> None:
     CASES.remove(Closed)
     with pytest.raises(ValueError, match="names net past it: the original Linear"):
         federate(Closed, 1)
+
+
+def test_where_a_global_has_more_than_is_looked_at_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_fedq.clients.reached._MOST", 100)
+    with pytest.warns(UserWarning, match="names MANY, and 100 of its objects were looked at"):
+        reached_by([BehindManyInAGlobal.training_step])
 
 
 def test_there_are_ninety() -> None:

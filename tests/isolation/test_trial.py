@@ -143,9 +143,9 @@ class NotYetSaved(Shape):
 
 def test_an_error_of_a_checkpoint_hides_nothing_and_is_told() -> None:
     _InCallback.losses.clear()
-    with pytest.raises(ValueError, match="not isolated.*checkpoint/callbacks/"):
+    with pytest.raises(ValueError, match=r"not isolated.*checkpoint/callbacks/"):
         fit(SavedLate)
-    with pytest.warns(UserWarning, match="could not look into a checkpoint .AttributeError: .*best"):
+    with pytest.warns(UserWarning, match=r"could not look into a checkpoint \(AttributeError: .*best"):
         fed = fit(NotYetSaved)
     assert "It could not look into a checkpoint (AttributeError: " in fed.fit.isolation
 

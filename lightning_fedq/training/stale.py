@@ -1,0 +1,98 @@
+"""Hooks of a validation, of a checkpoint and of the end that use what training has left beside the model.
+
+A callback that averages weights by batch, and puts the average in when the training ends, does the first in
+the clients' copies and the second in the user's fit, where its average is still of the first weights. That
+is tried before the first round: such hooks must do the same to the model of a client that has trained, and
+to that model with all else as it was before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq.clients.fit import Client
+from lightning_fedq.clients.forks import in_fork
+from lightning_fedq.clients.hooks import is_ours, overrides
+from lightning_fedq.data.generator_turns import seed_for_transforms
+from lightning_fedq.training.shown import Digests, digests
+
+_HOOKS = (
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_end",
+    "on_train_end",
+    "on_fit_end",
+)
+_CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"}
+_CHANGES |= {"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "socket.connect", "shutil.rmtree"}
+
+
+def stale_hooks(trained: Client, before: Client) -> str:
+    """Which hooks would use what the user's own objects never get. "" if none does.
+
+    Only in a fork: hooks are called in forks of it in which nothing can be written.
+
+    Args:
+        trained: A client that has trained.
+        before: One that has not. It is given the other's parameters and buffers.
+    """
+    called, hooks = _callbacks(trained), ("on_save_checkpoint", *_HOOKS)
+    own = any(overrides(one, hook) for one in called for hook in hooks)
+    if not own and not any(is_overridden(hook, trained.module, pl.LightningModule) for hook in hooks):
+        return ""
+    with torch.no_grad():
+        theirs = dict(_tensors(trained.module))
+        for name, tensor in _tensors(before.module):
+            if tensor.is_floating_point() and name in theirs and tensor.shape == theirs[name].shape:
+                tensor.data.copy_(theirs[name])
+    one, other = in_fork(lambda: _after_hooks(trained)), in_fork(lambda: _after_hooks(before))
+    return next((hook for hook in one if one[hook] != other[hook]), "")
+
+
+def _after_hooks(client: Client) -> dict[str, Digests]:
+    """The model as checkpoints would hold it, and after each hook."""
+    sys.addaudithook(_no_changes)
+    seed_for_transforms(0)
+    module, trainer, called = client.module, client.trainer, _callbacks(client)
+    saved: dict[str, Any] = {"state_dict": dict(module.state_dict())}
+    for one in (*called, module):
+        with suppress(Exception):
+            one.on_save_checkpoint(*((saved,) if one is module else (trainer, module, saved)))
+    state = saved["state_dict"] if isinstance(saved.get("state_dict"), Mapping) else {}
+    found = {"on_save_checkpoint": digests(state, "")}
+    for hook in _HOOKS:
+        for one in called:
+            with suppress(Exception):
+                getattr(one, hook)(trainer, module)
+        with suppress(Exception):
+            getattr(module, hook)()
+        found[hook] = digests(dict(_tensors(module)), "")
+    return found
+
+
+def _callbacks(client: Client) -> list[Any]:
+    """Its copies, and the user's own of which it has none."""
+    copied = [type(one) for one in client.callbacks]
+    own = [*client.callbacks, *(one for one in client.trainer.home.callbacks if type(one) not in copied)]
+    no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
+    return [one for one in own if not (isinstance(one, no) or is_ours(one))]
+
+
+def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _no_changes(event: str, args: Any) -> None:
+    if event == "open" and not isinstance(args[0], int):
+        writes = (args[2] or 0) & (os.O_WRONLY | os.O_RDWR) or any(sign in (args[1] or "") for sign in "wax+")
+    else:
+        writes = event in _CHANGES
+    if writes:
+        raise PermissionError("nothing can be written where hooks are tried")

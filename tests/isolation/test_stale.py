@@ -1,0 +1,217 @@
+"""Averages that callbacks, modules and optimisers keep by step, and put in where the user's fit has none."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.optim.swa_utils import AveragedModel
+
+from lightning_fedq._lightning import pl
+from tests.isolation.published import CASES, Case
+from tests.isolation.test_published import federate, states, tensors
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def state(module: Any) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+class _Ema(pl.Callback):
+    """Of all weights by batch, as most write it."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.shadow = state(pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        for name, tensor in pl_module.state_dict().items():
+            self.shadow[name].lerp_(tensor, 0.1)
+
+    def swap(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.load_state_dict(self.shadow)
+
+
+class AtTheEnd(_Ema):
+    on_train_end = _Ema.swap
+
+
+class BegunByTheFirstBatch(_Ema):
+    shadow: Any = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Nothing."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.shadow = self.shadow or state(pl_module)
+        super().on_train_batch_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.shadow is not None:
+            self.swap(trainer, pl_module)
+
+
+class ForValidation(_Ema):
+    """In and out again."""
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.kept = state(pl_module)
+        self.swap(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.load_state_dict(self.kept)
+
+
+class InCheckpoints(_Ema):
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = self.shadow
+
+
+class OfTorch(pl.Callback):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.average = AveragedModel(pl_module.net)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.average.update_parameters(pl_module.net)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.net.load_state_dict(self.average.module.state_dict())
+
+
+class FlatAtFitEnd(pl.Callback):
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.average = parameters_to_vector(pl_module.parameters()).detach().clone()
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self.average.lerp_(parameters_to_vector(pl_module.parameters()).detach(), 0.2)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        vector_to_parameters(self.average, pl_module.parameters())
+
+
+class BestBatch(pl.Callback):
+    best: Any = (9.9, None)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
+        self.best = min(self.best, (float(outputs["loss"]), state(pl_module)), key=lambda pair: pair[0])
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.best[1] is not None:
+            pl_module.load_state_dict(self.best[1])
+
+
+class _SwapsOptimizer(pl.Callback):
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.optimizers[0].swap()
+
+
+class _Averaging(torch.optim.SGD):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.average = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for mean, p in zip(self.average, self.param_groups[0]["params"], strict=True):
+            mean.lerp_(p.detach(), 0.1)
+        return loss
+
+    def swap(self) -> None:
+        for mean, p in zip(self.average, self.param_groups[0]["params"], strict=True):
+            p.data.copy_(mean)
+
+
+class OfTheOptimizer(Case):
+    def callbacks(self) -> list[pl.Callback]:
+        return [_SwapsOptimizer()]
+
+    def configure_optimizers(self) -> Any:
+        return _Averaging(self.parameters())
+
+
+class OfTheModule(Case):
+    def on_train_start(self) -> None:
+        self.shadow = state(self)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        for name, tensor in self.state_dict().items():
+            self.shadow[name].lerp_(tensor, 0.1)
+
+    def on_train_end(self) -> None:
+        self.load_state_dict(self.shadow)
+
+
+# ---- and those that use nothing of the sort ---------------------------------------------------------------
+
+
+class BestValidated(pl.Callback):
+    best: Any = (9.9, None)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        found = float(trainer.callback_metrics["val_loss"]), state(pl_module)
+        self.best = min(self.best, found, key=lambda pair: pair[0])
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.load_state_dict(self.best[1])
+
+
+class Rounded(pl.Callback):
+    """Keeps something by batch, and puts in what follows from the weights alone."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.batches = getattr(self, "batches", 0) + 1
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        for parameter in pl_module.parameters():
+            parameter.data = (64 * parameter.data).round() / 64
+
+
+class InASubmodule(Case):
+    """The cure: it travels."""
+
+    def build(self) -> None:
+        self.ema = copy.deepcopy(self.net).requires_grad_(False)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        for mean, parameter in zip(self.ema.parameters(), self.net.parameters(), strict=True):
+            mean.lerp_(parameter.detach(), 0.1)
+
+    def on_train_end(self) -> None:
+        self.net.load_state_dict(self.ema.state_dict())
+
+
+STALE = [AtTheEnd, BegunByTheFirstBatch, ForValidation, InCheckpoints, OfTorch, FlatAtFitEnd, BestBatch]
+FINE = [BestValidated, Rounded]
+MODULES = [OfTheOptimizer, OfTheModule, InASubmodule]
+
+
+def row(kind: Any) -> type[Case]:
+    if kind in MODULES:
+        return kind  # type: ignore[no-any-return]
+
+    class WithCallback(Case):
+        def callbacks(self) -> list[pl.Callback]:
+            return [kind()]
+
+    return WithCallback
+
+
+@pytest.mark.parametrize("kind", [*STALE, OfTheOptimizer, OfTheModule])
+def test_an_average_that_the_fit_never_gets_is_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match="puts weights in that follow from what hooks of batches or steps"):
+        federate(row(kind), 1)
+
+
+@pytest.mark.parametrize("kind", [*FINE, InASubmodule])
+def test_what_follows_from_the_model_ends_as_plain_training(kind: Any) -> None:
+    after = states(row(kind))[1]
+    for name, tensor in tensors(federate(row(kind), 1)[0]):
+        torch.testing.assert_close(tensor, after[name], atol=1e-6, rtol=0, msg=name)
+
+
+for _one in [one for one in CASES if one.__module__ == __name__ or one.__name__ == "WithCallback"]:
+    CASES.remove(_one)  # rows of this table alone
