@@ -23,6 +23,14 @@ def test_among_the_callbacks():
         trainer.fit(Classifier(Linear(in_features=64)), DigitsDataModule())
 
 
+def test_as_the_strategy():
+    with pytest.raises(
+        TypeError, match=r"no strategy; .* Trainer\(callbacks=\[Federated\(CorBin\(epsilon=4.0"
+    ):
+        pl.Trainer(strategy=CorBin(4.0))
+    assert CorBin(4.0) != CorBin(5.0) and CorBin(4.0) != "CorBin" and not CorBin(4.0) != CorBin(4.0)  # noqa: SIM202
+
+
 def test_a_name_that_nobody_has_is_an_ordinary_error():
     with pytest.raises(AttributeError, match="'LDPQ' object has no attribute 'wrong'"):
         getattr(LDPQ(1.0), "wrong")  # noqa: B009

@@ -106,7 +106,7 @@ class PrivacyBudget(pl.Callback):
             by = f"by the {whose} that has spent most"
         return (
             f"Privacy budget: epsilon {format_epsilon(self._spent_by_now())} of {self.epsilon:g} spent "
-            f"at delta {self.delta:g} against {self.adversary.name}, {by}"
+            f"at delta {self.delta:g} against {self.adversary.value}, {by}"
             + (", had keys not come from a seed" if self._seeded else "")
             + ("; the run was not to stop there" if self.on_exhausted == "warn" else "")
         )
@@ -230,7 +230,7 @@ class PrivacyBudget(pl.Callback):
             if isinstance(claim.loss, NonPrivate):
                 whom = "" if len(group) == len(limits) else f" for clients {group[:_NAMED]}"
                 raise ValueError(
-                    f"no budget can be kept against {self.adversary.name}{whom}: {claim.loss.reason}; "
+                    f"no budget can be kept against {self.adversary.value}{whom}: {claim.loss.reason}; "
                     "choose an adversary that the mechanism protects against"
                 )
             cost = partial(account.between_any_two, claim)
@@ -249,7 +249,7 @@ class PrivacyBudget(pl.Callback):
         dpsgd.next_steps()  # refuses a loader without Poisson sampling
         if self._each_step and self.adversary is not Adversary.OUTSIDER:
             raise ValueError(
-                f"DPSGD protects samples against whoever sees the model, got {self.adversary.name}; "
+                f"DPSGD protects samples against whoever sees the model, got {self.adversary.value}; "
                 "use Adversary.OUTSIDER"
             )
         accounts = dpsgd.accounts

@@ -21,13 +21,13 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.calls import parse_call, parse_mechanism
 from lightning_fedq.commands.configs import SUFFIXES, find
+from lightning_fedq.commands.others import run_of_flower, run_of_opacus
 from lightning_fedq.commands.settings import parse_changes
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.others import of_flower, of_opacus
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
@@ -238,14 +238,14 @@ def page_of_run(folder: Path) -> str:
     return page.read_text()
 
 
-def page_of_others(opacus: Path | None, flower: Path | None, delta: float) -> str:
-    """The page about settings of another library, in one of two files.
+def report_of_others(opacus: Path | None, flower: Path | None, delta: float) -> PrivacyReport:
+    """State what settings of another library give, in one of two files.
 
     Raises:
         OSError: If the file can't be read.
         ValueError: If it holds no such settings.
     """
-    path, stated = (opacus, of_opacus) if flower is None else (flower, of_flower)
+    path = opacus if flower is None else flower
     try:
         text = Path(str(path)).read_text()
         settings = json.loads(text) if Path(str(path)).suffix == ".json" else yaml.safe_load(text)
@@ -253,7 +253,10 @@ def page_of_others(opacus: Path | None, flower: Path | None, delta: float) -> st
         raise ValueError(f"{path} is neither YAML nor JSON: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold a mapping of settings, got {type(settings).__name__}")
-    return stated(settings, delta).markdown(delta)
+    if flower is not None:
+        return privacy_report(run_of_flower(settings), delta)
+    run, samples = run_of_opacus(settings, delta)
+    return replace(privacy_report(run, delta), samples=samples)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -300,16 +303,17 @@ def main(argv: Sequence[str]) -> int:
         others.add_argument(flag, type=Path, metavar="FILE", help=text)
     options = parser.parse_args(argv)
     if options.opacus or options.flower:
-        mine = {"opacus", "flower", "delta"}
+        mine = {"opacus", "flower", "delta", "out"}
         if wrong := sorted(
             n for n, v in vars(options).items() if v != parser.get_default(n) and n not in mine
         ):
-            parser.error(f"settings of other libraries go with --delta only, not with {', '.join(wrong)}")
+            parser.error(
+                f"settings of other libraries go with --delta and --out only, not with {', '.join(wrong)}"
+            )
         try:
-            print(page_of_others(options.opacus, options.flower, options.delta))
+            return _print(report_of_others(options.opacus, options.flower, options.delta), options.out)
         except (OSError, ValueError) as error:
             parser.error(str(error))
-        return 0
     if options.source is None:
         parser.error(
             "give a configuration, a checkpoint or the folder of a run, or --opacus or --flower FILE"
@@ -347,8 +351,13 @@ def main(argv: Sequence[str]) -> int:
             report = report_of_checkpoint(path, options.rounds, options.delta, options.secagg, kind)
     except ValueError as error:
         parser.error(str(error))
+    return _print(report, options.out)
+
+
+def _print(report: PrivacyReport, out: Path | None) -> int:
+    """Print a report, and write it where asked."""
     Console().print(Markdown(markdown(report)))
-    if options.out is not None:
-        write_atomically(options.out / "privacy.md", markdown(report))
-        write_atomically(options.out / "privacy.json", report.to_json())
+    if out is not None:
+        write_atomically(out / "privacy.md", markdown(report))
+        write_atomically(out / "privacy.json", report.to_json())
     return 0

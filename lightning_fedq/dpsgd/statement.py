@@ -25,6 +25,7 @@ class SampleStatement:
         secure: Were batches and noise drawn from the operating system? Where that is not known, nothing is
             guaranteed.
         remarks: Sentences on where the figures come from.
+        neighbours: What differs between the two worlds that are compared.
     """
 
     data_sets: int
@@ -36,6 +37,7 @@ class SampleStatement:
     sample_rate: float | None
     secure: bool | None
     remarks: tuple[str, ...] = ()
+    neighbours: str = "one sample is added or removed"
 
     @classmethod
     def of_histories(
@@ -80,7 +82,7 @@ class SampleStatement:
             spent = f"batches and noise come from a seed; with DPSGD(seed=None) it would be {spent}"
         return (
             f"one sample (DP-SGD), against everybody who sees messages or models: {self.verdict}, {spent} "
-            "(one sample is added or removed)"
+            f"({self.neighbours})"
         )
 
     def to_markdown(self) -> str:
@@ -97,7 +99,7 @@ class SampleStatement:
                 f"| {self.data_sets} | {self.steps} | {_figure(self.noise_multiplier, 'g')} "
                 f"| {_figure(self.max_grad_norm, 'g')} | {_figure(self.sample_rate, '.3g')} |",
                 "",
-                "The figures are of the account that has spent most. Neighbours: a sample added or removed.",
+                f"The figures are of the account that has spent most. Neighbours: {self.neighbours}.",
                 "Assumed: every sample belongs to one client; who takes part and how many samples a client",
                 "holds are known. Not covered: what the module logs from training batches, and samples that",
                 "are mixed before training_step sees them; and, where Federated has a seed and DPSGD has",

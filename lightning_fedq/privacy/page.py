@@ -4,6 +4,7 @@ import math
 
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.report import PrivacyReport, Row
+from lightning_fedq.privacy.secret_row import title_of
 from lightning_fedq.privacy.verdict import NOT_RUN, format_epsilon
 
 _COMPARED = {
@@ -79,7 +80,7 @@ def _charged(report: PrivacyReport) -> list[str]:
     if not report.secure_keys:
         lines += ["With the secure keys that this run did not have:", ""]
     lines += [
-        f"| clients | rounds charged, at most | {' | '.join(names)} |",
+        f"| clients | rounds charged, at most | {' | '.join(map(title_of, names))} |",
         "| --- " * (len(names) + 2) + "|",
     ]
     for line in report.charged:
@@ -102,10 +103,12 @@ def _leaves(report: PrivacyReport) -> list[str]:
 def markdown(report: PrivacyReport) -> str:
     """Two tables, one to read and one to check. Then what has to hold, and samples where DP-SGD ran."""
     common = set.intersection(*(set(row.assumptions) for row in report.rows))
+    # settings of other libraries are priced for vectors of any length, as one number
+    length = f"{report.dim} parameters, " if report.dim > 1 else ""
     lines = [
         "# What was protected, and from whom",
         "",
-        f"{report.mechanism}: {report.dim} parameters, {report.cohort_size} of {report.num_clients} clients "
+        f"{report.mechanism}: {length}{report.cohort_size} of {report.num_clients} clients "
         f"a round, {report.rounds} rounds, delta {report.delta:g}, "
         f"{'secure' if report.secure_keys else 'reproducible'} keys, "
         f"secure aggregation {f'on: {report.protocol}' if report.secure_aggregation else 'off'}.",

@@ -98,8 +98,8 @@ class PrivacyTarget:
     def __str__(self) -> str:
         """In words."""
         secret = " who never learns who took part" if self.secret else ""
-        against = f"{self.against.name}{secret}"
-        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {against}, {self.over}"
+        whom = f"{self.against.value}{secret}"
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {whom}, {self.over}"
 
 
 @dataclass(frozen=True)
@@ -294,10 +294,10 @@ def _refuse_where_nothing_is_claimed(account: Account, target: PrivacyTarget) ->
         ):
             raise ValueError(f"secret cohorts need {why}")
         return
-    others = [who.name for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)]
+    others = [who.value for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)]
     instead = f"it could be against {', '.join(others)}" if others else "nor against anybody else"
     raise ValueError(
-        f"{type(run.mechanism).__name__} can't be private against {target.against.name} here: "
+        f"{type(run.mechanism).__name__} can't be private against {target.against.value} here: "
         f"{refused.reason}; {instead}"
     )
 

@@ -64,7 +64,7 @@ class ClientBudget:
             )
         if against not in _ENFORCED:
             raise ValueError(
-                f"a client can't see what {against.name} learns, so it can't hold to a budget against it; "
+                f"a client can't see what {against.value} learns, so it can't hold to a budget against it; "
                 "take adversary='server' or 'server_and_partner'"
             )
         if against is Adversary.SECAGG_SERVER and self.fewest_survivors is None:

@@ -46,7 +46,7 @@ def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyT
     if target is not None and not target.secret:
         _refuse(
             "S5, clients without a limit of their own",
-            f"a target against {target.against.name} limits the charges of every client",
+            f"a target against {target.against.value} limits the charges of every client",
             "use PrivacyTarget(adversary='outsider', cohorts='secret'), or no target",
         )
     return True

@@ -148,7 +148,7 @@ def test_a_budget_spent_before_resuming_is_refused(tmp_path):
     ],
 )
 def test_no_budget_where_there_is_no_guarantee(mechanism, adversary, reason):
-    with pytest.raises(ValueError, match=f"no budget can be kept against {adversary.name}: {reason}"):
+    with pytest.raises(ValueError, match=f"no budget can be kept against {adversary.value}: {reason}"):
         trainer(federated(mechanism), budget(adversary=adversary)).fit(Linear())
 
 
@@ -205,7 +205,7 @@ def test_behind_secure_aggregation_the_sum_has_a_budget_of_its_own():
 def test_without_secure_aggregation_its_budget_is_refused():
     with pytest.raises(
         ValueError,
-        match="SECAGG_SERVER: secure aggregation is off: see the row of the server that sees every",
+        match="secure aggregation: secure aggregation is off: see the row of the server that sees every",
     ):
         trainer(federated(), budget(adversary="SecAgg_Server")).fit(Linear())
 

@@ -198,8 +198,8 @@ def test_the_partner_counts_where_the_target_says_so():
     "target, options, words",
     [
         (PrivacyTarget(1.0, DELTA, over="round"), {}, "leave over='round' out"),
-        (PrivacyTarget(1.0, DELTA, "outsider"), {}, "can't see what OUTSIDER learns"),
-        (PrivacyTarget(1.0, DELTA, "client"), {}, "can't see what CLIENT learns"),
+        (PrivacyTarget(1.0, DELTA, "outsider"), {}, "can't see what an outsider learns"),
+        (PrivacyTarget(1.0, DELTA, "client"), {}, "can't see what a curious client learns"),
         (PrivacyTarget(1.0, DELTA, "secagg_server"), {}, r"use SecAgg\(active=True\)"),
         (PrivacyTarget(1.0, 0.5, "server"), {}, "below 0.2 = 1 / 5 clients"),
     ],

@@ -86,7 +86,7 @@ def test_a_run_ends_at_its_target():
     assert 7.97 < found <= 8.0
     assert federated.calibration.epsilon == pytest.approx(found)
     assert (
-        "epsilon 8 at delta 1e-05 against SECAGG_SERVER, run: RotatedCoins("
+        "epsilon 8 at delta 1e-05 against the server behind secure aggregation, run: RotatedCoins("
         in federated.kept_target.statement
     )
     assert federated.ledger.most_charged == 3 and int(federated.ledger.limits.min()) == 3
@@ -174,7 +174,7 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
     [
         (
             {"secure_aggregation": None},
-            "can't be private against SECAGG_SERVER here: secure aggregation is off",
+            "can't be private against the server behind secure aggregation here: secure aggregation is off",
         ),
         (
             {"mechanism": FedAvg(), "secure_aggregation": None},
@@ -241,7 +241,10 @@ def test_what_would_be_possible_is_said():
     with pytest.raises(ValueError, match=r"LDPQ can't meet epsilon 1e-09 .* still spend \S+; take fewer"):
         calibrate(PrivacyTarget(1e-9, 1e-12, "server"), hopeless, setting_of(hopeless), 10)
     trusted = AggregateGaussian(1.0, 1.0)
-    with pytest.raises(ValueError, match=r"against SERVER here: .*; it could be against OUTSIDER"):
+    with pytest.raises(
+        ValueError,
+        match=r"against the server that sees every message here: .*; it could be against an outsider",
+    ):
         calibrate(PrivacyTarget(8.0, 1e-5, "server"), trusted, setting_of(trusted), 10)
 
 

@@ -191,13 +191,17 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     console.print(shown)
     if not of_runs:
         return
-    views = dict.fromkeys(str(row["view"]) for row in table)
-    if len(views) == 1:
-        console.print(f"epsilon: over the run, towards {next(iter(views))}", highlight=False, soft_wrap=True)
+    from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
+
+    views = {row["run"]: str(row["view"]) for row in table}
+    views = {run: view if view in ("nobody", "-") else title_of(view) for run, view in views.items()}
+    if len(set(views.values())) == 1:
+        towards = next(iter(views.values()))
+        console.print(f"epsilon: over the run, towards {towards}", highlight=False, soft_wrap=True)
         return
     console.print("epsilon: over the run, towards", highlight=False)
-    for row in table:
-        console.print(f"  {row['run']}: {row['view']}", highlight=False, soft_wrap=True)
+    for run, view in views.items():
+        console.print(f"  {run}: {view}", highlight=False, soft_wrap=True)
 
 
 def _trained(

@@ -57,13 +57,25 @@ class Mechanism(ABC):
             TypeError: If `name` is a hook of Lightning's callbacks, with the line that works.
             AttributeError: If there is no such attribute.
         """
-        kind = type(self).__name__
         if name in ("setup", "state_key") or name.startswith("on_"):
-            raise TypeError(
-                f"{kind} is a mechanism and no callback; Federated is the callback that takes it: "
-                f"Trainer(callbacks=[Federated({self!r}, num_clients=...)])"
-            )
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            raise self._misplaced("callback")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __ne__(self, other: object) -> bool:
+        """Say where a mechanism belongs when a Trainer asks whether its `strategy` is other than "auto".
+
+        Raises:
+            TypeError: If `other` is "auto", with the line that works.
+        """
+        if isinstance(other, str) and other == "auto":
+            raise self._misplaced("strategy")
+        return not self == other
+
+    def _misplaced(self, place: str) -> TypeError:
+        return TypeError(
+            f"{type(self).__name__} is a mechanism and no {place}; Federated is the callback that takes it: "
+            f"Trainer(callbacks=[Federated({self!r}, num_clients=...)])"
+        )
 
     homomorphic: ClassVar[bool]
     """May `decode` be given the sum of several clients' symbols?"""
