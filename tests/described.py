@@ -41,6 +41,7 @@ class Setting:
             min_survivors=self.fewest_survivors,
             min_summands=self.fewest_answers or 1,
             ran=True,
+            settings="",
             statement=self.protocol,
         )
         used = self.secure_aggregation or self.max_corrupt or self.fewest_survivors

@@ -14,6 +14,7 @@ import yaml
 
 import lightning_fedq
 from lightning_fedq import mechanisms
+from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.cli import OTHERS, TRAINING, main
 from lightning_fedq.commands.calls import parse_mechanism
 from lightning_fedq.commands.configs import fragments
@@ -25,8 +26,11 @@ from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.lab.commands.attack import configured
 from lightning_fedq.lab.commands.compare import privacy_towards
 from lightning_fedq.lab.commands.sweep import parse_grid, wandb_sweep
-from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.mechanisms import SIGM, GaussianNoise
+from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
+from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.reports.runs import epsilon_of_label, read_rows, write_rows, write_summary
+from tests.callbacks.runs import small_run
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -662,3 +666,22 @@ def test_a_folder_that_can_not_be_written_is_told_in_a_line(
     assert main(["fit", "folder.yaml"]) == 2
     error = capsys.readouterr().err
     assert "Not a directory" in error and "taken" in error and "Traceback" not in error
+
+
+def test_compare_shows_what_tells_any_two_updates_apart(tmp_path: Path) -> None:
+    """Of `SIGM`, whose own claim is about an update and zero: beside claims about any two it would look half
+    as loud. With every coordinate selected it is a Gaussian of z, and z / 2 between any two."""
+    for name, mechanism in (("sigm", SIGM(0.1, 200.0, 1.0)), ("gaussian", GaussianNoise(1.0, 4.0))):
+        small_run(RunFolder(name, tmp_path), mechanism=mechanism, rounds=1, seed=None)
+    folders = [str(tmp_path / name) for name in ("sigm", "gaussian")]
+    for adversary in ([], ["--adversary", "outsider"]):
+        assert (
+            main(["compare", *folders, "--monitor", "val_acc", *adversary, "--out", str(tmp_path / "both")])
+            == 0
+        )
+        table = {row["run"]: row for row in json.loads((tmp_path / "both/table.json").read_text())["runs"]}
+        zero, any_two = (spent(GaussianLoss(z), 1e-5, compositions=650).epsilon for z in (200.0, 100.0))
+        assert table["sigm"]["epsilon"] == pytest.approx(any_two, rel=0.02) and any_two > 1.9 * zero
+        stated = json.loads((tmp_path / "gaussian/privacy.json").read_text())
+        outsider = next(row for row in stated["rows"] if row["adversary"] == "OUTSIDER")
+        assert table["gaussian"]["epsilon"] == outsider["epsilon_run"] == outsider["epsilon_any_two"]

@@ -46,7 +46,7 @@ from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.rounds import RoundRecord, RoundServer
-from lightning_fedq.training.described import run_of_server
+from lightning_fedq.training.described import run_of_server, run_to_charge
 from lightning_fedq.training.records import warn_of
 
 _SINGLE = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
@@ -171,7 +171,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
             secure_sums=None if secagg is None else remote_sums(secagg, self._directory),
             ledger=self.ledger,
         )
-        self._server.agree(secure_aggregation=repr(secagg))
+        self._server.agree(run_to_charge(self._server, secagg, 0))
         if federated.seed is None:  # clients refuse what they have answered before
             self._server.round = max((entry.round + 1 for entry in used), default=0)
 

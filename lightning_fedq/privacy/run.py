@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,7 @@ class SecureSum:
             it may leave out all others. None is a server that follows the protocol (honest but curious).
         min_summands: Messages without which no sum is opened, >= 1.
         ran: Did masks really run, so that the server saw sums only?
+        settings: The protocol with its settings, as in Python; a ledger adds up charges of the same only.
         statement: All of it in words.
     """
 
@@ -65,6 +66,7 @@ class SecureSum:
     min_survivors: int | None
     min_summands: int
     ran: bool
+    settings: str
     statement: str
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ ASSUMED = SecureSum(
     min_survivors=None,
     min_summands=1,
     ran=False,
+    settings="assumed",
     statement="assumed here, no protocol was run, for a server that follows the protocol",
 )
 
@@ -196,6 +199,31 @@ class Run:
         if self.charges is not None or self.most_rounds is not None:
             return 1.0
         return self.cohort_size / self.num_clients * (1.0 - self.sampling.dropout_probability)
+
+    @property
+    def terms(self) -> dict[str, str]:
+        """Terms on which the price of a charge depends, by name, in words. A ledger holds to one set of them.
+
+        A mechanism that claims nothing has no price, whatever they are.
+        """
+        if all(isinstance(claim.loss, NonPrivate) for claim in self.mechanism.claims(self.context)):
+            return {"claims": "nothing"}
+        threat = self.threat
+        terms = {
+            "clients_per_round": str(self.cohort_size),
+            "dropout_probability": str(self.sampling.dropout_probability),
+            "keys": "secure" if threat.secure_keys else "from a seed",
+            "mean": "plain" if threat.plain_sum else "weighted or robust",
+            "secure_aggregation": "None" if threat.secure_sum is None else threat.secure_sum.settings,
+            "num_byzantine": str(threat.num_byzantine),
+        }
+        if self.sampling.may_be_silent:
+            terms["clients"] = "real"
+        if self.sampling.secret:
+            terms["cohorts"] = "secret"
+        if not self.mechanism.covers_shorter:
+            terms["parameters"] = str(self.context.dim)
+        return terms
 
     def of(self, mechanism: Mechanism) -> Run:
         """The same run by another mechanism."""

@@ -113,6 +113,7 @@ class ClientBudget:
                 min_survivors=self.fewest_survivors,
                 min_summands=self.fewest_survivors,
                 ran=True,
+                settings="",
                 statement="",
             )
         # what it can't see, others' weights, lies and silence, no view of its own message hangs on

@@ -7,7 +7,8 @@ number of clients. It names no mechanism, and no transport.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,12 +21,11 @@ from lightning_fedq.mechanisms.interface import (
     AbortedRoundError,
     HandOver,
     Mechanism,
-    NonPrivate,
-    PrivacyClaim,
     RoundContext,
 )
 from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
 from lightning_fedq.privacy.ledger import Ledger, pad_segments
+from lightning_fedq.privacy.run import ASSUMED, Run, ThreatModel
 from lightning_fedq.rounds.broadcast import Broadcast
 from lightning_fedq.rounds.client import Target
 from lightning_fedq.rounds.messages import MalformedMessageError, RefusedMessageError, RoundTask, open_frame
@@ -130,40 +130,32 @@ class RoundServer:
         """Does the model depend on the messages through their unweighted sum only?"""
         return self.client_weights is None and self.aggregator is None
 
-    def agree(self, **further: str) -> None:
+    def agree(self, run: Run) -> None:
         """Agree with the ledger on the terms of the rounds to come. Each `start` asks again.
 
-        A mechanism that claims nothing has no price, whatever the terms.
-
         Args:
-            **further: Terms that a server does not know by itself: `secure_aggregation` in words and
-                `num_byzantine`.
+            run: The run to come.
 
         Raises:
             ValueError: If the ledger's charges are of other terms.
         """
-        self._agree(self.mechanism.claims(self.context(self.coming_plan())), further)
+        self._terms = run.terms
+        self.ledger.agree(self._terms)
 
-    def _agree(self, claims: Sequence[PrivacyClaim], further: Mapping[str, str]) -> None:
-        terms = {
-            "clients_per_round": str(self.planner.cohort_size),
-            "dropout_probability": str(self.planner.dropout_probability),
-            "keys": "from a seed" if self._seeded else "secure",
-            "mean": "plain" if self.plain_sum else "weighted or robust",
-            "secure_aggregation": "None" if self.secure_sums is None else "on",
-            "num_byzantine": "0",
-            **further,
-        }
-        if self.planner.may_be_silent:
-            terms["clients"] = "real"
-        if self.planner.cohort_key is not None:
-            terms["cohorts"] = "secret"
-        if not self.mechanism.covers_shorter:
-            terms["parameters"] = str(self.weights.numel())
-        if all(isinstance(claim.loss, NonPrivate) for claim in claims):
-            terms = {"claims": "nothing"}
-        self.ledger.agree(terms)
-        self._terms = terms
+    def _run_on_its_own(self, context: RoundContext) -> Run:
+        """The run of a server that nobody has told more: masks of some kind, and no clients that lie."""
+        masks = None if self.secure_sums is None else replace(ASSUMED, settings="on")
+        return Run(
+            mechanism=self.mechanism,
+            context=context,
+            rounds=self.ledger.rounds,
+            sampling=self.planner.sampling(""),
+            threat=ThreatModel(
+                secure_sum=masks, plain_sum=self.plain_sum, num_byzantine=0, secure_keys=not self._seeded
+            ),
+            charges=None,
+            releases=None,
+        )
 
     # ---- one round --------------------------------------------------------------------------------
 
@@ -248,10 +240,10 @@ class RoundServer:
         """
         plan = self.planner.plan(self.round, self.mechanism, self.attempt)
         if self._unchecked or self._terms is None:
-            claims = self.mechanism.claims(self.context(plan))
-            check_claims(claims)
+            context = self.context(plan)
+            check_claims(self.mechanism.claims(context))
             if self._terms is None:
-                self._agree(claims, {})
+                self.agree(self._run_on_its_own(context))
         assert self._terms is not None
         self.ledger.agree(self._terms)
         self.ledger.turn_to(self._keys_name)

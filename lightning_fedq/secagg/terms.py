@@ -189,6 +189,7 @@ class SecAgg:
             min_survivors=survivors if self.active else None,
             min_summands=survivors,
             ran=self.run == "masked",
+            settings=repr(self),
             statement=self.statement_of(rounds),
         )
 

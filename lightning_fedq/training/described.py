@@ -84,6 +84,23 @@ def run_to_come(
     )
 
 
+def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int) -> Run:
+    """Run of a server's rounds to come, whose terms its ledger holds them to."""
+    return described(
+        server.planner,
+        server.mechanism,
+        server.context(server.coming_plan()),
+        rounds=server.ledger.rounds,
+        secure_sum=secagg,
+        plain_sum=server.plain_sum,
+        num_byzantine=num_byzantine,
+        secure_keys=server.keys.mode != "reproducible",
+        charges=None,
+        releases=None,
+        broken="",
+    )
+
+
 def run_so_far(federation: Federation, engine: RoundEngine, num_byzantine: int) -> Run:
     """Run of a federation, by what its ledger has charged."""
     return described(

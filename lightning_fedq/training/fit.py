@@ -30,6 +30,7 @@ from lightning_fedq.training.client_metrics import (
     claims_something,
 )
 from lightning_fedq.training.clock import Clock
+from lightning_fedq.training.described import run_to_charge
 from lightning_fedq.training.figures import RunFigures
 from lightning_fedq.training.files import Aside
 from lightning_fedq.training.isolation import IsolationTrial, said
@@ -177,16 +178,15 @@ class FederatedFit:
         own = engine.weights.to(vector.parameters[0].dtype).to(weights)
         return engine.ledger is self._federation.ledger and torch.equal(own, weights)
 
-    def _terms(self) -> dict[str, str]:
-        """Terms of the ledger's charges."""
+    def _agree(self, engine: RoundEngine) -> None:
+        """Hold the ledger to the terms of the rounds to come."""
         federation = self._federation
         byzantine = num_byzantine_of(self._trainer, federation.planner)
-        secagg = repr(federation.server.secure_aggregation)
-        return {"secure_aggregation": secagg, "num_byzantine": str(byzantine)}
+        engine.agree(run_to_charge(engine, federation.server.secure_aggregation, byzantine))
 
     def _old_server(self, last: FederatedFit) -> RoundEngine:
         """The last fit's server, where the model is now."""
-        last.engine.agree(**self._terms())
+        self._agree(last.engine)
         last.engine.weights = last.engine.weights.to(self.vector.parameters[0].device)
         return last.engine
 
@@ -213,7 +213,7 @@ class FederatedFit:
         engine: RoundEngine = self.population.server(
             _weights(self.vector), self.vector.segments, settings, self._stacks_of_all_ranks
         )
-        engine.agree(**self._terms())
+        self._agree(engine)
         if server.secure_aggregation is not None:
             check_modulus(server.secure_aggregation, engine)
         if loaded is not None:

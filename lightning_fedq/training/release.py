@@ -13,7 +13,7 @@ from lightning_fedq.clients.evaluation import NoisyMean
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, SeededKeys
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine
-from lightning_fedq.training.described import everybody, mechanism_of_release, release_of
+from lightning_fedq.training.described import everybody, mechanism_of_release, release_of, run_to_charge
 from lightning_fedq.training.journal import keep_journal
 from lightning_fedq.training.protocol import Federation
 from lightning_fedq.training.rank_group import RankGroup
@@ -81,7 +81,7 @@ class Releases:
             diagnostics=False,
             ledger=federation.ledger.charges_beside(repr(mechanism)),
         )
-        self.engine.agree(secure_aggregation=repr(secagg))
+        self.engine.agree(run_to_charge(self.engine, secagg, 0))
         if secagg is not None:
             check_modulus(secagg, self.engine)
 

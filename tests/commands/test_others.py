@@ -81,7 +81,7 @@ def test_adaptive_clipping_has_no_epsilon(which):
 
 
 def test_a_delta_above_one_over_the_clients_is_refused():
-    with pytest.raises(ValueError, match="below 0.1 = 1 / 10 clients"):
+    with pytest.raises(ValueError, match=r"below 0\.1 = 1 / 10 clients"):
         stated(CENTRAL, 0.2)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.mechanisms import LDPQ, FedAvg, PrivUnitG
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
+from lightning_fedq.secagg import SecAgg
 
 RUN = Run.ideal(LDPQ(1.0), context_of(LDPQ(1.0), 4, 10), 3, ASSUMED)
 PARTS = [RUN, RUN.sampling, RUN.threat, ASSUMED]
@@ -80,3 +81,39 @@ def test_what_follows_from_a_run() -> None:
     assert RUN.min_answers is None
     silent = replace(RUN, sampling=replace(RUN.sampling, may_be_silent=True))
     assert silent.min_answers == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "name"),
+    [
+        ("sampling", {"dropout_probability": 0.5}, "dropout_probability"),
+        ("sampling", {"may_be_silent": True}, "clients"),
+        ("sampling", {"secret": True}, "cohorts"),
+        ("threat", {"secure_keys": False}, "keys"),
+        ("threat", {"plain_sum": False}, "mean"),
+        ("threat", {"secure_sum": None}, "secure_aggregation"),
+        ("threat", {"secure_sum": SecAgg(active=True).guarantee(4, 3)}, "secure_aggregation"),
+        ("threat", {"num_byzantine": 1}, "num_byzantine"),
+        ("context", context_of(LDPQ(1.0), 3, 10), "clients_per_round"),
+    ],
+)
+def test_what_a_price_hangs_on_is_a_term(part: str, change: Any, name: str) -> None:
+    """Ledgers, checkpoints and journals hold these names and values: other ones would refuse older files."""
+    before = RUN.terms
+    assert before == {
+        "clients_per_round": "4",
+        "dropout_probability": "0.0",
+        "keys": "secure",
+        "mean": "plain",
+        "secure_aggregation": "assumed",
+        "num_byzantine": "0",
+    }
+    value = replace(getattr(RUN, part), **change) if isinstance(change, dict) else change
+    after = replace(RUN, **{part: value}).terms
+    assert {key for key in {**before, **after} if before.get(key) != after.get(key)} == {name}
+
+
+def test_a_price_of_nothing_has_no_terms() -> None:
+    assert RUN.of(FedAvg()).terms == {"claims": "nothing"}
+    short = RUN.of(PrivUnitG(4.0, clip_norm=1.0))
+    assert short.terms["parameters"] == "10"
