@@ -481,7 +481,10 @@ def test_what_an_agent_runs_logs_to_wandb(tmp_path: Path) -> None:
     offline = {**known, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     fedq = [sys.executable, "-m", "lightning_fedq.cli"]
     subprocess.run([*fedq, *command[1:], "--out", "agent"], env=offline, check=True)
-    history = [record.history for record in finished_records_of(Path.cwd()) if record.HasField("history")]
+    records = finished_records_of(Path.cwd())
+    said = {(r.run.run_group, r.run.display_name) for r in records if r.HasField("run")}
+    assert said == {("agent", "offline=False,server_lr=0.5")}
+    history = [record.history for record in records if record.HasField("history")]
     logged = {item.key or ".".join(item.nested_key) for row in history for item in row.item}
     assert sweep["metric"]["name"] in logged, logged
 

@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     "data.models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "reports": {
         *("mechanisms.interface", "privacy.planning", "privacy", "privacy.verdict", "rounds"),
-        *("jinja2", "markupsafe", "matplotlib", "rich"),
+        *("jinja2", "markupsafe", "matplotlib", "PIL", "rich"),
     },
     "algorithms": {"torch"},
     "clients": {"data", "functional", "mechanisms", "torchmetrics", "numpy", *HOST},

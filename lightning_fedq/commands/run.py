@@ -243,7 +243,7 @@ def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
     Args:
         config: Configuration that `resolve` returned; a `RunFolder` callback is added where there is none.
         name: Name of the run, and of its folder.
-        root: Where the folder goes.
+        root: Where the folder goes. W&B runs are grouped by its name.
 
     Raises:
         RuntimeError: If the run was interrupted before its first round ended.
@@ -254,6 +254,11 @@ def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
         folders = [{"class_path": "lightning_fedq.callbacks.RunFolder"}]
         callbacks += folders
     folders[0].setdefault("init_args", {}).update(name=name, root=str(root))
+    loggers = config["trainer"].get("logger")
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if isinstance(logger, dict) and logger["class_path"].rpartition(".")[2] == "WandbLogger":
+            settings = logger.setdefault("init_args", {})
+            settings.update(name=settings.get("name") or name, group=settings.get("group") or root.name)
     with configuration_file(config) as path:
         cli = FedqCLI(["fit", "--config", path])
     if cli.run_folder is None or cli.run_folder.path is None or not cli.run_folder.rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from lightning_fedq.data.datasets.tensors import TensorDataModule
@@ -23,6 +22,8 @@ class DigitsDataModule(TensorDataModule):
 
     def load(self) -> tuple[Tensor, Tensor, int]:
         """See `TensorDataModule.load`."""
+        from sklearn.datasets import load_digits  # a second to import, with all that it brings
+
         digits = load_digits()
         images = torch.tensor(digits.data, dtype=torch.float32).div(8).sub(1).view(-1, 1, 8, 8)
         return images, torch.tensor(digits.target, dtype=torch.int64), 0
