@@ -82,8 +82,9 @@ class Terms:
 class SecAgg:
     """Secure aggregation around a homomorphic mechanism: the server sees the sum of the symbols only.
 
-    The complete graph, the default, suits up to a hundred clients: keys and shares take 3.8 kB of each of 100
-    in a round, 36 kB of each of 1,000, where `degree="auto"` with 2% colluding and dropping out takes 0.9 kB.
+    Say how many of the clients may collude and drop out, and the graph is the cheapest that is safe for them:
+    with 2% of each, keys and shares take 0.9 kB of each of 1,000 clients in a round. Unsaid, everybody shares
+    with everybody, which is safe for nearly half of them and takes 36 kB, 3.8 kB of each of 100.
 
     With the complete graph a curious server together with fewer than `threshold` clients learns
     no more than the sum over the others; an active one together with at most `max_corrupt` of the clients.
@@ -95,11 +96,12 @@ class SecAgg:
         threshold: Shares that open a secret, of the degree + 1 that there are. None takes the smallest number
             that is safe: more than half, and more than two thirds if `active`; or above that, where a sparse
             graph can then be smaller.
-        degree: Neighbours of a client, even; "auto" takes the smallest safe number; None is everybody.
+        degree: Neighbours of a client, even; "auto" takes the smallest number that is safe for the fractions
+            below, which is everybody where they are not both stated; None is everybody.
         max_corrupt: Fraction of the clients that may collude with the server, in [0, 1).
         max_dropout: Fraction of the clients that may drop out, in [0, 1). The round is given up beyond that.
-            Both fractions are required with a sparse graph; with the complete graph, where they are optional,
-            they are checked against the threshold.
+            Both fractions are required with a number of neighbours; with the complete graph they are checked
+            against the threshold.
         active: The server may lie: keys are signed and survivors confirmed. Needs identities (Ed25519).
         run: "masked" really runs the protocol in a simulation; "accounted" only counts its bits, and whoever
             runs the simulation sees every message.
@@ -112,12 +114,12 @@ class SecAgg:
     Example:
         >>> SecAgg().rules(10)
         (9, 6, 6)
-        >>> SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1).rules(1000)
+        >>> SecAgg(max_corrupt=0.1, max_dropout=0.1).rules(1000)
         (52, 31, 900)
     """
 
     threshold: int | None = None
-    degree: int | Literal["auto"] | None = None
+    degree: int | Literal["auto"] | None = "auto"
     max_corrupt: float | None = None
     max_dropout: float | None = None
     active: bool = False
@@ -138,8 +140,12 @@ class SecAgg:
         for name, value in (("max_corrupt", self.max_corrupt), ("max_dropout", self.max_dropout)):
             if value is not None and not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
-        if self.degree is not None and (self.max_corrupt is None or self.max_dropout is None):
-            raise ValueError("a sparse graph needs max_corrupt and max_dropout: its security hangs on them")
+        if self.max_corrupt is None or self.max_dropout is None:
+            if isinstance(self.degree, int):
+                raise ValueError(
+                    "a sparse graph needs max_corrupt and max_dropout: its security hangs on them"
+                )
+            object.__setattr__(self, "degree", None)  # safe for nearly half of the clients
 
     @property
     def statement(self) -> str:

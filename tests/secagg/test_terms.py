@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,6 +73,16 @@ def test_sparse_graph() -> None:
     assert SecAgg(degree="auto", threshold=34, **given).rules(1000)[:2] == (56, 34)
 
 
+def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said() -> None:
+    """Both fractions said: the smallest for them. Else everybody, by the name that ledgers know."""
+    said = {"max_corrupt": 0.02, "max_dropout": 0.02}
+    assert SecAgg(**said) == SecAgg(degree="auto", **said) and SecAgg(**said).rules(1000) == (20, 13, 980)
+    assert SecAgg(degree=None, **said).rules(1000) == (999, 501, 501)
+    for unsaid in ({}, {"max_corrupt": 0.02}, {"max_dropout": 0.02}):
+        assert SecAgg(**unsaid) == SecAgg(degree=None, **unsaid) == replace(SecAgg(**unsaid))
+        assert SecAgg(**unsaid).rules(1000)[0] == 999 and "degree=None" in repr(SecAgg(**unsaid))
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
@@ -83,7 +94,7 @@ def test_sparse_graph() -> None:
             "must be an integer or 'auto' or None, got 'all'",
         ),
         (lambda: SecAgg(degree=4), "a sparse graph needs max_corrupt and max_dropout"),
-        (lambda: SecAgg(degree="auto", max_corrupt=0.1), "its security hangs on them"),
+        (lambda: SecAgg(degree=4, max_corrupt=0.1), "a sparse graph needs max_corrupt and max_dropout"),
         (lambda: SecAgg(max_corrupt=1.0), r"max_corrupt must be in \[0, 1\), got 1.0"),
         (lambda: SecAgg(max_dropout=-0.1), r"max_dropout must be in \[0, 1\), got -0.1"),
         (lambda: SecAgg(run="really"), "run of SecAgg must be one of masked, accounted, got 'really'"),
