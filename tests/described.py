@@ -24,7 +24,7 @@ class Setting:
     equal_weights: bool = True
     max_corrupt: float = 0.0
     num_byzantine: int = 0
-    fewest_survivors: int | None = None
+    min_survivors: int | None = None
     fewest_answers: int | None = None
     num_clients: int | None = None
     secret_cohorts: bool = False
@@ -38,13 +38,13 @@ class Setting:
     def run(self, mechanism: Mechanism) -> Run:
         sums = SecureSum(
             max_corrupt=self.max_corrupt,
-            min_survivors=self.fewest_survivors,
+            min_survivors=self.min_survivors,
             min_summands=self.fewest_answers or 1,
             ran=True,
             settings="",
             statement=self.protocol,
         )
-        used = self.secure_aggregation or self.max_corrupt or self.fewest_survivors
+        used = self.secure_aggregation or self.max_corrupt or self.min_survivors
         return Run(
             mechanism=mechanism,
             context=self.context,

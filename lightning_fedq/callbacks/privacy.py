@@ -21,7 +21,7 @@ from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.target import adversary_named, affordable
+from lightning_fedq.privacy.target import adversary_named, affordable, most_within
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.client_metrics import log_figure
 from lightning_fedq.training.described import whole_run
@@ -30,7 +30,6 @@ from lightning_fedq.training.released import limit_releases
 if TYPE_CHECKING:
     from lightning_fedq.rounds import RoundEngine
 
-_MOST_ROUNDS = 1 << 24
 _NAMED = 10
 """Clients that an error names."""
 
@@ -235,7 +234,8 @@ class PrivacyBudget(pl.Callback):
                 )
             cost = partial(account.between_any_two, claim)
             # dropouts are paid for over the horizon only
-            limits[group] = min(_largest(cost, self.epsilon), horizon if drops else _MOST_ROUNDS)
+            most = most_within(cost, self.epsilon)
+            limits[group] = min(most, horizon) if drops else most
             costs.append((group, cost))
         self.affordable = int(limits.min())
         ledger = engine.ledger
@@ -344,17 +344,6 @@ def _blocked(engine: RoundEngine, limits: torch.Tensor) -> str:
     return (
         f"{int(limits[client])} rounds{whose} fit into it and {int(engine.ledger.charges[client])} are done"
     )
-
-
-def _largest(cost: Callable[[int], float], budget: float) -> int:
-    """Largest number of rounds within the budget, by doubling and bisection."""
-    low, high = 0, 1
-    while high < _MOST_ROUNDS and cost(high) <= budget:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) <= budget else (low, middle)
-    return low
 
 
 def _nothing() -> float:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.of_trainer import federated_of
-from lightning_fedq.reports.runs import first_metric
+from lightning_fedq.reports.runs import BITS_PER_MEGABYTE, first_metric
 
 
 class RoundProgressBar(pl.callbacks.ProgressBar):
@@ -113,7 +113,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
         name = self.monitor or first_metric([logged])
         parts = [f"{name} {float(logged[name]):.4f}"] if name in logged else []
         parts.append(f"{record.num_received}/{record.cohort_size} clients")
-        parts.append(f"{record.uplink_bits / 8e6:.3g} MB up this round")
+        parts.append(f"{record.uplink_bits / BITS_PER_MEGABYTE:.3g} MB up this round")
         if record.non_finite_clients:
             parts.append(f"{len(record.non_finite_clients)} not finite")
         return ", ".join(parts)

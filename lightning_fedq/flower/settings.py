@@ -221,9 +221,8 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
             "their keys could know them: give the client identities, so that its partner's key is signed, or "
             "a budget with adversary='server_and_partner'"
         )
-    fewest = None if secagg is None else secagg.fewest_survivors(size)
-    corrupt = 0.0 if secagg is None else secagg.max_corrupt or 0.0
-    return ClientBudget(target, federated.clients.num_clients, fewest, corrupt)
+    sums = None if secagg is None else secagg.guarantee(size, 1)
+    return ClientBudget(target, federated.clients.num_clients, sums)
 
 
 def check_client_callbacks(callbacks: Sequence[object]) -> None:

@@ -310,13 +310,26 @@ def affordable(
     No more than the run is accounted for where dropouts are paid for over its rounds only.
     """
 
-    def fits(charges: int) -> bool:
-        return account.epsilon(adversary, charges, secret=secret) <= epsilon
+    def cost(charges: int) -> float:
+        return account.epsilon(adversary, charges, secret=secret)
 
-    low, high = at_least if at_least and fits(at_least) else 0, max(2 * at_least, 1)
-    while high < _MOST_ROUNDS and fits(high):
+    most = most_within(cost, epsilon, at_least)
+    return min(most, account.run.horizon) if account.run.sampling.dropout_probability > 0.0 else most
+
+
+def most_within(cost: Callable[[int], float], epsilon: float, at_least: int = 0) -> int:
+    """Largest number of charges whose cost stays within an epsilon, by doubling and bisection.
+
+    Args:
+        cost: Epsilon of so many charges.
+        epsilon: The limit.
+        at_least: A number that probably does.
+    """
+    low = at_least if at_least and cost(at_least) <= epsilon else 0
+    high = max(2 * at_least, 1)
+    while high < _MOST_ROUNDS and cost(high) <= epsilon:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return min(low, account.run.horizon) if account.run.sampling.dropout_probability > 0.0 else low
+        low, high = (middle, high) if cost(middle) <= epsilon else (low, middle)
+    return low

@@ -41,10 +41,9 @@ class ClientBudget:
             messages, that server and the partner that it shares bits with, or the server behind secure
             aggregation.
         num_clients: Clients in the federation; the target's delta is below 1 / num_clients.
-        fewest_survivors: Behind secure aggregation against a server that may lie, `SecAgg.fewest_survivors`;
-            else None, and then there is no budget against the server behind secure aggregation: a client can
-            not see that the others' coins are in the sum.
-        max_corrupt: Fraction of the clients that may collude with that server, who may ask them all at once.
+        secure_sum: Guarantee of the secure aggregation, `SecAgg.guarantee`. Without one against a server that
+            may lie there is no budget against the server behind it: a client can not see that the others'
+            coins are in the sum.
 
     Raises:
         ValueError: If the target is over a round, or against somebody of whom a client knows too little.
@@ -52,8 +51,7 @@ class ClientBudget:
 
     target: PrivacyTarget
     num_clients: int
-    fewest_survivors: int | None = None
-    max_corrupt: float = 0.0
+    secure_sum: SecureSum | None = None
 
     def __post_init__(self) -> None:
         against = self.target.against
@@ -67,11 +65,17 @@ class ClientBudget:
                 f"a client can't see what {against.value} learns, so it can't hold to a budget against it; "
                 "take adversary='server' or 'server_and_partner'"
             )
-        if against is Adversary.SECAGG_SERVER and self.fewest_survivors is None:
+        if against is Adversary.SECAGG_SERVER and self.insists is None:
             raise ValueError(
                 "whether a sum hides a client is the server's to say, unless it is held to it: use "
                 "SecAgg(active=True), or a budget with adversary='server', which counts on no sum"
             )
+
+    @property
+    def insists(self) -> SecureSum | None:
+        """The guarantee, where clients insist on survivors. None where the server's word is all there is."""
+        sums = self.secure_sum
+        return None if sums is None or sums.min_survivors is None else sums
 
     def check(self, mechanism: Mechanism, context: RoundContext, log: StreamLog) -> None:
         """Refuse one more message.
@@ -106,18 +110,8 @@ class ClientBudget:
                 "which those are not priced; begin a new federation in a new folder, whose privacy adds to "
                 "that of the old one"
             )
-        secure_sum = None
-        if self.fewest_survivors is not None:
-            secure_sum = SecureSum(
-                max_corrupt=self.max_corrupt,
-                min_survivors=self.fewest_survivors,
-                min_summands=self.fewest_survivors,
-                ran=True,
-                settings="",
-                statement="",
-            )
         # what it can't see, others' weights, lies and silence, no view of its own message hangs on
-        run = Run.ideal(mechanism, pad_segments(context, log.dim), charges + 1, secure_sum)
+        run = Run.ideal(mechanism, pad_segments(context, log.dim), charges + 1, self.insists)
         clients = max(self.num_clients, len(context.cohort))
         run = replace(run, sampling=replace(run.sampling, num_clients=clients))
         spent = spent_on(target, run, charges + 1)
@@ -142,6 +136,6 @@ def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget |
     terms = f"{len(context.cohort)} clients in groups: {groups}"
     if not mechanism.covers_shorter:
         terms += f"; {context.dim} coordinates"
-    if budget is None or budget.fewest_survivors is None:
+    if budget is None or (sums := budget.insists) is None:
         return terms
-    return f"{terms}; {budget.fewest_survivors} confirm a sum, a share of {budget.max_corrupt:g} may collude"
+    return f"{terms}; {sums.min_survivors} confirm a sum, a share of {sums.max_corrupt:g} may collude"

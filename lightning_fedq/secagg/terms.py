@@ -182,6 +182,8 @@ class SecAgg:
     def guarantee(self, num_clients: int, rounds: int) -> SecureSum:
         """Return the guarantee about the sums of a cohort, for a `Run`.
 
+        A lying server may declare all but `min_survivors` dropped, and choose whom.
+
         Args:
             num_clients: Clients of a cohort.
             rounds: Attempts at rounds, those that were given up included.
@@ -198,16 +200,6 @@ class SecAgg:
             settings=repr(self),
             statement=self.statement_of(rounds),
         )
-
-    def fewest_survivors(self, num_clients: int) -> int | None:
-        """Clients without whose confirmation no sum of a cohort opens, where the server may lie about them.
-
-        A lying server may declare all others dropped and choose whom. None is a semi-honest one.
-
-        Raises:
-            ValueError: See `rules`.
-        """
-        return self.rules(num_clients)[2] if self.active else None
 
     def rules(self, num_clients: int) -> tuple[int, int, int]:
         """Return (degree, threshold, min_survivors) for a cohort, all checked.

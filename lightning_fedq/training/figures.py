@@ -9,13 +9,13 @@ from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import closed_form
+from lightning_fedq.reports.runs import BITS_PER_MEGABYTE
 from lightning_fedq.rounds import RoundRecord
 from lightning_fedq.training.described import whole_run
 from lightning_fedq.training.protocol import Federation
 
 FIGURES = ("fed/epsilon", "fed/sim_epsilon", "fed/bits_per_parameter", "fed/megabytes_up")
 _LARGEST_DELTA = 1e-5
-_BITS_PER_MEGABYTE = 8e6
 
 
 def delta_of(federation: Federation) -> float:
@@ -73,7 +73,7 @@ class RunFigures:
         """Figures after a round, by name, NaN where one is not computed after this round."""
         engine, last = self._federation.engine, self._trainer.max_epochs
         assert engine is not None
-        self._megabytes += (record.uplink_bits + record.setup_bits) / _BITS_PER_MEGABYTE
+        self._megabytes += (record.uplink_bits + record.setup_bits) / BITS_PER_MEGABYTE
         values = {"fed/megabytes_up": self._megabytes}
         if record.num_received:
             values["fed/bits_per_parameter"] = (

@@ -15,11 +15,10 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training.described import why_round_repeated
+from lightning_fedq.training.figures import delta_of
 from lightning_fedq.training.settings import Clients, Local, Server
 from lightning_fedq.training.spending import report_of
 from lightning_fedq.training.unprotected import lengths_tell
-
-_ANY_DELTA = 1e-6
 
 
 def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyTarget | None) -> bool:
@@ -188,8 +187,7 @@ def check_claim(federated: Any, trainer: pl.Trainer) -> None:
     Raises:
         ValueError: Naming the condition, with the cure.
     """
-    delta = min(_ANY_DELTA, 0.1 / federated.planner.num_clients)
-    report: PrivacyReport = report_of(federated, trainer, delta)
+    report: PrivacyReport = report_of(federated, trainer, delta_of(federated))
     row = report.secret
     if row is not None and row.verdict == NO_GUARANTEE:
         raise ValueError(f"Federated(cohorts='secret'): {row.reason}")

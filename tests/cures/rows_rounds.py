@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds.client_budget import ClientBudget
 from lightning_fedq.secagg import SecAgg
@@ -45,7 +47,8 @@ def target(**settings: Any) -> PrivacyTarget:
 
 
 def budget(fewest: int | None = None, **settings: Any) -> ClientBudget:
-    return ClientBudget(target(**settings), 4, fewest)
+    sums = None if fewest is None else replace(ASSUMED, min_survivors=fewest, min_summands=fewest)
+    return ClientBudget(target(**settings), 4, sums)
 
 
 def handed(**settings: Any) -> HandedOnGaussian:

@@ -26,7 +26,7 @@ from tests.privacy.test_setting import context
 from tests.secagg.play import Round, make_terms
 
 SIZE, DIM = 20, 2_000
-FEWEST = SecAgg(active=True).fewest_survivors(SIZE)
+FEWEST = SecAgg(active=True).guarantee(SIZE, 1).min_survivors
 
 
 def behind(mechanism, clients: int, dim: int = 1, **settings):
@@ -35,7 +35,7 @@ def behind(mechanism, clients: int, dim: int = 1, **settings):
 
 
 def liar(clients: int) -> dict[str, int]:
-    return {"fewest_survivors": SecAgg(active=True).fewest_survivors(clients)}
+    return {"min_survivors": SecAgg(active=True).guarantee(clients, 1).min_survivors}
 
 
 def test_the_sum_of_the_pairs_opens_when_the_lone_clients_are_declared_dropped():
@@ -66,20 +66,20 @@ def test_the_sum_of_the_pairs_opens_when_the_lone_clients_are_declared_dropped()
     proofs = int((opened == len(pairs) - 1).sum())
     assert set(np.unique(opened)) == {len(pairs) - 1, len(pairs)}
     at_least = stats.beta.ppf(1e-9, proofs, DIM - proofs + 1)
-    trusting, wary = behind(mechanism, SIZE), behind(mechanism, SIZE, fewest_survivors=FEWEST)
+    trusting, wary = behind(mechanism, SIZE), behind(mechanism, SIZE, min_survivors=FEWEST)
     assert spent(trusting.loss, 1e-5).infinite_mass < at_least  # what was claimed is refuted
     assert spent(wary.loss, 1e-5).infinite_mass >= at_least
 
 
 @pytest.mark.parametrize("clients", [20, 21, 50])
 def test_clients_insist_on_so_many_survivors(clients):
-    assert SecAgg(active=True).fewest_survivors(clients) == SecAgg(active=True).rules(clients)[2]
-    assert SecAgg().fewest_survivors(clients) is None
+    assert SecAgg(active=True).guarantee(clients, 1).min_survivors == SecAgg(active=True).rules(clients)[2]
+    assert SecAgg().guarantee(clients, 1).min_survivors is None
 
 
 def test_the_numbers_of_the_worst_cohort():
     """500 clients, 166 of which may be declared dropped."""
-    assert liar(500) == {"fewest_survivors": 334}
+    assert liar(500) == {"min_survivors": 334}
     ldpq = [spent(behind(LDPQ(0.1), 500, 7850, **s).loss, 1e-5, compositions=7850) for s in ({}, liar(500))]
     assert [s.epsilon for s in ldpq] == pytest.approx([1.542, 1.930], abs=2e-3)
     smaller = behind(LDPQ(0.1), 334, 7850)
@@ -107,7 +107,7 @@ def test_a_group_whose_members_are_left_out_leaves_a_lone_coin():
 
 
 def test_messages_that_protect_themselves_need_no_survivors():
-    claim = behind(GaussianNoise(1.0, 3.0), 20, fewest_survivors=14)
+    claim = behind(GaussianNoise(1.0, 3.0), 20, min_survivors=14)
     assert not isinstance(claim.loss, NonPrivate)
 
 
@@ -124,7 +124,7 @@ def test_survivors_that_clients_insist_on_cover_dropouts_of_any_cause():
     claim = behind(LDPQ(1.0), 20, dropout_probability=0.1, **liar(20))
     assert claim.loss == behind(LDPQ(1.0), 20, **liar(20)).loss
     assert not any("independently" in text for text in claim.assumptions)
-    setting = Setting(context(LDPQ(1.0), 20), 1, 1e-5, 1.0, 0.1, True, fewest_survivors=14)
+    setting = Setting(context(LDPQ(1.0), 20), 1, 1e-5, 1.0, 0.1, True, min_survivors=14)
     assert setting.available(setting.claims(LDPQ(1.0))[Adversary.SECAGG_SERVER]) == 1e-5
     assert setting.available(setting.claims(LDPQ(1.0))[Adversary.OUTSIDER]) == 1e-5
 
@@ -159,7 +159,7 @@ def test_a_client_that_counts_as_zeros_takes_no_noise_along():
 
 def test_more_survivors_than_clients_make_no_sense():
     with pytest.raises(ValueError, match=r"min_survivors must be in \[1, cohort = 20\], got 21"):
-        behind(LDPQ(1.0), 20, fewest_survivors=21)
+        behind(LDPQ(1.0), 20, min_survivors=21)
 
 
 # ---- everybody who reports -----------------------------------------------------------------------------
@@ -170,5 +170,5 @@ def test_a_server_that_could_force_clients_out_is_mentioned_always():
     shared = {"rounds": 1, "delta": 1e-5, "secure_aggregation": True}
     trusting = privacy_report(LDPQ(1.0), one, **shared).notes
     assert any("can force clients out voids" in note for note in trusting)
-    wary = privacy_report(LDPQ(1.0), one, fewest_survivors=14, **shared).notes
+    wary = privacy_report(LDPQ(1.0), one, min_survivors=14, **shared).notes
     assert not any("can force clients out voids" in note for note in wary)

@@ -69,7 +69,7 @@ def test_a_drawn_cohort_claims_no_more_than_one_with_as_many_colluders(mechanism
 
 
 def test_a_lying_server_may_ask_all_colluders_at_once():
-    assert drawn(LDPQ(1.0), fewest_survivors=30).num_corrupt == 20
+    assert drawn(LDPQ(1.0), min_survivors=30).num_corrupt == 20
 
 
 def test_one_colludes_at_least_where_a_fraction_may():

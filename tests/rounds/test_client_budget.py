@@ -1,6 +1,7 @@
 """A client's own budget: whatever the server asks, and however often the client is started again."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from lightning_fedq.mechanisms import LDPQ, FedAvg, PairedCoins, RotatedAxes
 from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import (
     BudgetSpentError,
@@ -215,11 +217,12 @@ def test_behind_an_active_secure_aggregation_the_fewest_survivors_count():
     log = StreamLog(None, "client 0")
 
     def smallest(fewest):
+        sums = replace(ASSUMED, min_survivors=fewest, min_summands=fewest)
         low, high = 0.0, 50.0
         while high - low > 1e-3:
             middle = (low + high) / 2
             try:
-                ClientBudget(PrivacyTarget(middle, DELTA, "secagg_server"), CLIENTS, fewest).check(
+                ClientBudget(PrivacyTarget(middle, DELTA, "secagg_server"), CLIENTS, sums).check(
                     LDPQ(0.5), context, log
                 )
                 high = middle

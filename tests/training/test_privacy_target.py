@@ -232,7 +232,7 @@ def test_dropouts_and_lying_servers_are_allowed_for():
         and found.epsilon
         < calibrate(TARGET, mechanism, setting_of(mechanism, secure_aggregation=True), 10).mechanism.epsilon
     )
-    lying = setting_of(mechanism, secure_aggregation=True, fewest_survivors=34)
+    lying = setting_of(mechanism, secure_aggregation=True, min_survivors=34)
     assert calibrate(TARGET, mechanism, lying, 10).mechanism.max_dropped == 16
 
 

@@ -217,7 +217,7 @@ class Bench:
         everybody: Does every client hold one of the two inputs, the same, so that each message is a draw?
         to_center: Is the second input the centre of the range?
         dropout_probability: Chance that a client does not answer.
-        fewest_survivors: Clients that confirm a sum; the others never answer.
+        min_survivors: Clients that confirm a sum; the others never answer.
         level: What the pair may depend on: the streams that this adversary holds.
     """
 
@@ -233,13 +233,13 @@ class Bench:
         everybody: bool = False,
         to_center: bool = False,
         dropout_probability: float = 0.0,
-        fewest_survivors: int | None = None,
+        min_survivors: int | None = None,
         level: Adversary = Adversary.OUTSIDER,
     ) -> None:
         self.mechanism, self.segments, self.concentrated = mechanism, segments, concentrated
         self.everybody, self._to_center = everybody, to_center
-        if fewest_survivors is not None:
-            num_dropped = num_clients - fewest_survivors
+        if min_survivors is not None:
+            num_dropped = num_clients - min_survivors
         self.keys: list[Keys] = [SeededKeys(3 * seed + world) for world in range(3)]
         self._decoy, self._level = SeededKeys(3 * seed + (1 << 50)), level
         self.dim = sum(segments)
@@ -260,8 +260,8 @@ class Bench:
         self.claims = {claim.adversary: claim for claim in mechanism.claims(self.context(0))}
         self.failure = 0.0
         """Chance of rounds that the claims do not speak of. Delta pays for it."""
-        if dropout_probability or fewest_survivors is not None:
-            sums = replace(ASSUMED, min_survivors=fewest_survivors)
+        if dropout_probability or min_survivors is not None:
+            sums = replace(ASSUMED, min_survivors=min_survivors)
             run = Run.ideal(mechanism, self.context(0), 1, sums)
             run = replace(run, sampling=replace(run.sampling, dropout_probability=dropout_probability))
             self.claims = Account(run, _DROPOUTS_DELTA).claims()
@@ -299,7 +299,7 @@ class Bench:
             everybody=case.everybody,
             to_center=case.to_center,
             dropout_probability=case.dropout_probability,
-            fewest_survivors=case.fewest_survivors,
+            min_survivors=case.min_survivors,
             level=level,
         )
 

@@ -130,7 +130,7 @@ def knowledge(names: Sequence[str], alpha: float) -> list[Finding]:
         case
         for name in names
         for case in example(mechanism_class(name)).audit_cases(sum(SEGMENTS))
-        if not case.concentrated and not case.dropout_probability and case.fewest_survivors is None
+        if not case.concentrated and not case.dropout_probability and case.min_survivors is None
     ]
     return [
         replace(finding, view=f"{type(case.mechanism).__name__}, {finding.view}")

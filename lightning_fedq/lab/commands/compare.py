@@ -154,6 +154,8 @@ def privacy_towards(folder: Path, summary: Mapping[str, Any], adversary: Adversa
     Raises:
         FileNotFoundError: If the folder has none.
     """
+    from lightning_fedq.reports.html.values import epsilon_of  # imports torch, and only needed here
+
     file = folder / "privacy.json"
     if not file.is_file():
         raise FileNotFoundError(f"no {file}, which says what the run protects")
@@ -164,8 +166,7 @@ def privacy_towards(folder: Path, summary: Mapping[str, Any], adversary: Adversa
         return found
     if adversary.name == "SECAGG_SERVER" and not masks_ran(stated["protocol"]):
         return {**found, "epsilon": NOT_RUN, "verdict": NO_GUARANTEE, "view": adversary.name}
-    epsilon = max(float(row[name] or "inf") for name in ("epsilon_run", "epsilon_any_two"))
-    return {**found, "epsilon": epsilon, "verdict": row["verdict"], "view": adversary.name}
+    return {**found, "epsilon": epsilon_of(row), "verdict": row["verdict"], "view": adversary.name}
 
 
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:

@@ -164,7 +164,7 @@ class AuditCase:
         only_sums: Does it differ from the mechanism's other cases in what is claimed about sums alone?
         dropout_probability: Chance that a client does not answer a round; claims about sums are then those of
             the privacy report.
-        fewest_survivors: Clients that confirm a sum behind an active secure aggregation; all others are left
+        min_survivors: Clients that confirm a sum behind an active secure aggregation; all others are left
             out, the last ones, and the claims are those of the privacy report.
     """
 
@@ -178,7 +178,7 @@ class AuditCase:
     to_center: bool = False
     only_sums: bool = False
     dropout_probability: float = 0.0
-    fewest_survivors: int | None = None
+    min_survivors: int | None = None
 
     def without_clients(self) -> tuple[AuditCase, ...]:
         """Settings in which clients are missing and the report works that into the claims about sums.
@@ -189,5 +189,5 @@ class AuditCase:
         among = replace(self, num_clients=8, enumerable=False, only_sums=True)
         return (
             replace(among, title="clients drop out", dropout_probability=0.2),
-            replace(among, title="an active server", fewest_survivors=6),
+            replace(among, title="an active server", min_survivors=6),
         )

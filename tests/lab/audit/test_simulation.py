@@ -70,7 +70,7 @@ def test_claims_about_a_whole_vector_are_tested_closely(mechanism, draws, option
 
 
 MISSING = [
-    AuditCase(LDPQ(1.0), num_clients=8, only_sums=True, fewest_survivors=4),
+    AuditCase(LDPQ(1.0), num_clients=8, only_sums=True, min_survivors=4),
     AuditCase(LDPQ(1.0), num_clients=8, only_sums=True, dropout_probability=0.6),
 ]
 
