@@ -30,8 +30,8 @@ def delta_of(federation: Federation) -> float:
 class RunFigures:
     """Figures of a federation's rounds.
 
-    Where an epsilon has no closed form it takes milliseconds, so it is known after rounds 32, 64, 128, ... and
-    the last one only; an older one is never shown in its place. With keys from a seed it is what secret keys
+    Where an epsilon has no closed form it takes milliseconds, so it is known after rounds 32, 64, ... and the
+    last one only. An older one is never shown in its place. With keys from a seed it is what secret keys
     would give, and its name says so.
 
     Args:
