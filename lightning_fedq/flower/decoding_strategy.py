@@ -236,5 +236,5 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         """
         if self._server is None:
             raise RuntimeError("no round has begun; ask after strategy.start")
-        secagg, keys_are_secret = self._federated.server.secure_aggregation, self._federated.seed is None
-        return privacy_report(run_of_server(self._server, secagg, secure_keys=keys_are_secret), delta)
+        secagg = self._federated.server.secure_aggregation
+        return privacy_report(run_of_server(self._server, secagg), delta)

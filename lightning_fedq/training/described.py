@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.clients.evaluation import NoisyMean
-from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.privacy.run import Run, SecureSum, ThreatModel
 from lightning_fedq.privacy.target import allowed_dropouts
@@ -103,19 +102,17 @@ def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int
 
 def run_so_far(federation: Federation, engine: RoundEngine, num_byzantine: int) -> Run:
     """Run of a federation, by what its ledger has charged."""
-    return described(
-        engine.planner,
-        engine.mechanism,
-        engine.charged_context(engine.coming_plan()),
-        rounds=engine.ledger.rounds,
-        secure_sum=federation.server.secure_aggregation,
-        plain_sum=engine.plain_sum,
-        num_byzantine=max(num_byzantine, engine.ledger.num_byzantine),
-        secure_keys=not isinstance(engine.keys, SeededKeys),
-        charges=engine.ledger.charges,
+    return replace(
+        _charged(engine, federation.server.secure_aggregation, num_byzantine),
+        sampling=engine.planner.sampling(why_round_repeated(engine)),
         releases=releases_of(federation, None),
-        broken=why_round_repeated(engine),
     )
+
+
+def _charged(server: RoundServer, secagg: SecAgg | None, num_byzantine: int) -> Run:
+    run = run_to_charge(server, secagg, max(num_byzantine, server.ledger.num_byzantine))
+    charges = None if run.sampling.secret else server.ledger.charges
+    return replace(run, context=server.charged_context(server.coming_plan()), charges=charges)
 
 
 def whole_run(
@@ -133,21 +130,9 @@ def whole_run(
     )
 
 
-def run_of_server(server: RoundServer, secagg: SecAgg | None, *, secure_keys: bool) -> Run:
+def run_of_server(server: RoundServer, secagg: SecAgg | None) -> Run:
     """Run of real clients, by what the server's ledger has charged."""
-    return described(
-        server.planner,
-        server.mechanism,
-        server.charged_context(server.coming_plan()),
-        rounds=server.ledger.rounds,
-        secure_sum=secagg,
-        plain_sum=server.plain_sum,
-        num_byzantine=server.ledger.num_byzantine,
-        secure_keys=secure_keys,
-        charges=server.ledger.charges,
-        releases=None,
-        broken="",
-    )
+    return _charged(server, secagg, 0)
 
 
 def release_of(federation: Federation) -> NoisyMean | None:
