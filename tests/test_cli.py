@@ -449,7 +449,10 @@ def test_compare_says_whether_what_was_asked_for_is_met(
     lines = shown.splitlines()
     [row] = [line for line in lines if "8 moderate" in line]
     assert "0.15" in row and any("∞ no guarantee" in line and "0.02" in line for line in lines)
-    assert "asked: SECAGG_SERVER, asked for and met" in shown and "digits_layered: nobody" in shown
+    assert (
+        "asked: server behind secure aggregation, asked for and met" in shown
+        and "digits_layered: nobody" in shown
+    )
     assert max(map(len, lines[:6])) <= 80
 
 

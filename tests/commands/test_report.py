@@ -140,7 +140,7 @@ def test_masks_that_did_not_run_meet_no_target(
     page = Page(Path("runs/counted/report.html").read_text())
     assert "asked for 400 over the run, NOT met: no masks ran" in page.text
     assert compare_main(["runs/counted"]) == 0
-    assert "SECAGG_SERVER, asked for and NOT met (no masks ran)" in capsys.readouterr().out
+    assert "server behind secure aggregation, asked for and NOT met (no masks ran)" in capsys.readouterr().out
 
 
 def test_a_target_is_judged_at_its_own_delta(tmp_path: Path) -> None:
