@@ -460,6 +460,7 @@ def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = configuration(tmp_path)
     assert main(["sweep", str(path), "--set", "Federated.server_lr=0.5,1.0", "--out", "grid"]) == 0
     assert {p.name for p in Path("grid").iterdir() if p.is_dir()} == {"server_lr=0.5", "server_lr=1.0"}
+    assert Path("grid/compare.png").is_file() and Path("grid/compare_dark.png").is_file()
     config = yaml.safe_load(Path("grid/server_lr=0.5/config.yaml").read_text())
     assert config["trainer"]["callbacks"][0]["init_args"]["server_lr"] == 0.5
     assert len(read_rows(Path("grid/server_lr=1.0/metrics.csv"))) == 2

@@ -96,6 +96,18 @@ def is_met(adversary: Adversary, masked: bool) -> bool:
     return adversary is not Adversary.SERVER_AND_PARTNER
 
 
+def least(report: PrivacyReport, masked: bool) -> Row:
+    """Row of the least epsilon among the adversaries that a run as it was run has.
+
+    Args:
+        report: Report of the run.
+        masked: Whether the masks of secure aggregation really ran.
+    """
+    return min(
+        (row for row in report.rows if is_met(Adversary[row.adversary], masked)), key=lambda row: row.epsilon
+    )
+
+
 def _group(adversary: Adversary, masked: bool) -> str:
     if is_met(adversary, masked):
         return ALSO

@@ -19,6 +19,7 @@ from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.charged import spent_so_far
+from lightning_fedq.privacy.digest import least
 from lightning_fedq.privacy.planning import HOMOGENEITY, relative_error
 from lightning_fedq.privacy.report import PrivacyReport, Row, privacy_report
 from lightning_fedq.privacy.run import Run
@@ -76,7 +77,7 @@ def view_of(
     secagg = federated.server.secure_aggregation
     masked = secagg is not None and secagg.run != "accounted"
     seen = [row for row in report.rows if masked or row.adversary != Adversary.SECAGG_SERVER.name]
-    row = min(seen, key=lambda row: row.epsilon) if target is None else report.row(target.against)
+    row = least(report, masked) if target is None else report.row(target.against)
     if target is not None and target.secret and report.secret is not None:
         row, seen = report.secret, [report.secret]
     asked = over = spent = met = None

@@ -9,7 +9,7 @@ from typing import Any
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.digest import digest, is_met
+from lightning_fedq.privacy.digest import digest, is_met, least
 from lightning_fedq.privacy.report import PrivacyReport, Row
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 from lightning_fedq.training.client_metrics import ProtectsSamples, claims_something
@@ -75,7 +75,7 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
     met = {row.adversary: is_met(Adversary[row.adversary], masked) for row in report.rows}
     over = f"over {report.rounds} rounds at delta {delta:g}"
     if target is None:
-        first = min((row for row in report.rows if met[row.adversary]), key=lambda row: row.epsilon)
+        first = least(report, masked)
         if _is_vacuous(first):
             best = format_epsilon(first.epsilon)
             yield (
