@@ -183,8 +183,9 @@ def client_app(
         federated: The same settings as the server's and the simulation's.
         trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`. What acts on training
             (clipping, accumulation, limits, precision, callbacks that look at batches) must be the server's,
-            too: the two are compared by name. A privacy target over the run needs `max_epochs`, the number
-            of rounds, as on the server.
+            too: the two are compared by name. Callbacks of the whole fit (budgets, checkpoints, averages) are
+            the server's, and a client leaves them out. A privacy target over the run needs `max_epochs`, the
+            number of rounds, as on the server.
         home: The client's folder; None takes `fedq-home` of the node's configuration.
         identities: The client's signing key and everybody's verification keys; with them a client accepts the
             keys of those it shares bits with if they are signed, and does not trust the server to relay them.

@@ -32,6 +32,7 @@ from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.flower.kept import check_names
 from lightning_fedq.flower.settings import RefusedError
+from lightning_fedq.flower.training_words import acts
 from lightning_fedq.rounds import RoundPlan, RoundTask
 from lightning_fedq.training.checks import (
     check_algorithm,
@@ -435,6 +436,9 @@ def train_locally(
     given = {**quiet, "num_sanity_val_steps": 0, **trainer}
     own = given.pop("callbacks", None) or []
     own = [own] if isinstance(own, pl.Callback) else own
+    if task is None and (left := sorted(type(one).__name__ for one in own if not acts(one))):
+        rank_zero_warn(f"{', '.join(left)}: of the whole fit, which is the server's; left out here")
+    own = [one for one in own if acts(one)]
     # as they were made: what they keep of one message is not there in the next
     callbacks = [local, *(deepcopy(one) if trains_with_clients(one) else one for one in own)]
     rounds = max(given.pop("max_epochs", None) or 0, least) if task is not None else 0

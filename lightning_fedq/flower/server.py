@@ -28,6 +28,7 @@ from lightning_fedq.algorithms.base import KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.vector import Members, Rehearsed, optimised
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
+from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID
 from lightning_fedq.flower.cohort import Cohort, wait_for_enough
@@ -76,7 +77,8 @@ class RemoteRoundServer(RoundServer):
 
     def finish(self) -> RoundRecord:
         """Ask, take what comes in time, and finish the round, see `RoundServer.finish`."""
-        self.collect()
+        with own_draws():  # as in other processes: a server's step draws what it draws in a simulation
+            self.collect()
         record = super().finish()
         self.counted()
         return record

@@ -7,7 +7,7 @@ thing, and environment variables are resolved. The client refuses by name where 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ _OWN = (
 )
 """Arguments of a Trainer that each side has its own of."""
 _QUIET: dict[str, Any] = {
-    **dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False),
+    **dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False),
     "devices": 1,
 }
 _OF_TRAINERS: dict[str, Callable[[Any], object]] = {
@@ -57,7 +57,7 @@ def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.Lightni
         made = module()
         trainer: Any = quiet_trainer(arguments)
         words = {name: repr(of(trainer)) for name, of in _OF_TRAINERS.items()}  # 1 is a batch, 1.0 are all
-        words["callbacks"] = ", ".join(sorted(_words(c) for c in trainer.callbacks if _acts(c))) or "none"
+        words["callbacks"] = ", ".join(sorted(_words(c) for c in trainer.callbacks if acts(c))) or "none"
         words["module"] = f"{type(made).__module__.rpartition('.')[2]}.{type(made).__qualname__}"
         found = _of_optimizers(made)
     if found is None:  # it asks its Trainer, of the length of the fit say
@@ -68,10 +68,17 @@ def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.Lightni
 def quiet_trainer(arguments: Mapping[str, Any]) -> pl.Trainer:
     """A Trainer of these arguments, to be asked how it would train."""
     kept = {name: value for name, value in arguments.items() if name not in _OWN}
-    return pl.Trainer(**{"max_epochs": 1, **kept, **_QUIET})
+    keeps = any(isinstance(one, pl.callbacks.Checkpoint) for one in _callbacks(arguments))
+    return pl.Trainer(**{"max_epochs": 1, **kept, **_QUIET, "enable_checkpointing": keeps})
 
 
-def _acts(callback: Any) -> bool:
+def _callbacks(arguments: Mapping[str, Any]) -> Sequence[Any]:
+    """Those of a Trainer's arguments, which may be one, or none."""
+    given = arguments.get("callbacks") or ()
+    return given if isinstance(given, Sequence) else (given,)
+
+
+def acts(callback: Any) -> bool:
     """Does a callback change what clients train?"""
     of_the_fit = tuple(getattr(pl.callbacks, n) for n in _OF_THE_FIT if hasattr(pl.callbacks, n))
     return trains_with_clients(callback) or isinstance(callback, of_the_fit)

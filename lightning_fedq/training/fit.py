@@ -224,7 +224,8 @@ class FederatedFit:
     def _client_weights(self) -> Tensor | None:
         held = [len(part) for part in self.population.holdings.client_indices]
         federation = self._federation
-        return federation.server.client_weights(federation.mechanism, self.vector.segments, held)
+        wanted, segments = federation.clients.num_clients, self.vector.segments
+        return federation.server.client_weights(federation.mechanism, segments, held, wanted)
 
     def _prepare_rounds(self, loaded: dict[str, Any] | None) -> None:
         """Journal, the same start on all ranks, and the limits of a target.

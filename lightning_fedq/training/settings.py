@@ -228,18 +228,21 @@ class Server:
         """Is the step of the server the mean update itself?"""
         return self.plain_sum and self.server_lr == 1.0 and self.server_optimizer is None
 
-    def client_weights(self, mechanism: Mechanism, segments: Sequence[int], held: list[int]) -> Tensor | None:
+    def client_weights(
+        self, mechanism: Mechanism, segments: Sequence[int], held: list[int], num_clients: int
+    ) -> Tensor | None:
         """Weights of the clients in the mean, `(num_clients,)`. None weighs all alike.
 
         Args:
             mechanism: The mechanism.
             segments: Sizes of the vector's segments.
-            held: Samples that each client holds.
+            held: Samples that each client holds, where the mean is weighted by that.
+            num_clients: How many clients there are.
         """
         if self.weighting == "samples":
             return torch.tensor(held, dtype=torch.float32)
         if self.weighting == "inverse_variance":
-            return inverse_variance_weights(mechanism, segments, len(held))
+            return inverse_variance_weights(mechanism, segments, num_clients)
         return None
 
 

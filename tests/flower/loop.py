@@ -173,5 +173,6 @@ def deployment(fed: Federated, rounds: int, folder: Path, **options: Any) -> Dep
 def clients(
     make: Callable[[], Federated], folder: Path, home: bool = True, **options: Any
 ) -> tuple[list[ClientApp], list[Path | None]]:
-    apps = [client_app(module, own_digits, make(), **options) for _ in range(CLIENTS)]
+    build = options.pop("module", module)
+    apps = [client_app(build, own_digits, make(), **options) for _ in range(CLIENTS)]
     return apps, [folder / f"client-{client}" if home else None for client in range(CLIENTS)]

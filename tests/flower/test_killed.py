@@ -25,6 +25,7 @@ from flwr.app import Message
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import server as server_module
 from lightning_fedq.flower.client import RemoteClient
+from lightning_fedq.flower.kept import KeptState
 from lightning_fedq.flower.records import from_record
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.keys.party_keys import Identities
@@ -32,7 +33,8 @@ from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundServer, StreamLog
 from lightning_fedq.secagg import SecAgg
-from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, simulate
+from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, simulate
+from tests.flower.test_same_training import KEEPS
 
 pytestmark = [
     pytest.mark.slow,
@@ -137,6 +139,7 @@ def serve(
     dying: dict[int, Callable[[str], None]] | None = None,
     rounds: int = ROUNDS,
     signed: bool = False,
+    build: Callable[[], Any] = module,
 ) -> Outcome | None:
     """Run the server in a process of its own, and return what it ends with, or None where it was killed."""
     own = [Ed25519PrivateKey.from_private_bytes(bytes([client] * 32)) for client in range(CLIENTS)]
@@ -149,10 +152,14 @@ def serve(
     def work() -> Outcome:
         dies()
         apps = clients(
-            make, folder, identities=identities if signed else None, trainer={"max_epochs": rounds}
+            *(make, folder),
+            identities=identities if signed else None,
+            trainer={"max_epochs": rounds},
+            module=build,
         )
         grid = ForkGrid(*apps, folder, dying or {})
-        _, server = deployment(make(), rounds, folder, directory=directory).run(grid)
+        one = deployment(make(), rounds, folder, directory=directory, module=build)
+        _, server = one.run(grid)
         assert server.engine is not None
         return {
             "weights": server.engine.weights,
@@ -249,6 +256,39 @@ def test_a_seeded_server_that_is_killed_ends_with_the_weights_of_the_simulation(
     assert found["charges"] == [3] * CLIENTS
 
 
+KEPT = ("a local layer", "local buffers", "FedDyn", "SCAFFOLD")
+"""What clients keep from round to round: settings of the table that compares with a simulation."""
+
+
+@pytest.mark.parametrize("phase", ["charged", "asked", "answered", "stepped", "saving"])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_clients_keep_outlives_a_killed_server(name, phase, tmp_path):
+    """A round that is repeated begins with what the last counted one has left, on every client."""
+    build, settings, _ = KEEPS[name]
+    make = lambda: coin(seed=5, **settings)  # noqa: E731
+    assert serve(make, tmp_path, PHASES[phase], build=build) is None
+    found = serve(make, tmp_path, build=build)
+    assert found is not None
+    assert torch.equal(found["weights"], simulate(make(), ROUNDS, module=build()).engine.weights)
+
+
+@pytest.mark.parametrize("point", ["training", "kept", "encoded"])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_clients_keep_outlives_a_killed_client(name, point, tmp_path):
+    """Killed in round 2, it goes on with what it had after round 1, as one whose answer was lost."""
+    build, settings, _ = KEEPS[name]
+    make = lambda: coin(seed=5, **settings)  # noqa: E731
+    found = serve(make, tmp_path / "killed", dying={2: dies_when(point)}, build=build)
+    grid = LoopGrid(*clients(make, tmp_path / "lost", module=build))
+    grid.tamper = lambda kind, client, reply: (
+        None if (kind, client, grid.log.count((kind, client))) == ("train", 2, 2) else reply
+    )
+    _, server = deployment(make(), ROUNDS, tmp_path / "lost", module=build).run(grid)
+    assert found is not None
+    assert found["received"] == [4, 3, 4] == [record.num_received for record in server.records]
+    assert torch.equal(found["weights"], server.engine.weights)
+
+
 def dies_when(point: str) -> Callable[[str], None]:
     """What is done in a client's process so that it dies there."""
 
@@ -257,6 +297,8 @@ def dies_when(point: str) -> Callable[[str], None]:
             before(RemoteClient, "_trained", lambda client: True)
         if point == "stream used" and kind == "train":
             after(StreamLog, "use", lambda log: True)
+        if point == "kept" and kind == "train":
+            after(KeptState, "keep", lambda states: True)
         if point == "encoded" and kind == "train":
             after(RemoteClient, "train", lambda client: True)
         if point in ("shares", "masked", "confirm", "unmask") and kind == point:

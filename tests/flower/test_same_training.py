@@ -112,6 +112,26 @@ def test_other_names_of_one_thing_and_what_does_not_act_are_no_difference(tmp_pa
     assert len(server.records) == 2
 
 
+def test_callbacks_of_the_whole_fit_may_stand_on_both_sides(tmp_path):
+    """Every round was charged and lost: none of them can work on a client's part of a fit."""
+
+    def both(folder: Any) -> list[Any]:
+        stop = pl.callbacks.EarlyStopping("val_acc", patience=9)
+        return [pl.callbacks.ModelCheckpoint(folder), TailAveraging(0.5), stop]
+
+    expected = simulate(federated(COIN), 2)
+    with pytest.warns(UserWarning, match="EarlyStopping, ModelCheckpoint, TailAveraging: of the whole fit"):
+        server, _ = trained({"callbacks": both(tmp_path)}, {"callbacks": both(tmp_path / "kept")}, tmp_path)
+    assert torch.equal(server.engine.weights, expected.engine.weights)
+
+
+def test_a_mean_by_how_noisy_clients_are_needs_no_samples(tmp_path):
+    weighting: dict[str, Any] = {"weighting": "inverse_variance"}
+    expected = simulate(federated(COIN, **weighting), 2)
+    server, _ = trained({}, {}, tmp_path, **weighting)
+    assert torch.equal(server.engine.weights, expected.engine.weights)
+
+
 # ---- what a client keeps, and what the server's fit decides ------------------------------------------
 
 

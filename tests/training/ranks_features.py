@@ -36,6 +36,7 @@ from lightning_fedq.mechanisms import (
     BandedGaussian,
     CorBin,
     FedAvg,
+    GaussianNoise,
     HandedOnGaussian,
     LayeredGaussian,
 )
@@ -154,7 +155,10 @@ class Judged(Model):
 
 
 class Feature(NamedTuple):
-    """One run. `refused` is a part of the error on several ranks, `raises` of that on one process too."""
+    """One run. `refused` is a part of the error on several ranks, `raises` of that on one process too.
+
+    `cure` is what the error on several ranks says to do.
+    """
 
     module: Callable[[], Any] = Model
     mechanism: Any = CORBIN
@@ -164,6 +168,7 @@ class Feature(NamedTuple):
     trainer: Callable[[Path], dict[str, Any]] = lambda folder: {}
     data: Callable[[], Any] = Data
     refused: str = ""
+    cure: str = "devices=1"
     raises: str = ""
     then: Callable[[Path], dict[str, Any]] | None = None
     within_rounds: bool = False  # it looks into rounds, in which each rank has its own clients
@@ -242,6 +247,7 @@ FEATURES: dict[str, Feature] = {
     "a plateau of the training": Feature(
         _schedule(lambda o: _STEPS.ReduceLROnPlateau(o, patience=0), monitor="train_loss"),
         refused="watches 'train_loss'",
+        cure="watch a metric of the validation",
     ),
     "optimised by hand": Feature(ByHand),
     "random numbers": Feature(Draws, federated={"clients_per_step": 3}),
@@ -295,7 +301,7 @@ FEATURES: dict[str, Feature] = {
         federated={"evaluate_clients": ClientEvaluation(0.3, release=NoisyMean("val_loss", 0.5, 0.0, 4.0))}
     ),
     "secret cohorts": Feature(
-        mechanism=AggregateGaussian(clip_norm=8.0, noise_multiplier=0.5),
+        mechanism=GaussianNoise(clip_norm=8.0, noise_multiplier=0.5),
         federated={"cohorts": "secret", "seed": None, "clients_per_round": 3, "diagnostics": False},
         refused="S1, a secret draw",
     ),
