@@ -73,12 +73,16 @@ class Federated(pl.Callback):
     Args:
         mechanism: Turns updates into messages, e.g. `CorBin(epsilon=5.0)`.
         num_clients: Size of the population, >= 1.
-        clients_per_round: Cohort of a round, drawn without replacement; None is everybody.
+        clients_per_round: Cohort of a round, drawn without replacement; None is everybody. With "poisson" and
+            "allocated" its expectation.
         participation: "random" draws every cohort anew from all clients; "once" deals the clients out into
             disjoint public cohorts, so that each is asked in one round at most and can spend its whole budget
             there (parallel composition); "cyclic" has these cohorts take turns, so that T rounds with b
             cohorts ask nobody more than ceil(T / b) times, and with no less than b rounds in between. Of
-            both, clients left over by cohorts of equal size are never asked.
+            both, clients left over by cohorts of equal size are never asked. With cohorts="secret" and
+            `BandedGaussian(band=1)` every client may draw for itself: "poisson" by a coin in every round,
+            "allocated" one round of every block of num_clients / clients_per_round. Nobody learns how many
+            took part, and an outsider learns less than from cohorts of a fixed size.
         cohorts: "known" takes it that anybody may learn who took part in which round. "secret" draws cohorts
             by a key that nobody else has, and lets nothing out that tells who was drawn: reports have a
             second row of an outsider, with an epsilon that the draw has made smaller. It refuses what breaks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any, TextIO
@@ -112,8 +113,11 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
         logged = trainer.callback_metrics
         name = self.monitor or first_metric([logged])
         parts = [f"{name} {float(logged[name]):.4f}"] if name in logged else []
-        parts.append(f"{record.num_received}/{record.cohort_size} clients")
-        parts.append(f"{record.uplink_bits / BITS_PER_MEGABYTE:.3g} MB up this round")
+        if math.isnan(record.num_received):
+            parts.append(f"{record.cohort_size} clients expected")
+        else:
+            parts.append(f"{record.num_received}/{record.cohort_size} clients")
+            parts.append(f"{record.uplink_bits / BITS_PER_MEGABYTE:.3g} MB up this round")
         if record.non_finite_clients:
             parts.append(f"{len(record.non_finite_clients)} not finite")
         return ", ".join(parts)

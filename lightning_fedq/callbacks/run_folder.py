@@ -298,8 +298,9 @@ class RunFolder(pl.Callback):
         cost.pop("messages")
         known = totals([row for row in self.rows if not math.isnan(row["uplink_bits"])])
         coordinates = known["messages"] * engine.weights.numel()
+        nothing = math.nan if engine.planner.own_draws else 0.0
         up, protocol = (
-            known[name] * BITS_PER_MEGABYTE / coordinates if coordinates else 0.0
+            known[name] * BITS_PER_MEGABYTE / coordinates if coordinates else nothing
             for name in ("uplink_megabytes", "protocol_megabytes")
         )
         metrics = {key: value for key, value in self.rows[-1].items() if key not in RECORDED}

@@ -123,6 +123,7 @@ class BandedGaussian(Mechanism):
 
     homomorphic = True
     alike_clients = True
+    noise_of_adder = True
     clips_norm = True
     fixed_cohort = True
 

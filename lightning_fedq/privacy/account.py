@@ -158,14 +158,15 @@ class Account:
         return best
 
     def secret(self, claim: PrivacyClaim, rounds: int) -> float:
-        """Epsilon of `rounds` released rounds, each with a secret draw, between any two updates.
+        """Epsilon of `rounds` released rounds with secret draws, between any two updates.
 
-        The smaller of the amplified epsilon and that of a client that took part in every round: both hold.
+        The smaller of the amplified epsilon and that of a client that took part as often as one can: both
+        hold.
 
         Raises:
-            ValueError: If the claim is not about substitution.
+            ValueError: If the claim is not about substitution, or there is no account of the draw.
         """
-        size = len(self.run.context.cohort)
+        size, sampling = len(self.run.context.cohort), self.run.sampling
         amplified = secret_epsilon(
             claim.loss,
             self.available(claim, rounds),
@@ -175,8 +176,10 @@ class Account:
             neighbours=claim.neighbours,
             compositions=claim.compositions,
             slack=claim.slack,
+            participation=sampling.participation,
         )
-        return min(amplified, self.between_any_two(claim, rounds))
+        most = sampling.most_rounds(rounds, size)
+        return min(amplified, self.between_any_two(claim, rounds if most is None else most))
 
     def epsilon(self, adversary: Adversary, charges: int, *, secret: bool) -> float:
         """Epsilon of some rounds of one client, between any two updates, infinite where nothing is claimed.

@@ -264,7 +264,13 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             "Clients have epsilons of their own: every row is that of the client with the least protection "
             f"(of {population.num_groups} kinds), whether a cohort held it or not."
         )
-    if most_rounds is not None and most_rounds <= 1:
+    if run.sampling.own_draws:
+        notes.append(
+            f"Every client draws for itself whether it takes part: a cohort has {run.cohort_size} clients on "
+            f"average, the mean divides by {run.cohort_size} in every round, and nobody learns how many there "
+            "were."
+        )
+    elif most_rounds is not None and most_rounds <= 1:
         notes.append(
             "Cohorts are disjoint and public: a client is asked in one round at most, so one round's epsilon "
             "is that of its whole run (parallel composition)."
@@ -280,11 +286,16 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             "repeated attempts count as often as they were made, and there is no amplification by sampling."
         )
     elif secret:
-        notes.append(
+        lottery = (
             f"A client takes part in a round with chance {run.participation:.4g}, and the rows of others "
             "than the outsider average over that lottery: what a client has spent would tell who was drawn."
         )
-        notes.append(NOTE)
+        if most_rounds is not None:
+            lottery = (
+                f"A client takes part in one round of every block, {most_rounds} in all, and the rows of "
+                "others than the outsider take it as known in which."
+            )
+        notes += [lottery, NOTE]
     elif run.participation < 1.0 and most_rounds is None:
         notes.append(
             f"A client takes part in a round with chance {run.participation:.4g}, whatever its data. "

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
+
+
+Participation = Literal["random", "once", "cyclic", "poisson", "allocated"]
+"""How cohorts come about: each drawn anew from all clients; all disjoint, for one turn or for ever; or by a
+secret draw of every client for itself: of every round by a coin, or of one round in each block."""
+OwnDraws = Literal["poisson", "allocated"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +27,8 @@ class Sampling:
 
     Args:
         num_clients: Clients of the federation, from whom cohorts come.
-        participation: "random" draws every cohort anew; "once" and "cyclic" deal out disjoint ones.
+        participation: "random" draws every cohort anew; "once" and "cyclic" deal out disjoint ones; with
+            "poisson" and "allocated" clients draw for themselves, and a cohort's size is its expectation.
         secret: Does nobody but the server learn who took part?
         broken: Condition of secret cohorts that the run has not kept, by name, with the cure; "" for none.
         dropout_probability: Chance that a client of a cohort does not answer.
@@ -30,7 +37,7 @@ class Sampling:
     """
 
     num_clients: int
-    participation: Literal["random", "once", "cyclic"]
+    participation: Participation
     secret: bool
     broken: str
     dropout_probability: float
@@ -41,9 +48,14 @@ class Sampling:
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
 
+    @property
+    def own_draws(self) -> bool:
+        """Does every client draw for itself, so that nobody learns how many take part?"""
+        return self.participation in get_args(OwnDraws)
+
     def most_rounds(self, rounds: int, cohort: int) -> int | None:
         """In how many of so many rounds a client takes part at most. None: a lottery decides."""
-        if self.participation == "random":
+        if self.participation in ("random", "poisson"):
             return None
         return min(rounds, 1) if self.participation == "once" else -(-rounds // (self.num_clients // cohort))
 

@@ -1,4 +1,7 @@
-"""Amplification by cohorts that stay secret: fixed-size draws, one client's update replaced by another.
+"""Amplification by cohorts that stay secret, one client's update replaced by another.
+
+Draws of a fixed size
+---------------------
 
 Of n clients m are drawn uniformly for every round, and who was drawn is never known. With q = m / n and
 delta(e) the curve of one whole round, a round whose cohort is secret has, for e >= 0,
@@ -16,6 +19,15 @@ below the hull. Leaving the hull out states 0.04% more.
 The base is ONE WHOLE ROUND, all its coordinates composed: the draw is one for all of them. It is a claim
 under substitution: a client that is not drawn leaves its place to another one, whose update may be anything.
 
+Draws of every client for itself
+--------------------------------
+Behind the Gaussian noise of a trusted adder, the same whoever is there, a client that is not drawn leaves a
+hole. With a coin in every round (`PoissonGaussianLoss`) or one uniform round in every block of n / m
+(`AllocatedGaussianLoss`, whose module has the proof of both) that is worth another factor of two in noise.
+Rounds, or blocks, compose; of the last block as many rounds are released as there were, and the others are
+post-processing that nobody did, so it counts as a whole one. Nobody may learn how many were there: the
+divisor is m in every round, and a round of nobody releases its noise.
+
 What these functions do not check is whether a training keeps the draw secret. Clients with memory, limits by
 client, one draw for two releases, cohorts that are dealt out and silence that depends on who a client is
 break the theorem: `Federated(cohorts="secret")` refuses them, and only its reports state this epsilon.
@@ -28,6 +40,7 @@ References:
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,7 +54,14 @@ from lightning_fedq.mechanisms.interface import (
 )
 from lightning_fedq.privacy.accounting import check_delta, composed_grid, with_slack
 from lightning_fedq.privacy.grid import MOST_POINTS, POINTS_PER_STD, LossGrid, atoms_on, check_loss
-from lightning_fedq.privacy.losses import Loss, composed_mass
+from lightning_fedq.privacy.losses import (
+    AllocatedGaussianLoss,
+    GaussianLoss,
+    Loss,
+    PoissonGaussianLoss,
+    composed_mass,
+)
+from lightning_fedq.privacy.run import Participation
 
 _TAIL_SHARE = 1e-3
 
@@ -83,14 +103,33 @@ def secretly_drawn(base: LossGrid, drawn: int, population: int) -> LossGrid:
     return atoms_on(step, losses, masses, infinite)
 
 
-def why_no_secret(mechanism: Mechanism, claim: PrivacyClaim, drawn: int, population: int) -> str:
+def why_no_own_draws(mechanism: Mechanism, participation: Participation) -> str:
+    """Name what speaks against clients that draw for themselves, with the cure. "" where nothing does.
+
+    Args:
+        mechanism: The mechanism.
+        participation: How clients come to take part.
+    """
+    if participation not in ("poisson", "allocated") or mechanism.noise_of_adder:
+        return ""
+    return (
+        f"S11, noise of the adder alone, whoever is there: that of {type(mechanism).__name__} comes from "
+        f"clients, or is none; participation={participation!r} takes BandedGaussian(..., band=1), all others "
+        "participation='random'"
+    )
+
+
+def why_no_secret(
+    mechanism: Mechanism, claim: PrivacyClaim, drawn: int, population: int, participation: Participation
+) -> str:
     """Name the condition under which a mechanism's rounds do not amplify, with the cure. "" where they do.
 
     Args:
         mechanism: The mechanism.
         claim: Its claim towards outsiders, as it fits the setting.
-        drawn: Clients in a cohort.
+        drawn: Clients in a cohort; their expected number where every client draws for itself.
         population: Clients that could be drawn.
+        participation: How they are drawn.
     """
     name = type(mechanism).__name__
     if isinstance(claim.loss, NonPrivate):
@@ -123,7 +162,7 @@ def why_no_secret(mechanism: Mechanism, claim: PrivacyClaim, drawn: int, populat
             f"S7, noise that is independent over rounds: {name}'s is not; take band=1, or a mechanism with "
             "fresh noise, such as GaussianNoise"
         )
-    return ""
+    return why_no_own_draws(mechanism, participation)
 
 
 def secret_epsilon(
@@ -136,22 +175,25 @@ def secret_epsilon(
     neighbours: Neighbours,
     compositions: int = 1,
     slack: Slack = NO_SLACK,
+    participation: Participation = "random",
 ) -> float:
     """Epsilon towards somebody who sees the released models alone and never learns who took part.
 
     Args:
         loss: Loss of one composition towards a client that takes part.
         delta: In (0, 1).
-        drawn: Clients in a cohort.
+        drawn: Clients in a cohort; their expected number where every client draws for itself.
         population: Clients that could be drawn.
         rounds: Released rounds, each with a draw of its own. Everything released from one draw belongs into
             one `loss`: amplifying two releases of one draw separately states too little.
         neighbours: Relation of the claim; substitution is needed.
         compositions: Compositions in one round.
         slack: Slack of one round, kept as it is.
+        participation: "random" for cohorts of a fixed size, "poisson" or "allocated".
 
     Raises:
-        ValueError: If delta or the counts are none, or the claim is not about substitution.
+        ValueError: If delta or the counts are none, the claim is not about substitution, or there is no
+            account of such a draw.
         TypeError: If the loss is of an unknown kind.
     """
     check_delta(delta)
@@ -168,7 +210,13 @@ def secret_epsilon(
     if rounds == 0:
         return 0.0
 
+    own = None
+    if participation != "random":
+        own = _own_draws(loss, drawn, population, participation, compositions)
+
     def exact(left: float) -> float:
+        if own is not None:
+            return composed_grid(own, left, 1, _times(own, rounds)).epsilon(left)
         base = composed_grid(loss, left / rounds, compositions, 1)  # cuts off a thousandth of its delta
         run = secretly_drawn(base, drawn, population).composed(rounds, _TAIL_SHARE * left)
         return run.epsilon(left)
@@ -176,3 +224,35 @@ def secret_epsilon(
     return with_slack(
         exact, delta, Slack(composed_mass(min(slack.distance, 1.0), rounds), rounds * slack.log_ratio)
     )
+
+
+def _own_draws(
+    loss: Loss, drawn: int, population: int, participation: Participation, compositions: int
+) -> Loss:
+    """The loss of one draw of a client for itself: of a round, or of a block."""
+    # what a sum of clients' noises is, follows from who is there
+    if type(loss) is not GaussianLoss or compositions != 1 or not 1 <= drawn <= population:
+        raise ValueError(
+            f"clients that draw for themselves ({participation}) are accounted for behind Gaussian noise of a "
+            f"trusted adder only, with 1 <= drawn <= population, got a {type(loss).__name__} in "
+            f"{compositions} parts and {drawn} of {population} clients; use participation='random'"
+        )
+    if participation == "poisson":
+        return PoissonGaussianLoss(loss.noise_multiplier, drawn / population, loss.note)
+    if participation == "allocated" and population % drawn == 0:
+        return _block(loss.noise_multiplier, population // drawn)
+    raise ValueError(
+        f"there is no account of participation={participation!r} with {drawn} of {population} clients, whose "
+        "cohorts nobody learns; use 'random', 'poisson', or 'allocated' with a whole number of rounds a block"
+    )
+
+
+@lru_cache(maxsize=16)
+def _block(noise_multiplier: float, rounds: int) -> AllocatedGaussianLoss:
+    """Kept, because its curve takes a second."""
+    return AllocatedGaussianLoss(noise_multiplier, rounds)
+
+
+def _times(own: Loss, rounds: int) -> int:
+    """Draws of a client in so many rounds. A block that is not over counts as a whole one."""
+    return -(-rounds // own.rounds) if isinstance(own, AllocatedGaussianLoss) else rounds

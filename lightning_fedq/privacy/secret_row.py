@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
-from lightning_fedq.privacy.run import Run
+from lightning_fedq.privacy.run import Participation, Run
 from lightning_fedq.privacy.sampled import why_no_secret
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, verdict
 
@@ -37,6 +37,55 @@ CONDITIONS = (
     "S10: the claim is about any two updates and a whole round",
 )
 """Conditions of the row, by name."""
+_OF_OWN_DRAWS = {
+    "S1": {
+        "poisson": "S1: every client draws for itself, independently of all others and anew in every round, "
+        "whether it takes part, by a key that only the server has",
+        "allocated": "S1: every client draws one round of every block for itself, uniformly and independently "
+        "of all others and all other blocks, by a key that only the server has",
+    },
+    "S2": dict.fromkeys(
+        ("poisson", "allocated"), "S2: no round was begun twice; one of nobody counts as one"
+    ),
+    "S8": dict.fromkeys(
+        ("poisson", "allocated"),
+        "S8: nothing else that depends on the draw gets out, how many took part included: no server's "
+        "memory, no logs or files of clients, no duration of a round, no number of messages or bytes",
+    ),
+}
+_ADDER_ALONE = (
+    "S11: noise is the adder's alone, and it and the divisor are those of the expected cohort, whoever is "
+    "there; what a client sends does not depend on who trains beside it, but for the rounding of floats"
+)
+_METHODS: dict[str, str] = {
+    "random": METHOD,
+    "poisson": "Poisson sampling behind a trusted adder, one client's update replaced, privacy loss "
+    "distribution, pessimistic",
+    "allocated": "random allocation behind a trusted adder, one client's update replaced, privacy loss "
+    "distribution of blocks, pessimistic",
+}
+
+
+def conditions_of(participation: Participation) -> tuple[str, ...]:
+    """Conditions of the row, by name, for a way to draw."""
+    if participation not in ("poisson", "allocated"):
+        return CONDITIONS
+    named = {line.partition(":")[0]: line for line in CONDITIONS}
+    named |= {name: lines[participation] for name, lines in _OF_OWN_DRAWS.items()}
+    return (*named.values(), _ADDER_ALONE)
+
+
+def _method(run: Run) -> str:
+    """How the row was computed, and from which numbers."""
+    size, population, rounds = run.cohort_size, run.num_clients, run.rounds
+    numbers = f"{size} of {population} clients, {rounds} rounds"
+    if run.sampling.participation == "poisson":
+        numbers = f"every client with chance {size}/{population}, {rounds} rounds"
+    elif run.sampling.participation == "allocated":
+        numbers = f"one of {population // size} rounds a block, {run.most_rounds} blocks for {rounds} rounds"
+    return f"{_METHODS[run.sampling.participation]}; {numbers}"
+
+
 NOTE = (
     "Cohorts are secret: no figure of this page depends on who was drawn. If it becomes known who took part, "
     "the outsider's other row is what holds, on average over the draw. The server "
@@ -68,11 +117,12 @@ def secret_row(blank: Row, account: Account, broken: str) -> Row:
     """
     claim, run = account.claims()[Adversary.OUTSIDER], account.run
     size, population, rounds = run.cohort_size, run.num_clients, run.rounds
-    assumptions = (*claim.assumptions, *CONDITIONS)
+    assumptions = (*claim.assumptions, *conditions_of(run.sampling.participation))
     row = replace(blank, view=VIEW, cohorts="secret", assumptions=assumptions, advice="", remark="")
     row = replace(row, epsilon_unit=None, infinite_mass=0.0)
     broken = broken or _broken_by(run)
-    if why := broken or why_no_secret(run.mechanism, claim, size, population):
+    drawn = run.sampling.participation
+    if why := broken or why_no_secret(run.mechanism, claim, size, population, drawn):
         return replace(
             row,
             epsilon_round=math.inf,
@@ -92,7 +142,7 @@ def secret_row(blank: Row, account: Account, broken: str) -> Row:
         epsilon_round=account.secret(claim, min(rounds, 1)),
         epsilon_run=spent,
         epsilon_any_two=spent,
-        method=f"{METHOD}; {size} of {population} clients, {rounds} rounds",
+        method=_method(run),
         verdict=word,
         reason=reason,
     )

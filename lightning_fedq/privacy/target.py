@@ -290,7 +290,13 @@ def _refuse_where_nothing_is_claimed(account: Account, target: PrivacyTarget) ->
     refused = claims[target.against].loss
     if not isinstance(refused, NonPrivate):
         if target.secret and (
-            why := why_no_secret(run.mechanism, claims[target.against], run.cohort_size, run.num_clients)
+            why := why_no_secret(
+                run.mechanism,
+                claims[target.against],
+                run.cohort_size,
+                run.num_clients,
+                run.sampling.participation,
+            )
         ):
             raise ValueError(f"secret cohorts need {why}")
         return

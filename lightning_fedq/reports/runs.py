@@ -186,7 +186,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("bits per parameter", _bits(summary)),
         (
             "megabytes",
-            f"{_up(summary['uplink_megabytes'])}, {summary['downlink_megabytes']:.4g} down, "
+            f"{_up(summary['uplink_megabytes'])}, {_down(summary['downlink_megabytes'])} down, "
             f"{summary['setup_megabytes']:.4g} of set-up",
         ),
         ("seconds", _seconds(summary["seconds"])),
@@ -282,6 +282,8 @@ def _seconds(seconds: float | None) -> str:
 
 def _bits(summary: Mapping[str, Any]) -> str:
     whole, protocol = summary["bits_per_parameter"], summary.get("protocol_bits_per_parameter", 0.0)
+    if whole is None or math.isnan(whole):
+        return "not known: nobody learns how many clients took part"
     if not protocol:
         return f"{whole:.4g} up, one client in one round"
     return (
@@ -325,8 +327,13 @@ def noise_words(summary: Mapping[str, Any]) -> str:
 
 def _up(megabytes: float) -> str:
     if math.isnan(megabytes):
-        return "not known up (the checkpoint that this folder began with keeps no lengths of messages)"
+        why = "the checkpoint that this folder began with keeps no lengths of messages"
+        return f"not known up ({why}, or nobody learns how many clients took part)"
     return f"{megabytes:.4g} up"
+
+
+def _down(megabytes: float) -> str:
+    return "not known" if math.isnan(megabytes) else f"{megabytes:.4g}"
 
 
 def print_summary(summary: Mapping[str, Any], folder: Path) -> None:

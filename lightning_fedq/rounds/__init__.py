@@ -1,5 +1,6 @@
 """One federated round in two halves: clients encode and pack, the server decodes, steps and records."""
 
+from lightning_fedq.privacy.run import Participation
 from lightning_fedq.rounds.broadcast import Broadcast
 from lightning_fedq.rounds.client import RoundClient, StreamLog, UsedStreamError, encode_updates
 from lightning_fedq.rounds.client_budget import BudgetSpentError, ClientBudget
@@ -28,7 +29,6 @@ from lightning_fedq.rounds.parts import (
 from lightning_fedq.rounds.plan import (
     CohortKey,
     Cohorts,
-    Participation,
     RoundPlan,
     RoundPlanner,
     round_half_up,

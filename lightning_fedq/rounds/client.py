@@ -270,7 +270,7 @@ class RoundClient:
         """
         self._check_length(self._context(task), weights, weights)
         self.log.check(task.round, task.attempt)
-        self._check_separation(task)
+        self._check_mechanism(task)
         self.check_budget(task)
 
     def check_budget(self, task: RoundTask) -> None:
@@ -306,10 +306,10 @@ class RoundClient:
 
     def _check_price(self, task: RoundTask) -> None:
         """Refuse a round that costs more than its claims say, or than the budget has room for."""
-        self._check_separation(task)
+        self._check_mechanism(task)
         self.check_budget(task)
 
-    def _check_separation(self, task: RoundTask) -> None:
+    def _check_mechanism(self, task: RoundTask) -> None:
         """Refuse a round too soon after the last, where noise that clients hand on links the two.
 
         Raises:

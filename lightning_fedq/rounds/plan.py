@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
+import numpy as np
+
 from lightning_fedq.keys.randomness import (
     OneOwner,
     PublicRandomness,
@@ -22,12 +24,9 @@ from lightning_fedq.keys.randomness import (
     pack_fields,
 )
 from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.privacy.run import Sampling
+from lightning_fedq.privacy.run import OwnDraws, Participation, Sampling
+from lightning_fedq.privacy.sampled import why_no_own_draws
 from lightning_fedq.rounds.deadline import Deadline
-
-Participation = Literal["random", "once", "cyclic"]
-"""How cohorts come about: each drawn anew from all clients, or all disjoint, for one turn or for ever."""
-
 
 Cohorts = Literal["known", "secret"]
 """May anybody know who takes part in which round, or nobody but the server?"""
@@ -48,7 +47,36 @@ class CohortKey(OneOwner):
             round: Round number.
             attempt: Number of earlier attempts at this round.
         """
-        return Stream(hkdf_expand(self._key, pack_fields("cohort", round, attempt))).choice(population, size)
+        return self._stream("cohort", round, attempt).choice(population, size)
+
+    def tossed(self, population: int, size: int, round: int, attempt: int) -> list[int]:
+        """The clients of whom each takes part by a coin of its own, with chance size / population.
+
+        Args:
+            population: Clients, 0 to population - 1.
+            size: Their expected number.
+            round: Round number.
+            attempt: Number of earlier attempts at this round; each has coins of its own.
+        """
+        drawn = self._stream("cohort of coins", round, attempt).uniform_below(population, population)
+        members: list[int] = np.flatnonzero(drawn < size).tolist()
+        return members
+
+    def allocated(self, population: int, length: int, round: int) -> list[int]:
+        """The clients of whom each has drawn this round of its block, uniformly and for itself.
+
+        Args:
+            population: Clients, 0 to population - 1.
+            length: Rounds of a block.
+            round: Round number.
+        """
+        block, place = divmod(round, length)
+        drawn = self._stream("cohorts of a block", block).uniform_below(length, population)
+        members: list[int] = np.flatnonzero(drawn == place).tolist()
+        return members
+
+    def _stream(self, purpose: str, *place: int) -> Stream:
+        return Stream(hkdf_expand(self._key, pack_fields(purpose, *place)))
 
 
 @dataclass(frozen=True)
@@ -94,10 +122,13 @@ class RoundPlanner:
     Args:
         num_clients: Size of the population, >= 1.
         seed: Seed of cohorts, groups, dropouts and data order, >= 0.
-        clients_per_round: Cohort size, drawn without replacement; None is everybody.
+        clients_per_round: Cohort size, drawn without replacement; None is everybody. Where every client draws
+            for itself, the expected size.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         participation: "random" draws every cohort anew; "once" deals the clients out into disjoint cohorts,
-            so that nobody is asked twice; "cyclic" has these cohorts take turns, in one order for ever.
+            so that nobody is asked twice; "cyclic" has these cohorts take turns, in one order for ever. By
+            secret draws for itself, every client takes part in a round with chance clients_per_round /
+            num_clients ("poisson"), or in one of every block of num_clients / clients_per_round ("allocated").
         real_clients: Are these no clients of a simulation? Then any number of them may be silent.
         cohort_key: Draws secret cohorts, which the seed says nothing about; None has known ones.
         deadline: Time limit of a round; None waits for everybody.
@@ -133,14 +164,42 @@ class RoundPlanner:
                     "answer; leave one out"
                 )
         if self.participation not in get_args(Participation):
-            known = "'random', 'once' or 'cyclic'"
-            raise ValueError(f"participation must be {known}, got {self.participation!r}")
-        if self.cohort_key is not None and (self.participation != "random" or self.real_clients):
+            known = ", ".join(map(repr, get_args(Participation)))
+            raise ValueError(f"participation must be one of {known}, got {self.participation!r}")
+        if self.own_draws:
+            self._check_own_draws()
+        is_dealt = self.participation in ("once", "cyclic")
+        if self.cohort_key is not None and (is_dealt or self.real_clients):
             who = "real clients" if self.real_clients else f"participation={self.participation!r}"
             raise ValueError(
                 f"secret cohorts are drawn anew every round from the clients of a simulation, got {who}; use "
                 "participation='random', or cohorts='known'"
             )
+
+    def _check_own_draws(self) -> None:
+        if self.cohort_key is None:
+            raise ValueError(
+                f"participation={self.participation!r} has every client draw for itself, which is worth "
+                "something while nobody learns who did; set cohorts='secret', or participation='random'"
+            )
+        size, clients = self.cohort_size, self.num_clients
+        if self.participation == "allocated" and clients % size:
+            fits = next(size for size in range(size, 0, -1) if clients % size == 0)
+            raise ValueError(
+                "participation='allocated' gives every client one round of a block of num_clients / "
+                f"clients_per_round, a whole number, got {clients} / {size}; use clients_per_round={fits}, or "
+                "participation='poisson'"
+            )
+
+    @property
+    def own_draws(self) -> bool:
+        """Does every client draw for itself, so that nobody learns how many take part?"""
+        return self.participation in get_args(OwnDraws)
+
+    @property
+    def divisor(self) -> int | None:
+        """What the mean divides by, where it does not follow who answers. None where it does."""
+        return self.cohort_size if self.own_draws else None
 
     @property
     def may_be_silent(self) -> bool:
@@ -155,7 +214,8 @@ class RoundPlanner:
     @property
     def num_cohorts(self) -> int | None:
         """Disjoint cohorts that there are. None where every round draws its own."""
-        return None if self.participation == "random" else self.num_clients // self.cohort_size
+        is_dealt = self.participation in ("once", "cyclic")
+        return self.num_clients // self.cohort_size if is_dealt else None
 
     @property
     def num_rounds(self) -> int | None:
@@ -167,12 +227,14 @@ class RoundPlanner:
         """Fewest rounds from one of a client to its next, within one run of this plan. >= 1."""
         return self.num_cohorts or 1
 
-    def check_separation(self, mechanism: Mechanism) -> None:
-        """Refuse a mechanism whose noise counts on rounds of a client farther apart than these.
+    def check_mechanism(self, mechanism: Mechanism) -> None:
+        """Refuse a mechanism whose noise counts on other rounds of a client, or other cohorts, than these.
 
         Raises:
             ValueError: With the cure.
         """
+        if why := why_no_own_draws(mechanism, self.participation):
+            raise ValueError(f"secret cohorts need {why}")
         if mechanism.separation > self.separation:
             most = self.num_clients // mechanism.separation
             cure = f"participation='cyclic' and clients_per_round={most} or fewer, or " if most else ""
@@ -222,12 +284,17 @@ class RoundPlanner:
 
         Args:
             round: Round number.
-            attempt: Number of earlier attempts; known cohorts are the same in each.
+            attempt: Number of earlier attempts; known cohorts are the same in each, and so is what was drawn
+                for a whole block.
 
         Raises:
             ValueError: If every cohort has had its round.
         """
         size, last = self.cohort_size, self.num_cohorts
+        if self.cohort_key is not None and self.participation == "poisson":
+            return self.cohort_key.tossed(self.num_clients, size, round, attempt)
+        if self.cohort_key is not None and self.participation == "allocated":
+            return self.cohort_key.allocated(self.num_clients, self.num_clients // size, round)
         if self.cohort_key is not None:
             return self.cohort_key.draw(self.num_clients, size, round, attempt)
         if last is None:
@@ -248,15 +315,32 @@ class RoundPlanner:
         Raises:
             ValueError: If the mechanism can't serve a cohort of this size, or every cohort has had its round.
         """
-        sizes = tuple(mechanism.group_sizes(self.cohort_size))
+        sizes = None if self.own_draws else tuple(mechanism.group_sizes(self.cohort_size))
         return _plan(self, round, sizes, 0 if self.cohort_key is None else attempt)
+
+    def expected(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
+        """A round as accounts and trials see it: its plan, unless nobody may learn how many take part in it.
+
+        Then it is of as many clients as are expected, in turn.
+
+        Raises:
+            ValueError: If the mechanism can't serve a cohort of this size, or every cohort has had its round.
+        """
+        if not self.own_draws:
+            return self.plan(round, mechanism, attempt)
+        groups, start = [], round * self.cohort_size
+        for size in mechanism.group_sizes(self.cohort_size):
+            groups.append(tuple(client % self.num_clients for client in range(start, start + size)))
+            start += size
+        return RoundPlan(round, tuple(groups), frozenset(), self.seed)
 
 
 @lru_cache(maxsize=1)  # loader, callback and server ask for the same one
-def _plan(planner: RoundPlanner, round: int, group_sizes: tuple[int, ...], attempt: int) -> RoundPlan:
+def _plan(planner: RoundPlanner, round: int, group_sizes: tuple[int, ...] | None, attempt: int) -> RoundPlan:
+    """A plan, in groups of one where no sizes are given."""
     rand, order = PublicRandomness(SeededKeys(planner.seed), round), planner.cohort(round, attempt)
     start, groups = 0, []
-    for size in group_sizes:
+    for size in (1,) * len(order) if group_sizes is None else group_sizes:
         groups.append(tuple(order[start : start + size]))
         start += size
     if start != len(order):

@@ -32,10 +32,10 @@ class RoundRecord:
 
     round: int
     cohort_size: int
-    num_received: int
+    num_received: float
     num_dropped: int
-    uplink_bits: int
-    downlink_bits: int
+    uplink_bits: float
+    downlink_bits: float
     setup_bits: int
     clip_rate: float
     radius_min: float
@@ -58,6 +58,22 @@ class RoundRecord:
         values |= {"num_non_finite": len(self.non_finite_clients) if known else math.nan}
         values |= {"aborted": int(bool(self.aborted))}
         return {metric_name(name): value for name, value in values.items()}
+
+    def of_secret_size(self, expected: int) -> RoundRecord:
+        """The record of a round of which nobody may learn how many took part: such numbers are NaN.
+
+        Args:
+            expected: Clients that a cohort has on average.
+        """
+        nan = math.nan
+        return replace(
+            self.released(),
+            cohort_size=expected,
+            num_received=nan,
+            num_dropped=0,
+            uplink_bits=nan,
+            downlink_bits=nan,
+        )
 
     def released(self) -> RoundRecord:
         """The record without what only a simulation knows."""

@@ -31,6 +31,8 @@ class RunningSum:
         client_weights: `(num_clients,)` weights of a weighted mean; None is uniform.
         aggregator: A robust rule in place of the mean.
         secure: Secure aggregation: takes every message, and gives the sum.
+        divisor: What the mean divides by, whoever answers; with nobody it is that of the adder's noise. None
+            is the number of answers.
 
     Attributes:
         received: Clients that answered, in the order of arrival.
@@ -46,11 +48,13 @@ class RunningSum:
         client_weights: Tensor | None,
         aggregator: Aggregator | None,
         secure: SecureSum | None,
+        divisor: int | None = None,
     ) -> None:
         self._mechanism, self._context, self._unit = mechanism.core(context)
         self._public = public
         self._segments = len(context.segments)
         self._client_weights, self._aggregator, self._secure = client_weights, aggregator, secure
+        self._divisor = divisor
         self.received: list[int] = []
         self._symbols: Tensor | None = None
         self._rows: list[Tensor] = []  # decoded rows for an aggregator, or messages for a joint decoder
@@ -90,7 +94,8 @@ class RunningSum:
         return None if found is None else found[: self._segments] * self._unit**2
 
     def _noise_variance(self) -> Tensor | None:
-        mechanism, context, received = self._mechanism, self._context, self.received
+        mechanism, context = self._mechanism, self._context
+        received = self.received if self._divisor is None else range(self._divisor)
         if self._aggregator is not None:  # a robust rule may pick one row: its own noise is the bound
             return mechanism.noise_variance(context, received[:1])
         if self._client_weights is None:
@@ -105,9 +110,9 @@ class RunningSum:
         return total
 
     def total_weight(self) -> float:
-        """The weights of all who answered."""
+        """The weights of all who answered, or what stands for them."""
         if self._client_weights is None:
-            return float(len(self.received))
+            return float(len(self.received) if self._divisor is None else self._divisor)
         return float(self._client_weights[self.received].sum())
 
     def absent(self) -> list[int]:
@@ -187,7 +192,8 @@ class RunningSum:
         return (self._decode(symbols[i : i + 1], [client]) for i, client in enumerate(clients))
 
     def mean(self, plan: RoundPlan) -> Tensor | None:
-        """Return the mean `(dim,)`, or what the robust rule takes for it. None if nobody has answered.
+        """Return the mean `(dim,)`, or what the robust rule takes for it. None if nobody has answered, unless
+        the divisor does not follow from that.
 
         Behind it are the coordinates that the mechanism's `core` has for `own_ranges`.
 
@@ -197,7 +203,10 @@ class RunningSum:
         self._check_answers()
         self.untrusted = False
         if not self.received and self._secure is None:
-            return None
+            if self._divisor is None:
+                return None
+            count = self._mechanism.num_symbols(self._context)
+            self.integer_sum = torch.zeros(count, dtype=torch.int64, device=self._like.device)
         if self._aggregator is not None:
             return self._aggregator(torch.stack(self._rows), plan).to(self._like)
         zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self._like.device)

@@ -100,7 +100,7 @@ class RoundServer:
                 raise ValueError("client_weights must be > 0 and finite")
         weighted, secure = client_weights is not None, secure_sums is not None
         check_aggregation(mechanism, planner.cohort_size, weighted, aggregator, secure)
-        planner.check_separation(mechanism)
+        planner.check_mechanism(mechanism)
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
         self.aggregator, self.secure_sums = aggregator, secure_sums
         self.segments, self.range_rule, self.target = tuple(segments), mechanism.own_ranges or ranges, target
@@ -160,10 +160,11 @@ class RoundServer:
     # ---- one round --------------------------------------------------------------------------------
 
     def coming_plan(self) -> RoundPlan:
-        """The plan of the round to come. Where every disjoint cohort has had its own, of the last one."""
+        """The round to come as accounts see it (`RoundPlanner.expected`). Where every disjoint cohort has had
+        its own, the last one."""
         last = self.planner.num_rounds
         round = self.round if last is None else min(self.round, last - 1)
-        return self.planner.plan(round, self.mechanism, self.attempt)
+        return self.planner.expected(round, self.mechanism, self.attempt)
 
     def context(self, plan: RoundPlan) -> RoundContext:
         """Public facts of the round of `plan`."""
@@ -285,7 +286,14 @@ class RoundServer:
             session, weights = self.keys.public(), self.weights
             secure = self.secure_sums(self.mechanism, self._context, public, session=session, weights=weights)
         return RunningSum(
-            self.mechanism, self._context, public, self.weights, self.client_weights, self.aggregator, secure
+            self.mechanism,
+            self._context,
+            public,
+            self.weights,
+            self.client_weights,
+            self.aggregator,
+            secure,
+            self.planner.divisor,
         )
 
     def task(self) -> RoundTask:
@@ -359,7 +367,8 @@ class RoundServer:
         """Decode the sum, step the server, choose the next range, and return the record.
 
         With no answer at all, or where the round is aborted, the model stays as it is and the round is
-        recorded all the same; it stays charged. A mean that is not finite aborts it, and so does a step after
+        recorded all the same; it stays charged. (Where nobody may learn how many take part, a round of nobody
+        releases its noise, and a record has no number that follows from how many there were.) A mean that is not finite aborts it, and so does a step after
         which the model or the state of the server's optimiser is not: that state then begins anew.
 
         Raises:
@@ -377,6 +386,8 @@ class RoundServer:
             variance = self._sum.noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
         self.in_last_sum = frozenset() if mean is None else frozenset(self._sum.received)
+        if self.planner.own_draws:
+            record = record.of_secret_size(self.planner.cohort_size)
         self.total_uplink_bits += record.uplink_bits
         self.total_downlink_bits += record.downlink_bits
         self.round, self.attempt, self.plan = self.round + 1, 0, None

@@ -48,7 +48,7 @@ def described(
     """
     if isinstance(around, int):
         one = torch.ones(1, dtype=torch.float64)
-        around = RoundContext(0, planner.plan(0, mechanism).groups, (around,), 0.0 * one, one)
+        around = RoundContext(0, planner.expected(0, mechanism).groups, (around,), 0.0 * one, one)
     sampling = planner.sampling(broken)
     sums = secure_sum.guarantee(planner.cohort_size, rounds) if isinstance(secure_sum, SecAgg) else secure_sum
     return Run(

@@ -265,7 +265,7 @@ class FederatedFit:
             self.vector,
             wanted,
             largest_stack(self.vector.parameters[0].device.type, self.vector.width, cohort),
-            lambda size: max(self._schedule.of_all_ranks(0, 0, size), key=lambda stack: len(stack.clients)),
+            lambda size: max(self._schedule.to_try(0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(population.loader().indices(stack))),
             self._aside.do,
         )
@@ -417,7 +417,7 @@ class FederatedFit:
             return
 
         def stacks_of(round: int) -> Sequence[Stack]:
-            return self._schedule.of_all_ranks(round, 0, 1)
+            return self._schedule.to_try(round, 1)
 
         if self._federation.batch_rule is None:
             clients = first_clients(stacks_of, 2)

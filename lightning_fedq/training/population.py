@@ -292,7 +292,7 @@ class SimulatedClients(Population):
         module, names = trainer.lightning_module, dict[str, None]()
         found = Rehearsed.by_layers(module)
         if self._federation.batch_rule is None and not held.holds_streams:
-            clients = first_clients(lambda round: held.schedule.of_all_ranks(round, 0, 1), 1)
+            clients = first_clients(lambda round: held.schedule.to_try(round, 1), 1)
             who = clients[0].clients[0] if clients else 0
 
             def tried() -> tuple[Findings, dict[str, None]]:

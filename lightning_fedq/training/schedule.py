@@ -154,10 +154,17 @@ class Schedule:
         self, round: int, attempt: int, clients_per_step: int, most: int | None = None
     ) -> list[Stack]:
         """The stacks that one process would train, in its order, however many processes there are."""
-        plan, work = self._planner.plan(round, self._mechanism, attempt), self._work
+        return self._of(self._planner.plan(round, self._mechanism, attempt), attempt, clients_per_step, most)
+
+    def to_try(self, round: int, clients_per_step: int) -> list[Stack]:
+        """Stacks to try something out with: those of a round as everybody may see it."""
+        return self._of(self._planner.expected(round, self._mechanism), 0, clients_per_step, None)
+
+    def _of(self, plan: RoundPlan, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
+        work = self._work
         if self._rule is None:
             stacks = round_stacks(plan, lambda c: work.sizes[c][:most], work.shuffles, clients_per_step)
         else:
-            drawn = self._rule.draw(round, attempt, plan.survivors)
+            drawn = self._rule.draw(plan.round, attempt, plan.survivors)
             stacks = single_stacks(plan, [batches[:most] for batches in drawn], self._rule.keys)
         return shortened(stacks, self._num_steps) if self._num_steps else stacks

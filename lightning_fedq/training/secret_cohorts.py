@@ -36,7 +36,7 @@ def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyT
         return False
     if seed is not None:
         _refuse("S1, a secret draw", f"whoever knows seed={seed} knows every cohort", "use seed=None")
-    if clients.participation != "random":
+    if clients.participation in ("once", "cyclic"):
         _refuse(
             "S1, a fresh draw every round",
             f"participation={clients.participation!r} deals the clients out",
@@ -72,6 +72,8 @@ def check_settings(planner: RoundPlanner, local: Local, server: Server, has_ledg
         )
     if planner.deadline is not None:
         _refuse("S3, everybody who is drawn answers", f"{planner.deadline!r}", "leave deadline out")
+    if planner.own_draws:
+        _check_own_draws(planner, server)
     if server.weighting != "uniform":
         _refuse("S4, equal weights", f"weighting={server.weighting!r}", "use weighting='uniform'")
     if server.aggregator is not None:
@@ -126,6 +128,23 @@ def check_settings(planner: RoundPlanner, local: Local, server: Server, has_ledg
         )
 
 
+def _check_own_draws(planner: RoundPlanner, server: Server) -> None:
+    """Refuse what shows how many clients take part, or needs to know it."""
+    what = f"participation={planner.participation!r}"
+    if server.secure_aggregation is not None:
+        _refuse(
+            "S11, noise of an adder who sees the sum of whoever is there",
+            f"{what} with secure aggregation, which opens no sum of few and shows who is missing",
+            "leave secure_aggregation out, or use participation='random'",
+        )
+    if server.target != "updates":
+        _refuse(
+            "S11, a divisor that does not follow who is there",
+            f"{what} with target={server.target!r}, whose sum is a model only if all its summands are there",
+            "use target='updates', or participation='random'",
+        )
+
+
 def check_processes(trainer: pl.Trainer) -> None:
     """Refuse several processes. Before they talk to each other.
 
@@ -148,6 +167,8 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     held = federated.fit.population.holdings
     if why := why_round_repeated(engine):
         raise ValueError(f"secret cohorts need {why}")
+    if federated.planner.own_draws:
+        _check_fit_of_own_draws(federated)
     if num_byzantine_of(trainer, federated.planner) or engine.tampering is not None:
         _refuse("S4, clients that run the protocol", "some of them lie", "leave ByzantineClients out")
     if engine.transform is not None or federated.batch_rule is not None:
@@ -179,6 +200,17 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
         if getattr(callback, "follows_clients", False):
             what = f"{type(callback).__name__} writes what follows from the data of the drawn clients"
             _refuse("S8, nothing else that depends on the draw", what, "leave it out")
+
+
+def _check_fit_of_own_draws(federated: Any) -> None:
+    """Refuse what shows whether anybody took part in a round."""
+    if federated.fit.population.limit:
+        what = "fast_dev_run cuts rounds, and which one it cuts hangs on how many take part"
+        _refuse("S8, nothing else that depends on the draw", what, "use max_epochs=1")
+    if names := federated.fit.vector.members.counters:
+        what = f"counters in the model ({', '.join(names[:3])}) stand still in a round of nobody"
+        cure = "use buffers='frozen', or layers that count nothing, such as GroupNorm"
+        _refuse("S8, nothing else that depends on the draw", what, cure)
 
 
 def check_claim(federated: Any, trainer: pl.Trainer) -> None:

@@ -255,8 +255,8 @@ def check_together(
         ValueError: Naming both, with the cure.
         TypeError: If the mechanism is not homomorphic and there is secure aggregation.
     """
-    planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
-    planner.check_separation(mechanism)
+    planner.expected(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
+    planner.check_mechanism(mechanism)
     mechanism.protection_groups(clients.num_clients)  # and a population
     if mechanism.own_ranges is not None and server.ranges is not None:
         raise ValueError(f"{type(mechanism).__name__} sets the range of a round itself; leave ranges out")

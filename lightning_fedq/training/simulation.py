@@ -92,11 +92,10 @@ class Simulation:
             trainer, vector, fit, clock, metrics, loader, capacity, skips_empty, correction
         )
         self._changed, self._opened, self.correction = changed, opened, correction
-        self._listening: list[Listens] = [
-            c
-            for c in callbacks_of(trainer)
-            if hasattr(c, "on_clients_done")  # type: ignore[misc]
-        ]
+        self._listening: list[Listens] = []
+        if not engine.planner.own_draws:  # how many clients take part is nobody's to know
+            listening = [c for c in callbacks_of(trainer) if hasattr(c, "on_clients_done")]
+            self._listening = listening  # type: ignore[assignment]
         self.start: RoundStart | None = None
         self.present: Stack | None = None
         self.taken = Taken()

@@ -61,7 +61,7 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
     if isinstance(engine.keys, SeededKeys):
         yield "privacy: nothing is private, because the keys come from a seed (seed=None draws secret ones)"
         return
-    context = engine.charged_context(engine.planner.plan(0, engine.mechanism))
+    context = engine.charged_context(engine.planner.expected(0, engine.mechanism))
     name = type(engine.mechanism).__name__
     if not claims_something(engine.mechanism, context):
         yield f"privacy: no client is protected, because {name} claims nothing against anybody"

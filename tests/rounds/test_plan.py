@@ -49,7 +49,7 @@ def test_stream_seeds_differ_by_purpose_round_and_client():
         ((0, 0), "num_clients must be >= 1, got 0"),
         ((3, 0, 4), "clients_per_round must be in \\[1, num_clients = 3\\], got 4"),
         ((3, 0, None, 1.0), "dropout_probability must be in \\[0, 1\\), got 1.0"),
-        ((3, 0, None, 0.0, "twice"), "participation must be 'random', 'once' or 'cyclic', got 'twice'"),
+        ((3, 0, None, 0.0, "twice"), "participation must be one of .*'allocated', got 'twice'"),
     ],
 )
 def test_senseless_planners_are_refused(arguments, words):

@@ -89,6 +89,9 @@ class Mechanism(ABC):
     """Does what is released depend on who takes part through updates only, given all that outsiders know? A
     secret draw of the cohort then amplifies. False where it is not shown, and where streams that everybody
     knows are a client's own (codewords, dithers): they tell who was drawn."""
+    noise_of_adder: ClassVar[bool] = False
+    """Is all noise that of a trusted adder, Gaussian and isotropic, in a sum that `decode` alone depends on,
+    and does neither follow who has sent? Then clients may draw for themselves whether they take part."""
     clips_norm: ClassVar[bool] = False
     """Does `encode` hold every update to the l2 norm `clip_norm`, do claims rest on that alone, and is noise
     measured in it? Then `AdaptiveClip` may move it."""

@@ -17,6 +17,7 @@ from lightning_fedq.privacy.losses.noise import (
     GaussianLoss,
     GaussianSumLoss,
     LaplaceLoss,
+    PoissonGaussianLoss,
     SampledGaussianLoss,
 )
 from lightning_fedq.privacy.losses.pairs import CoinSum, HiddenPair, PmfPairs
@@ -34,6 +35,7 @@ __all__ = [
     "Loss",
     "NonPrivate",
     "PmfPairs",
+    "PoissonGaussianLoss",
     "RenyiLoss",
     "SampledGaussianLoss",
     "composed_mass",

@@ -53,9 +53,9 @@ from lightning_fedq.privacy.losses.base import Array, Loss, both_sides
 from lightning_fedq.privacy.losses.noise import GaussianLoss
 
 _REACH = 7.5
-_CELLS = 1 << 15
+_CELLS = 1 << 14
 _POINTS = 1 << 19
-_NODES = 120
+_NODES = 60
 _LARGEST_EXPONENT = 300.0
 _MOST_ROUNDS = 1 << 16
 _ROUNDING = 1e-17
