@@ -70,6 +70,10 @@ HOOKS = {
     "joint": ("False", "`decode` is no sum: a vote, a threshold"),
     "separation": ("1", "noise is correlated over rounds"),
     "hands_on": ("False", "clients take back noise of the round before"),
+    "noise_of_adder": (
+        "False",
+        "noise is a trusted adder's alone, whoever sends (clients that draw for themselves)",
+    ),
     "alike_clients": (
         "False",
         "who takes part shows in a release through updates only (secret cohorts)",

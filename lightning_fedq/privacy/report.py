@@ -267,8 +267,8 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
     if run.sampling.own_draws:
         notes.append(
             f"Every client draws for itself whether it takes part: a cohort has {run.cohort_size} clients on "
-            f"average, the mean divides by {run.cohort_size} in every round, and nobody learns how many there "
-            "were."
+            f"average, the mean divides by {run.cohort_size} in every round, and nobody learns how many there"
+            " were."
         )
     elif most_rounds is not None and most_rounds <= 1:
         notes.append(

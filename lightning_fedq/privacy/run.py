@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
 
-
 Participation = Literal["random", "once", "cyclic", "poisson", "allocated"]
 """How cohorts come about: each drawn anew from all clients; all disjoint, for one turn or for ever; or by a
 secret draw of every client for itself: of every round by a coin, or of one round in each block."""

@@ -230,20 +230,17 @@ def _own_draws(
     loss: Loss, drawn: int, population: int, participation: Participation, compositions: int
 ) -> Loss:
     """The loss of one draw of a client for itself: of a round, or of a block."""
-    # what a sum of clients' noises is, follows from who is there
-    if type(loss) is not GaussianLoss or compositions != 1 or not 1 <= drawn <= population:
-        raise ValueError(
-            f"clients that draw for themselves ({participation}) are accounted for behind Gaussian noise of a "
-            f"trusted adder only, with 1 <= drawn <= population, got a {type(loss).__name__} in "
-            f"{compositions} parts and {drawn} of {population} clients; use participation='random'"
-        )
-    if participation == "poisson":
-        return PoissonGaussianLoss(loss.noise_multiplier, drawn / population, loss.note)
-    if participation == "allocated" and population % drawn == 0:
-        return _block(loss.noise_multiplier, population // drawn)
+    # what a sum of clients' noises is follows from who is there
+    adder = loss if type(loss) is GaussianLoss and compositions == 1 and 1 <= drawn <= population else None
+    if adder is not None and participation == "poisson":
+        return PoissonGaussianLoss(adder.noise_multiplier, drawn / population, adder.note)
+    if adder is not None and participation == "allocated" and population % drawn == 0:
+        return _block(adder.noise_multiplier, population // drawn)
     raise ValueError(
-        f"there is no account of participation={participation!r} with {drawn} of {population} clients, whose "
-        "cohorts nobody learns; use 'random', 'poisson', or 'allocated' with a whole number of rounds a block"
+        f"secret cohorts with participation={participation!r} have no account for a {type(loss).__name__} in "
+        f"{compositions} parts and {drawn} of {population} clients: 'poisson' and 'allocated' take the loss "
+        "of a trusted adder's Gaussian noise, the latter blocks of a whole number of rounds, population / "
+        "drawn; use participation='random'"
     )
 
 

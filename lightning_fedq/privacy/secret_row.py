@@ -41,8 +41,8 @@ _OF_OWN_DRAWS = {
     "S1": {
         "poisson": "S1: every client draws for itself, independently of all others and anew in every round, "
         "whether it takes part, by a key that only the server has",
-        "allocated": "S1: every client draws one round of every block for itself, uniformly and independently "
-        "of all others and all other blocks, by a key that only the server has",
+        "allocated": "S1: every client draws one round of every block for itself, uniformly, independently "
+        "of all others and of all other blocks, by a key that only the server has",
     },
     "S2": dict.fromkeys(
         ("poisson", "allocated"), "S2: no round was begun twice; one of nobody counts as one"
@@ -76,7 +76,7 @@ def conditions_of(participation: Participation) -> tuple[str, ...]:
 
 
 def _method(run: Run) -> str:
-    """How the row was computed, and from which numbers."""
+    """Method of the row, and the numbers that it takes."""
     size, population, rounds = run.cohort_size, run.num_clients, run.rounds
     numbers = f"{size} of {population} clients, {rounds} rounds"
     if run.sampling.participation == "poisson":

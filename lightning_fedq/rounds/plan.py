@@ -128,7 +128,7 @@ class RoundPlanner:
         participation: "random" draws every cohort anew; "once" deals the clients out into disjoint cohorts,
             so that nobody is asked twice; "cyclic" has these cohorts take turns, in one order for ever. By
             secret draws for itself, every client takes part in a round with chance clients_per_round /
-            num_clients ("poisson"), or in one of every block of num_clients / clients_per_round ("allocated").
+            num_clients ("poisson"), or in one of each block of num_clients / clients_per_round ("allocated").
         real_clients: Are these no clients of a simulation? Then any number of them may be silent.
         cohort_key: Draws secret cohorts, which the seed says nothing about; None has known ones.
         deadline: Time limit of a round; None waits for everybody.
@@ -187,8 +187,8 @@ class RoundPlanner:
             fits = next(size for size in range(size, 0, -1) if clients % size == 0)
             raise ValueError(
                 "participation='allocated' gives every client one round of a block of num_clients / "
-                f"clients_per_round, a whole number, got {clients} / {size}; use clients_per_round={fits}, or "
-                "participation='poisson'"
+                f"clients_per_round, a whole number, got {clients} / {size}; use clients_per_round={fits}, "
+                "or participation='poisson'"
             )
 
     @property
@@ -198,7 +198,7 @@ class RoundPlanner:
 
     @property
     def divisor(self) -> int | None:
-        """What the mean divides by, where it does not follow who answers. None where it does."""
+        """Divisor of the mean, where it does not follow who answers. None where it does."""
         return self.cohort_size if self.own_draws else None
 
     @property

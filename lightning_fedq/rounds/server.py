@@ -112,7 +112,8 @@ class RoundServer:
         self.round, self.attempt = 0, 0
         self._since: tuple[int, int] | None = None
         self.in_last_sum: frozenset[int] = frozenset()
-        self.total_uplink_bits = self.total_downlink_bits = 0
+        self.total_uplink_bits: float = 0
+        self.total_downlink_bits: float = 0
         self._server_step = ServerStep(self.weights, server_lr, server_optimizer)
         self.plan: RoundPlan | None = None
         self._aborted = ""
@@ -367,9 +368,10 @@ class RoundServer:
         """Decode the sum, step the server, choose the next range, and return the record.
 
         With no answer at all, or where the round is aborted, the model stays as it is and the round is
-        recorded all the same; it stays charged. (Where nobody may learn how many take part, a round of nobody
-        releases its noise, and a record has no number that follows from how many there were.) A mean that is not finite aborts it, and so does a step after
-        which the model or the state of the server's optimiser is not: that state then begins anew.
+        recorded all the same; it stays charged. A mean that is not finite aborts it, and so does a step after
+        which the model or the state of the server's optimiser is not: that state then begins anew. Where
+        nobody may learn how many take part, a round of nobody releases its noise, and the record has no
+        number that follows from how many there were.
 
         Raises:
             RuntimeError: If no round is open.

@@ -136,4 +136,4 @@ class Releases:
             rank_zero_warn(f"round {round + 1}: {release.metric} is not released: {record.aborted}")
             return None
         mean = release.low + half * (1.0 + float(engine.weights))
-        return Released(release.metric, mean, record.num_received, record.uplink_bits)
+        return Released(release.metric, mean, int(record.num_received), int(record.uplink_bits))

@@ -262,7 +262,7 @@ class Task:
             sum(record.mse for record in records) / len(records),
             sum(record.clip_rate for record in records) / len(records),
             time.process_time() - start,
-            sum(record.uplink_bits for record in records),
+            sum(int(record.uplink_bits) for record in records),
             tuple(watch.accuracies),
             final,
         )

@@ -28,7 +28,7 @@ from lightning_fedq.lab.bench import markdown
 from lightning_fedq.lab.bench.tasks import tasks
 from lightning_fedq.lab.callbacks import LeakageMonitor
 from lightning_fedq.lab.commands.bench import reference
-from lightning_fedq.mechanisms import LDPQ, GaussianNoise
+from lightning_fedq.mechanisms import LDPQ, BandedGaussian, GaussianNoise
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import Deadline
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
@@ -57,6 +57,12 @@ def monitor() -> LeakageMonitor:
 def secret(**settings: Any) -> Federated:
     given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
     return Federated(GaussianNoise(1.0, 1.0), 8, **{**given, **settings})
+
+
+def own_draws(participation: Any, **settings: Any) -> Federated:
+    given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
+    adder = BandedGaussian(1.0, 1.0, band=1)
+    return Federated(adder, 8, participation=participation, **{**given, **settings})
 
 
 def known(**settings: Any) -> Federated:
@@ -358,6 +364,18 @@ ROWS = [
         lambda: RoundPlanner(8, 0, 2, participation="cyclic", cohort_key=CohortKey()),
         lambda: RoundPlanner(8, 0, 2, participation="random", cohort_key=CohortKey()),
         lambda: RoundPlanner(8, 0, 2, participation="cyclic"),
+    ),
+    row(
+        "participation={} has every client draw for itself, which is worth something while nobody learns who",
+        lambda: own_draws("poisson", cohorts="known"),
+        lambda: fit(own_draws("poisson")),
+        lambda: fit(known()),
+    ),
+    row(
+        "participation='allocated' gives every client one round of a block of num_clients /",
+        lambda: own_draws("allocated", clients_per_round=3),
+        lambda: fit(own_draws("allocated", clients_per_round=2)),
+        lambda: fit(own_draws("poisson", clients_per_round=3)),
     ),
     row(
         "a federation with secret cohorts is not resumed: its checkpoint has no ledger and no plan, which",

@@ -85,9 +85,10 @@ def words(count: int) -> Any:
     return np.random.default_rng(0).integers(0, 2**64, count, dtype=np.uint64)
 
 
-def secret(neighbours: Neighbours) -> float:
-    loss = GaussianLoss(1.0)
-    return secret_epsilon(loss, 1e-5, drawn=1, population=10, rounds=2, neighbours=neighbours)
+def secret(neighbours: Neighbours, loss: Loss | None = None, participation: Any = "random") -> float:
+    loss = loss or GaussianLoss(1.0)
+    sizes = {"drawn": 1, "population": 10, "rounds": 2}
+    return secret_epsilon(loss, 1e-5, neighbours=neighbours, participation=participation, **sizes)
 
 
 def of_outsiders(mechanism: Mechanism) -> Neighbours:
@@ -194,6 +195,12 @@ ROWS = [
         "secret cohorts need a claim in which {}; this one is about {} ({}), whose loss is smaller than what",
         lambda: secret(of_outsiders(SIGM(1.0, 1.0))),
         lambda: secret(of_outsiders(LayeredGaussian(1.0, 1.0))),
+    ),
+    row(
+        "secret cohorts with participation={} have no account for a {} in {} parts and {} of {} clients:",
+        lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "poisson"),
+        lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "random"),
+        lambda: secret(Neighbours.SUBSTITUTION, GaussianLoss(1.0), "poisson"),
     ),
     row(
         "the loss of a round holds a mass of {} too much above 0 for one that dominates both orders; pass",

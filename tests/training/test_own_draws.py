@@ -1,4 +1,4 @@
-"""Clients that draw for themselves: laws of the draws, two worlds through planner and adder, what is refused."""
+"""Clients that draw for themselves: laws of draws, two worlds through planner and adder, what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from scipy import stats
 from torch import nn
 
-from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RoundProgressBar, RunFolder
 from lightning_fedq.cli import main
 from lightning_fedq.keys.randomness import AgreedKeys, PublicRandomness, SeededKeys
@@ -27,6 +26,7 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
+from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import (
     AllocatedGaussianLoss,
     GaussianLoss,
@@ -158,7 +158,7 @@ def density(y: np.ndarray, sent: float, law: str, participation: str) -> np.ndar
     if participation == "allocated":
         places = [((a == 0, a == 1), (b == 0, b == 1), 0.25) for a in (0, 1) for b in (0, 1)]
         if law == "equal":
-            places = [place[:2] + (0.5,) for place in places if place[0] != place[1]]
+            places = [(*place[:2], 0.5) for place in places if place[0] != place[1]]
     else:
         bits = [(a, b) for a in (0, 1) for b in (0, 1)]
         places = [(a, b, 1 / 16) for a in bits for b in bits]
@@ -255,7 +255,7 @@ def test_noise_and_divisor_are_the_same_whoever_is_there(fault: str, monkeypatch
         ADDER, plan, AgreedKeys(range(6)), torch.zeros(dim), (dim,), FixedRange(1.0), diagnostics=False
     )
     stds, sizes = [], []
-    for _ in range(40):
+    for _ in range(220):
         before, cohort = engine.weights.clone(), engine.start().cohort
         sent = torch.full((len(cohort), dim), 0.9 / math.sqrt(dim))
         if cohort:
@@ -264,7 +264,7 @@ def test_noise_and_divisor_are_the_same_whoever_is_there(fault: str, monkeypatch
         noise = 2.0 * (engine.weights - before) - sent.sum(0)
         stds.append(float(noise.std()) / 4.0)  # std over two clips is 2
         sizes.append(len(cohort))
-    assert len(set(sizes)) > 3 and 0 in sizes  # 40 rounds without an empty one: (1 - (2/3)^6)^40, 2.5%: below
+    assert len(set(sizes)) > 3 and 0 in sizes  # false alarm: (1 - (2/3)^6)^220, 2e-9
     right = all(abs(std - 1.0) < 6.0 / math.sqrt(2 * dim) for std in stds)
     assert right == (fault == "")
 
@@ -339,8 +339,8 @@ def test_a_block_that_is_not_over_counts_as_a_whole_one() -> None:
     [
         ({"loss": GaussianSumLoss(1.0, "", 4)}, "a GaussianSumLoss in 1 parts"),
         ({"compositions": 5}, "in 5 parts"),
-        ({"drawn": 3, "participation": "allocated"}, "a whole number of rounds a block"),
-        ({"participation": "cyclic"}, "no account of participation='cyclic'"),
+        ({"drawn": 3, "participation": "allocated"}, "no account for a GaussianLoss in 1 parts and 3 of 20"),
+        ({"participation": "cyclic"}, "participation='cyclic' have no account"),
         ({"neighbours": Neighbours.ZERO_OUT}, "secret cohorts need a claim"),
     ],
 )
@@ -363,9 +363,7 @@ def test_a_training_states_the_theorem(participation: str, rounds: int) -> None:
         participation
     ]
     times = {"poisson": rounds, "allocated": 2}[participation]
-    from lightning_fedq.privacy.accounting import spent
-
-    assert row.epsilon_run == pytest.approx(spent(loss, 1e-3, rounds=times).epsilon, rel=1e-9)
+    assert row.epsilon_run == pytest.approx(spent(loss, 1e-3, rounds=times).epsilon, rel=1e-8)
     assert row.epsilon_run < report.row(Adversary.OUTSIDER).epsilon_run
     words = {
         "poisson": "every client with chance 4/20, 5 rounds",
@@ -426,7 +424,7 @@ def write_all(
     checkpoint = torch.load(path / "run.ckpt", weights_only=False)
     inner = checkpoint["callbacks"]
     inner.pop(next(key for key in inner if key.startswith("RunFolder")))
-    screen = capsys.readouterr().out
+    screen = "".join(capsys.readouterr())
     return {
         "log": public(logger.lines),
         "records": [
@@ -459,10 +457,11 @@ def test_what_a_run_lets_out_is_the_same_whoever_and_however_many_took_part(
 class Counted(Line):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(1)
+        self.layer = nn.Sequential(nn.Linear(4, 1), nn.BatchNorm1d(1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(super().forward(x))
+
+def in_pairs() -> Any:
+    return torch.utils.data.DataLoader(loader(40).dataset, batch_size=2)
 
 
 MASKED = SecAgg(run="accounted")
@@ -505,7 +504,7 @@ def test_blocks_are_of_whole_rounds() -> None:
     ("options", "words"),
     [
         ({"fast_dev_run": True}, "S8, .*fast_dev_run.*max_epochs=1"),
-        ({"module": Counted()}, "S8, .*num_batches_tracked.*buffers='frozen'"),
+        ({"module": Counted(), "data": in_pairs()}, "S8, .*num_batches_tracked.*buffers='frozen'"),
     ],
 )
 def test_each_condition_of_a_fit_is_refused_before_anything_is_charged(
@@ -519,7 +518,7 @@ def test_each_condition_of_a_fit_is_refused_before_anything_is_charged(
 
 def test_frozen_counters_are_the_cure() -> None:
     federated = own("poisson", buffers="frozen")
-    fitted(federated, module=Counted())
+    fitted(federated, module=Counted(), data=in_pairs())
     assert federated.ledger.rounds == 3
 
 
@@ -530,19 +529,11 @@ def test_processes_and_real_clients_are_refused() -> None:
         RoundPlanner(12, 0, 3, participation="poisson", cohort_key=CohortKey(), real_clients=True)
 
 
-class Fails(pl.Callback):
-    """Ends the fit in the middle of the second round."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.current_epoch == 1:
-            raise ArithmeticError("a client's")
-
-
 def test_a_round_that_was_given_up_voids_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     federated = own("allocated")
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: [1, 2])
     trainer = trainer_of(federated)
-    finish = federated_finish = RoundEngine.finish
+    finish = RoundEngine.finish
 
     def fails(self: RoundEngine) -> Any:
         if self.round == 1:
@@ -552,7 +543,6 @@ def test_a_round_that_was_given_up_voids_the_claim(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(RoundEngine, "finish", fails)
     with pytest.raises(ArithmeticError):
         trainer.fit(Line(), loader())
-    monkeypatch.setattr(RoundEngine, "finish", federated_finish)
     row = report_of(federated, trainer, 1e-3).secret
     assert row.verdict == "no guarantee" and "S2" in row.reason and math.isinf(row.epsilon_run)
 
@@ -579,10 +569,10 @@ def test_clients_train_side_by_side_however_many_there_are(
     sizes, models = [3, 0, 1, 7], []
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: list(range(sizes[round])))
     for steps in (clients_per_step, 1):
-        federated = own("poisson", BandedGaussian(9.0, 1e-4, band=1), clients_per_step=steps)
-        federated.planner.__dict__["seed"] = 5  # the same data and orders for both
+        federated = own("poisson", BandedGaussian(2.0, 1e-3, band=1), clients_per_step=steps)
+        federated.plan_by(5)  # the same data and orders for both
         torch.manual_seed(0)
         module = Line()
         fitted(federated, rounds=4, module=module)
         models.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
-    assert torch.allclose(models[0], models[1], atol=0.03)
+    assert torch.allclose(models[0], models[1], atol=0.02)
