@@ -242,7 +242,7 @@ class RoundServer:
         """
         plan = self.planner.plan(self.round, self.mechanism, self.attempt)
         if self._unchecked or self._terms is None:
-            context = self.context(plan)
+            context = self.context(self.planner.expected(self.round, self.mechanism, self.attempt))
             check_claims(self.mechanism.claims(context))
             if self._terms is None:
                 self.agree(self._run_on_its_own(context))
