@@ -187,7 +187,7 @@ class PoissonGaussianLoss(Loss):
     Example:
         >>> from lightning_fedq.privacy.accounting import spent
         >>> round(spent(PoissonGaussianLoss(0.5, 0.1), 1e-5, rounds=10).epsilon, 2)
-        3.44
+        3.43
     """
 
     noise_multiplier: float
