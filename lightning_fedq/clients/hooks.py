@@ -60,11 +60,11 @@ def crosses_clients(callback: pl.Callback) -> bool:
     return bool(getattr(callback, "crosses_clients", False))
 
 
-def hooks_of_the_fit(callback: pl.Callback) -> bool:
-    """Is a callback one of the fit by its kind, with a hook of the user's own at the end of a batch?"""
+def has_own_hook(callback: pl.Callback, hook: str = "on_train_batch_end") -> bool:
+    """Has a callback of the fit a hook of the user's own at the end, or the start, of a batch?"""
     host = ("lightning", "pytorch_lightning", "lightning_fedq")
     for kind in type(callback).__mro__:
-        if "on_train_batch_end" in vars(kind):
+        if hook in vars(kind):
             return kind.__module__.partition(".")[0] not in host
     return False
 
@@ -78,10 +78,11 @@ def say_who_is_copied(callbacks: list[pl.Callback]) -> None:
             "keep is dropped with the client (crosses_clients = True on a callback makes it one for all)"
         )
     of_fit = [c for c in callbacks if not (looks_at_batches(c) or crosses_clients(c) or is_ours(c))]
-    if names := [type(one).__name__ for one in of_fit if hooks_of_the_fit(one)]:
+    hooks = ("on_train_batch_start", "on_train_batch_end")
+    if names := [type(one).__name__ for one in of_fit if any(has_own_hook(one, hook) for hook in hooks)]:
         rank_zero_info(
-            f"{', '.join(names)} belong to the fit and see no client's batch: on_train_batch_end gets a loss "
-            "of NaN and a batch of one sample of zeros, once a round; losses are in trainer.callback_metrics"
+            f"{', '.join(names)} belong to the fit and see no client's batch: batch hooks get a loss of NaN "
+            "and a batch of one sample of zeros, once a round; losses are in trainer.callback_metrics"
         )
 
 

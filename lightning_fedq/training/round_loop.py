@@ -21,7 +21,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.clients.hooks import (
     call_hooks,
     crosses_clients,
-    hooks_of_the_fit,
+    has_own_hook,
     looks_at_batches,
     trains_with_clients,
 )
@@ -87,7 +87,9 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             self.val_loop.increment_progress_to_evaluation_end()
         self.val_loop.restarting = False
         for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or crosses_clients(c))]
-        call_hooks(trainer, for_fit, "on_train_batch_start", None, 0)
+        for callback in for_fit:
+            batch = self._batch_of_nobody() if has_own_hook(callback, "on_train_batch_start") else None
+            call_hooks(trainer, [callback], "on_train_batch_start", batch, 0)
         before = self.global_step
         steps = self.rounds.run_round()
         if steps is None:
@@ -101,10 +103,9 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         progress.is_last_batch = True
         self._count_steps(before + steps)
         trainer._logger_connector._first_loop_iter = False
-        own = [callback for callback in for_fit if hooks_of_the_fit(callback)]
-        stand_in = ({"loss": torch.tensor(math.nan)}, self._batch_of_nobody()) if own else (None, None)
         for callback in for_fit:
-            seen = stand_in if callback in own else (None, None)
+            own = has_own_hook(callback)
+            seen = ({"loss": torch.tensor(math.nan)}, self._batch_of_nobody()) if own else (None, None)
             call_hooks(trainer, [callback], "on_train_batch_end", *seen, batches - 1)
         trainer._logger_connector.on_batch_end()
         progress.increment_completed()

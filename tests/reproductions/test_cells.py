@@ -9,79 +9,198 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from reproductions.corbin.theorems import corbin_theorems
+from reproductions.cpa.fig6 import cpa_fig6
+from reproductions.cpa.fig7 import cpa_fig7
+from reproductions.cpa.table2 import cpa_table2, cpa_table3
+from reproductions.cpa.table4 import cpa_table4
 from reproductions.cpa.table5 import cpa_table5
+from reproductions.cpa.table6 import cpa_table6
 from reproductions.cpa.theorems import cpa_theorems
 
 DOCS = Path(__file__).parents[2] / "docs"
-COLUMNS = [(rate, variant) for rate in (1.0, 0.1) for variant in ("first", "stated rates", "unbiased")]
-"""Columns of table V behind method, K and what is published; FedAvg and JoPEQ have one variant, the first."""
+PAGE = "reproductions_cpa.md"
+Row = dict[str, Any]
+Printed = tuple[tuple[str, ...], str, str]
+"""Where a cell stands, by the first cells of its row and its column's head, and what the code prints."""
 
 
-def table_v(page: str) -> dict[tuple[str, int, float, str], str]:
-    """Cells of table V that hold something, by method, K, rate and variant."""
-    section = page[page.index("## Table V") : page.index("Nested rows with three seeds")]
-    cells = {}
-    for line in re.findall(r"^\| (\w.*) \|$", section, re.M):
-        method, clients, _, *rest = [cell.strip() for cell in line.split("|")]
-        for (rate, variant), cell in zip(COLUMNS, rest, strict=True):
-            if cell:
-                cells[method, int(clients), rate, variant] = cell
-    return cells
+def cell(page: str, heading: str, labels: Sequence[str], column: str) -> str:
+    """A cell of the first table behind `heading` that has such a column and such a row.
+
+    A label that is empty is the one above it; heads that come more than once are counted: "stated#2".
+    """
+    for table in re.findall(r"(?:^\|.*\n)+", page[page.index(heading) :], re.M):
+        head, _, *rows = [[part.strip() for part in line[1:-1].split("|")] for line in table.splitlines()]
+        heads = [f"{name}#{head[:k].count(name) + 1}" for k, name in enumerate(head)]
+        wanted, above = column if "#" in column else f"{column}#1", [""] * len(labels)
+        for row in rows if wanted in heads else ():
+            above = [part or last for part, last in zip(row, above, strict=False)]
+            if above == list(labels):
+                return row[heads.index(wanted)]
+    raise AssertionError(f"{heading}: no cell in row {labels}, column {column!r}")
 
 
-def printed(row: dict[str, Any]) -> str:
-    """A row of the experiment as the page has it."""
-    accuracy, snr = f"{row['acc']:.1f}", row["snr_db20"]
-    return accuracy if math.isinf(snr) else f"{accuracy}/{snr:.2f}"
+def of_table_v(rows: Iterable[Row]) -> Iterable[Printed]:
+    for row in rows:
+        variant, rate = row["variant"], row["lr"]
+        known = variant in ("stated rates", "unbiased")
+        column = variant.partition(" ")[0] if known else f"rate {rate:g}, authors"
+        printed = f"{row['acc']:.1f}" + ("" if math.isinf(row["snr_db20"]) else f"/{row['snr_db20']:.2f}")
+        labels = row["method"], str(row["clients"])
+        yield labels, column + ("#2" if known and rate == 0.1 else ""), printed
 
 
-def stale(page: str, found: list[dict[str, Any]]) -> list[str]:
-    """Cells of table V that say something else than rows of the experiment do."""
-    cells, wrong = table_v(page), []
-    for row in found:
-        variant = row["variant"] if row["variant"] in ("stated rates", "unbiased") else "first"
-        key = row["method"], row["clients"], row["lr"], variant
-        if cells[key] != printed(row):
-            wrong.append(f"{key}: the page says {cells[key]}, the code {printed(row)}")
-    return wrong
+def of_tables_ii_and_iii(rows: Iterable[Row], by: str) -> Iterable[Printed]:
+    for row in rows:
+        errors = "" if row["method"] == "FedAvg" else f"/{row['distance_from_fedavg']:.2g}/{row['mse']:.2g}"
+        if by == "clients" or errors:  # table III has no row of FedAvg
+            yield (f"{row[by]:g}", row["method"]), "5 samples a user", f"{row['acc']:.1f}{errors}"
 
 
-@pytest.fixture
-def mnist() -> dict[str, str]:
+def of_table_iv(rows: Iterable[Row]) -> Iterable[Printed]:
+    for row in rows:
+        labels = "linear, 30 rounds", row["method"], row["variant"]
+        yield labels, f"rate {row['lr']:g}", f"{row['acc']:.1f}"
+
+
+def of_table_vi(rows: Iterable[Row]) -> Iterable[Printed]:
+    for row in rows:
+        attack = {"none": "nobody lies", "ones": "all ones", "flip": "flip (fair coins)"}.get(row["attack"])
+        if attack and row["setting"] == "authors":
+            yield ("authors", attack), "ours 20%", f"{row['acc']:.1f}"
+
+
+def of_figure_6(rows: Iterable[Row]) -> Iterable[Printed]:
+    found = {(row["method"], row["epsilon"], row["variant"]): row for row in rows}
+    for (method, epsilon, variant), row in found.items():
+        if variant == "authors":
+            other = found[method, epsilon, "repaired"]
+            values = row["published_snr_db20"], row["snr_db20"], other["snr_db20"]
+            labels = str(row["clients"]), method
+            yield labels, f"epsilon {epsilon:g}", "/".join(f"{value:.1f}" for value in values)
+
+
+def of_figure_7(rows: Iterable[Row]) -> Iterable[Printed]:
+    for row in rows:
+        labels = f"K = {row['clients']}", f"{row['epsilon']:g}"
+        yield labels, row["method"], f"{row['acc_best_val']:.1f}±{row['acc_std_over_seeds']:.1f}"
+
+
+class Part(NamedTuple):
+    """A part of a reference table that can be computed anew."""
+
+    heading: str
+    experiment: Callable[..., dict[str, Any]]
+    asked: dict[str, Any]
+    cells: Callable[[Iterable[Row]], Iterable[Printed]]
+    count: int
+
+
+ONE_RATE = {"learning_rates": [1.0]}
+PARTS = {
+    "table V, one method": Part(
+        "## Table V", cpa_table5, {"num_clients": [10], "methods": ["nested CPA"], **ONE_RATE}, of_table_v, 3
+    ),
+    "table V, few clients": Part("## Table V", cpa_table5, {"num_clients": [10, 100]}, of_table_v, 48),
+    "table II": Part(
+        "## Tables II and III",
+        cpa_table2,
+        {"num_clients": [50]},
+        lambda rows: of_tables_ii_and_iii(rows, "clients"),
+        3,
+    ),
+    "table III": Part(
+        "Table III, K = 100",
+        cpa_table3,
+        {"epsilons": [0.2]},
+        lambda rows: (one for one in of_tables_ii_and_iii(rows, "epsilon") if "unbiased" not in one[0][1]),
+        1,
+    ),
+    "table IV": Part(
+        "JoPEQ at the stated rate 1",
+        cpa_table4,
+        {"models": ["linear"], "methods": ["JoPEQ"], **ONE_RATE},
+        of_table_iv,
+        1,
+    ),
+    "table VI": Part("## Table VI", cpa_table6, {"published_only": True, "fractions": [0.2]}, of_table_vi, 3),
+    "figure 6": Part("## Figure 6", cpa_fig6, {"num_clients": [100], "epsilons": [0.5]}, of_figure_6, 3),
+    "figure 7": Part("## Figure 7", cpa_fig7, {"num_clients": [10], "epsilons": [0.5]}, of_figure_7, 4),
+}
+SLOW = [name for name in PARTS if name != "table V, one method"]
+
+
+def stale(page: str, heading: str, found: Iterable[Printed]) -> list[str]:
+    """Cells of the page that say something else than the code prints."""
+    said = [(printed, cell(page, heading, labels, column), labels) for labels, column, printed in found]
+    return [f"{labels}: the page says {there}, the code {now}" for now, there, labels in said if now != there]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PARTS]
+)
+def test_cells_of_the_pages(name: str, tmp_path: Path) -> None:
     root = os.environ.get("FEDQ_DATA")
     if root is None or not (Path(root) / "MNIST" / "raw").is_dir():
         pytest.skip("FEDQ_DATA names no folder with MNIST")
-    return {"root": root}
-
-
-def compute(mnist: dict[str, str], out: Path, **asked: Any) -> list[dict[str, Any]]:
     from reproductions.bench import ImageData
 
-    summary = cpa_table5(out=str(out), data=ImageData(**mnist), **asked)
-    rows: list[dict[str, Any]] = summary["table"]
-    return rows
-
-
-def test_cells_of_table_v(mnist: dict[str, str], tmp_path: Path) -> None:
-    asked = {"num_clients": [10], "learning_rates": [1.0], "methods": ["nested CPA"]}
-    found = compute(mnist, tmp_path / "run", **asked)
-    page = (DOCS / "reproductions_cpa.md").read_text()
-    assert len(found) == 3 and not stale(page, found)
+    part, page = PARTS[name], (DOCS / PAGE).read_text()
+    summary = part.experiment(out=str(tmp_path / "run"), data=ImageData(root=root), **part.asked)
+    found = list(part.cells(summary["table"]))
+    assert len(found) == part.count and not stale(page, part.heading, found)
     # the check can fail: one digit of one cell
-    cell = printed(found[0])
-    assert len(stale(page.replace(cell, "1" + cell), found)) == 1
+    labels, column, printed = found[0]
+    assert len(stale(page, part.heading, [(labels, column, "1" + printed)])) == 1
 
 
-@pytest.mark.slow
-def test_every_cell_of_table_v_with_few_clients(mnist: dict[str, str], tmp_path: Path) -> None:
-    found = compute(mnist, tmp_path / "run", num_clients=[10, 100])
-    assert len(found) == 48 and not stale((DOCS / "reproductions_cpa.md").read_text(), found)
+def quoted() -> Iterable[tuple[int, str, tuple[str, ...], str, int]]:
+    """Rows of docs/papers.md that quote cells: row, heading, labels, column, and the part between slashes."""
+    few, v = "5 samples a user", "## Table V"
+    for clients in ("50", "100", "400"):
+        yield 91, "## Tables II and III", (clients, "CPA, authors"), few, 0
+        yield 91, "## Tables II and III", (clients, "FedAvg"), few, 0
+        yield 92, "## Tables II and III", (clients, "CPA, authors"), few, 2
+        yield 100, "## Tables II and III", (clients, "CPA, authors"), "all images", 0
+        yield 100, "## Tables II and III", (clients, "CPA, authors"), "all images", 1
+    for epsilon in ("0.1", "0.15", "0.2", "0.25", "0.3"):
+        yield 101, "Table III, K = 100", (epsilon, "CPA, authors"), few, 0
+        yield 101, "Table III, K = 100", (epsilon, "CPA, authors"), "all images", 0
+    for rate in ("rate 1", "rate 0.1"):
+        yield 96, "JoPEQ at the stated rate 1", ("linear, 30 rounds", "JoPEQ", "clipped"), rate, 0
+    for clients in ("100", "1000"):
+        for column in ("rate 1, authors", "stated"):
+            yield 82, v, ("nested CPA", clients), column, 0
+            yield 82, v, ("nested CPA", clients), column, 1
+        yield 104, v, ("CPA", clients), "rate 1, authors", 0
+        yield 104, v, ("CPA", clients), "rate 1, authors", 1
+        yield 104, v, ("CPA without RR", clients), "rate 0.1, authors", 0
+        yield 104, v, ("nested CPA without RR", clients), "rate 0.1, authors", 0
+        yield 104, v, ("nested CPA without RR", clients), "stated#2", 0
+        yield 104, v, ("JoPEQ", clients), "rate 1, authors", 0
+    for attack in ("nobody lies", "all ones", "flip (fair coins)"):
+        yield 105, "## Table VI", ("authors", attack), "ours 20%", 0
+    for method in ("CPA, authors", "CPA, unbiased", "JoPEQ", "MVU"):
+        yield 107, "## Figure 7", ("K = 50", "0.5"), method, 0
+
+
+def test_the_papers_table_quotes_the_pages() -> None:
+    """What a row of docs/papers.md says is what the page of that table says."""
+    papers, page = (DOCS / "papers.md").read_text(), (DOCS / PAGE).read_text()
+    rows = {int(line.split("|")[1]): line for line in re.findall(r"^\| \d+ \|.*", papers, re.M)}
+    wrong = []
+    for number, heading, labels, column, part in quoted():
+        figure = cell(page, heading, labels, column).split("/")[part].partition("±")[0]
+        if not re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", rows[number]):
+            wrong.append(f"row {number} does not say {figure}, as {PAGE} does: {labels}, {column}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_figures_of_the_theorems(tmp_path: Path) -> None:

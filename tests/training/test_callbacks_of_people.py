@@ -27,6 +27,25 @@ class LossBar(pl.callbacks.TQDMProgressBar):
         self.shown = (float(outputs["loss"]), len(batch[0]))
 
 
+class OwnBar(pl.callbacks.ProgressBar):
+    """A bar from scratch, which counts samples when a batch begins."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.samples = len(batch[0])
+
+
+class CountsSamples(pl.callbacks.ModelCheckpoint):
+    """A checkpoint that looks at a batch when it begins, and has a state of its own."""
+
+    samples = 0
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.samples += len(batch[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"samples": self.samples}
+
+
 class SavesByLoss(pl.callbacks.ModelCheckpoint):
     """A checkpoint that looks at the outputs of a batch."""
 
@@ -71,13 +90,14 @@ def run(module: Any, *callbacks: Any, data: Any = None, kind: Any = Federated, *
     return fed
 
 
-def test_a_progress_bar_that_reads_outputs_and_batch() -> None:
-    run(Classifier(), LossBar(), enable_progress_bar=True)
+@pytest.mark.parametrize("kind", [LossBar, OwnBar])
+def test_a_progress_bar_that_reads_outputs_and_batch(kind: Any) -> None:
+    run(Classifier(), kind(), enable_progress_bar=True)
 
 
-def test_a_checkpoint_that_reads_outputs_and_batch(tmp_path: Any) -> None:
-    saves = SavesByLoss(dirpath=tmp_path, every_n_epochs=1, save_top_k=-1)
-    run(Classifier(), saves, enable_checkpointing=True)
+@pytest.mark.parametrize("kind", [SavesByLoss, CountsSamples])
+def test_a_checkpoint_that_reads_outputs_and_batch(kind: Any, tmp_path: Any) -> None:
+    run(Classifier(), kind(dirpath=tmp_path, every_n_epochs=1, save_top_k=-1), enable_checkpointing=True)
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
 
 
