@@ -20,6 +20,7 @@ from torchmetrics import Metric
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.child import count_from, equip, new_child, own_attributes
 from lightning_fedq.clients.hooks import call_hooks, crosses_clients, is_ours, trains_with_clients
+from lightning_fedq.clients.reached import state_named_by
 from lightning_fedq.clients.world import World
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
@@ -111,6 +112,13 @@ class ClientFit:
         """
         self.check_frozen()
         self._worlds = {}
+
+    def state_outside(self) -> list[tuple[str, Any]]:
+        """Ways and values of what the training's code names past its own, as it is now."""
+        code: dict[int, Any] = {id(type(one)): type(one) for one in self._home.callbacks if not is_ours(one)}
+        for world in self._worlds.values():
+            code |= world.code
+        return state_named_by(code.values())
 
     def check_frozen(self) -> None:
         """See `World.check_frozen`."""

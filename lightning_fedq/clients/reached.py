@@ -74,6 +74,32 @@ def reached_by(used: Iterable[Any], met: Container[int] = ()) -> dict[int, tuple
         ['Step.seen']
     """
     found: dict[int, tuple[Any, str]] = {}
+    for value, way, number in _walk(used):
+        if not isinstance(value, _PLAIN) and (
+            number < _NAMED or id(value) in met or isinstance(value, pl.Trainer)
+        ):
+            found.setdefault(id(value), (value, way))
+    return found
+
+
+def state_named_by(used: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Ways and values of what code names past its own, with all that it holds, numbers and text, too.
+
+    Args:
+        used: Functions and classes, see `reached_by`.
+
+    Example:
+        >>> class Step:
+        ...     __module__ = "training"
+        ...     mean, seen = 1.5, [2]
+        >>> state_named_by([Step])
+        [('Step.mean', 1.5), ('Step.seen', [2])]
+    """
+    return [(way, value) for value, way, number in _walk(used) if way and number < _NAMED]
+
+
+def _walk(used: Iterable[Any]) -> Iterator[tuple[Any, str, int]]:
+    """Everything that code names, with the way to it and its number behind one name."""
     code, seen, walked = deque(one for one in used if not _of_a_library(one)), set[int](), set[int]()
     copied = {id(one) for one in code}  # functions with their cells, where a client's objects hold them
     while code:
@@ -82,16 +108,15 @@ def reached_by(used: Iterable[Any], met: Container[int] = ()) -> dict[int, tuple
             continue
         seen.add(id(one))
         for value, name in _named_in(one, id(one) in copied):
+            if isinstance(value, _PLAIN):
+                yield value, name, 0
             for number, (held, way) in enumerate(_contents(value, name, walked)):
                 if isinstance(held, (*_CODE, type)) or "__wrapped__" in _attributes_of(held):
                     called = getattr(held, "__func__", held)
                     if not (_of_a_library(called) or (number and _is_installed(called))):
                         code.append(called)
-                if isinstance(held, (*_CODE, type)):
-                    continue
-                if number < _NAMED or id(held) in met or isinstance(held, pl.Trainer):
-                    found.setdefault(id(held), (held, way))
-    return found
+                if not isinstance(held, (*_CODE, type)):
+                    yield held, way, number
 
 
 def _of_a_library(one: Any) -> bool:
@@ -142,12 +167,11 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _globals_of(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
     modules = {} if "site-packages" in str(names.get("__file__", "")) else sys.modules
-    known = (names.get(name, modules.get(name)) for name in code.co_names)
-    if all(isinstance(one, _PLAIN) for one in known):
+    if not any(name in names or name in modules for name in code.co_names):
         return
     loaded, imported = set[str](), set[str]()
     for one, behind in pairwise((*dis.get_instructions(code), None)):
-        if one is not None and one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if one is not None and one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
             setting = behind is not None and behind.opname == "LOAD_ATTR" and behind.argval in _SETTINGS
             if not (setting and isinstance(names.get(one.argval), pl.Trainer)):
                 loaded.add(one.argval)

@@ -5,7 +5,8 @@ attributes, caches, data sets with memory, files, memory that processes share. N
 trainings are compared, each in a fork in which nobody has trained: client A for two rounds, once beside
 itself and once beside client B on other data. Whatever of A, or of what the user's Trainer then shows, is not
 the same in both is refused by its name: A's updates, which buffers change (the length of a message),
-counters, every leaf of a checkpoint, what validation logs, what loggers are told. Files outlive a fork: those
+counters, every leaf of a checkpoint, what validation logs and writes, what loggers are told to the end, and
+what the code names by a global. Files outlive a fork: those
 that one client has written and another one, or validation, reads are refused, too.
 
 Where a process can't be forked (a GPU, macOS, Windows, ranks), A, B and A again train here. Compared are A's
@@ -33,7 +34,7 @@ from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.training.files import NOBODY, Aside, Files
 from lightning_fedq.training.rehearsal import Trial
-from lightning_fedq.training.shown import Calls, Digests, checkpoint_of, shown_by, unseen
+from lightning_fedq.training.shown import Calls, Digests, checkpoint_of, outside, shown_by, unseen
 
 T = TypeVar("T")
 Way = Literal["forks", "one process"]
@@ -272,7 +273,7 @@ class IsolationTrial:
     def _shown(self, watch: Files, calls: Calls, most: int) -> tuple[Digests, set[str]]:
         with watch.of(NOBODY):
             found = shown_by(self._home, calls, most)
-        return found, watch.crossed
+        return found | watch.digests() | outside(self._trial.state_outside()), watch.crossed
 
     def _in_round(self, one: Stack, round: int) -> Stack:
         return next((stack for stack in self._stacks_of(round) if stack.clients == one.clients), one)

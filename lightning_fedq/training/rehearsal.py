@@ -85,6 +85,10 @@ class Trial:
             before(client)
         return client
 
+    def state_outside(self) -> list[tuple[str, Any]]:
+        """See `ClientFit.state_outside`."""
+        return self._fit.state_outside()
+
     def end_round(self) -> None:
         """Begin the next clients with the fit as it is then."""
         self._fit.end_round()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
+import io
+import math
+import os
 import pickle
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,11 +20,13 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.hooks import is_ours
 from lightning_fedq.data.generator_turns import seed_for_transforms
+from lightning_fedq.training.files import no_changes
 
 Digests = dict[str, str]
 
 _NOT_SAVED, _NOT_VALIDATED = "not saved", "not validated"
 """Where the error stands for which a checkpoint or a validation, or a part of it, could not be looked at."""
+_LARGE = 1 << 22
 _PER_RUN = {"seconds", "id"}
 """A record's time and a ledger's name."""
 
@@ -110,7 +117,7 @@ def checkpoint_of(trainer: Any) -> Digests:
 
 
 def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
-    """A checkpoint, a validation, a checkpoint again, and what loggers are told. Only in a fork.
+    """A checkpoint, a validation, a checkpoint again, the end, and what loggers are told. Only in a fork.
 
     Args:
         trainer: The user's, in its fit.
@@ -118,9 +125,9 @@ def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
         most: Most batches of a loader.
     """
     found = checkpoint_of(trainer)
+    no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
+    trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or is_ours(c))]
     if trainer.enable_validation:
-        no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
-        trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or is_ours(c))]
         trainer.validating = True
         try:
             _validate(trainer, most)
@@ -134,7 +141,62 @@ def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
         found |= {f"after validation, {name}": value for name, value in after.items() if name != _NOT_SAVED}
         if _NOT_SAVED not in after:  # what lacked before is seen now
             found.pop(_NOT_SAVED, None)
+    _end(trainer, calls)
     return found | calls.digests()
+
+
+class _Aside(io.BytesIO):
+    """Stands for a file that is written: its contents are told."""
+
+    def __init__(self, tell: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def close(self) -> None:
+        """Tell them."""
+        if not self.closed:
+            self._tell(self.getvalue())
+        super().close()
+
+
+def _end(trainer: Any, calls: Calls) -> None:
+    """Call the hooks of the end of a fit, which write to no file and reach nobody: their writes are told."""
+    ordinary, save = io.open, torch.save
+
+    def told(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, int) or not any(sign in mode for sign in "wax+"):
+            return ordinary(file, mode, *args, **kwargs)
+        raw = _Aside(lambda contents: calls.tell(f"file {os.path.basename(os.fspath(file))}", contents))
+        return raw if "b" in mode else io.TextIOWrapper(raw, kwargs.get("encoding"), write_through=True)
+
+    io.open = builtins.open = told
+    torch.save = lambda what, *args, **kwargs: calls.tell("torch.save", what)
+    sys.addaudithook(no_changes)
+    module, data = trainer.lightning_module, trainer.datamodule
+    for hook, args in (("on_train_end", ()), ("on_fit_end", ()), ("teardown", ("fit",))):
+        for callback in trainer.callbacks:
+            with suppress(Exception):
+                getattr(callback, hook)(trainer, module, *args)
+        for one in (module, data):
+            with suppress(Exception):
+                getattr(one, hook)(*args)
+    io.open = builtins.open = ordinary
+    torch.save = save
+
+
+def outside(state: Sequence[tuple[str, Any]]) -> Digests:
+    """A digest of each value that code names past its own, and of large tensors their sum.
+
+    Args:
+        state: Ways and values.
+    """
+    found: Digests = {}
+    for way, value in state:
+        if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) > _LARGE:
+            found[f"{way}, which the code names"] = repr(float(value.sum()))
+        else:
+            found |= digests(value, f"{way}, which the code names", 4, plain=True)
+    return found
 
 
 def unseen(shown: Sequence[Digests]) -> str:

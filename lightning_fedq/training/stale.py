@@ -8,7 +8,6 @@ to that model with all else as it was before.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import in_fork
 from lightning_fedq.clients.hooks import is_ours, overrides
 from lightning_fedq.data.generator_turns import seed_for_transforms
+from lightning_fedq.training.files import no_changes
 from lightning_fedq.training.shown import Digests, digests
 
 _HOOKS = (
@@ -30,8 +30,6 @@ _HOOKS = (
     "on_train_end",
     "on_fit_end",
 )
-_CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"}
-_CHANGES |= {"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "socket.connect", "shutil.rmtree"}
 
 
 def stale_hooks(trained: Client, before: Client) -> str:
@@ -58,7 +56,7 @@ def stale_hooks(trained: Client, before: Client) -> str:
 
 def _after_hooks(client: Client) -> dict[str, Digests]:
     """The model as checkpoints would hold it, and after each hook."""
-    sys.addaudithook(_no_changes)
+    sys.addaudithook(no_changes)
     seed_for_transforms(0)
     module, trainer, called = client.module, client.trainer, _callbacks(client)
     saved: dict[str, Any] = {"state_dict": dict(module.state_dict())}
@@ -87,12 +85,3 @@ def _callbacks(client: Client) -> list[Any]:
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
-
-
-def _no_changes(event: str, args: Any) -> None:
-    if event == "open" and not isinstance(args[0], int):
-        writes = (args[2] or 0) & (os.O_WRONLY | os.O_RDWR) or any(sign in (args[1] or "") for sign in "wax+")
-    else:
-        writes = event in _CHANGES
-    if writes:
-        raise PermissionError("nothing can be written where hooks are tried")

@@ -173,6 +173,7 @@ def _visible(
         "logger": book.rows,
         "checkpoint": torch.load(path, weights_only=False),
         "module": dict(module.state_dict()),
+        "files": {one.name: one.read_text() for one in folder.glob("*.txt")},
     }
 
 

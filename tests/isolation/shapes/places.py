@@ -1,0 +1,636 @@
+"""Places where a training can keep a loss, one a row, and ways in which it can be shown, in turn.
+
+A row says how a loss is kept and how it is read; what goes by a client's own objects is isolated.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import collections
+import contextvars
+import copyreg
+import csv
+import ctypes
+import dataclasses
+import decimal
+import enum
+import functools
+import gc
+import itertools
+import locale
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import types
+import typing
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from lightning_fedq._lightning import pl
+from tests.isolation import published
+from tests.isolation.worlds import Shape
+
+_FOUND = r"clients are not isolated"
+_SHOWN = ("checkpoint", "validation", "logger", "file", "end", "callback")
+
+
+class _Place(Shape):
+    """Keeps losses, and shows their sum."""
+
+    shown: ClassVar[str] = "checkpoint"
+    keep: ClassVar[Callable[[Any, float], Any]]
+    kept: ClassVar[Callable[[Any], Any]]
+    reset: ClassVar[Callable[[], Any]]
+    make: ClassVar[Callable[[Any], Any]]
+
+    @classmethod
+    def forget(cls) -> None:
+        cls.reset()
+
+    def begin(self) -> None:
+        type(self).make(self)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        type(self).keep(self, loss.item())
+        return loss
+
+    def read(self) -> float:
+        return float(type(self).kept(self))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.shown == "checkpoint":
+            checkpoint["kept"] = self.read()
+
+    def on_validation_epoch_end(self) -> None:
+        if self.shown == "validation":
+            self.log("kept", self.read())
+        elif self.shown == "file":
+            (Path(self.trainer.default_root_dir) / "kept.txt").write_text(str(self.read()))
+
+    def on_validation_end(self) -> None:
+        if self.shown == "logger":
+            self.logger.log_metrics({"kept": self.read()})  # type: ignore[union-attr]
+
+    def on_train_end(self) -> None:
+        if self.shown == "end":
+            self.logger.log_metrics({"kept": self.read()})  # type: ignore[union-attr]
+
+    def callbacks(self) -> Any:
+        return [_Shows(self)] if self.shown == "callback" else []
+
+
+class _Shows(pl.Callback):
+    def __init__(self, module: _Place) -> None:
+        self.module = weakref.ref(module)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.module().read()}  # type: ignore[union-attr]
+
+
+PLACES: list[type[_Place]] = []
+
+
+def _row(
+    name: str,
+    keep: Callable[[Any, float], Any],
+    kept: Callable[[Any], Any],
+    reset: Callable[[], Any] = lambda: None,
+    make: Callable[[Any], Any] = lambda self: None,
+    isolated: bool = False,
+    shown: str = "",
+) -> None:
+    """One place. What is isolated is shown in a checkpoint, all others in turn."""
+    way = shown or ("checkpoint" if isolated else _SHOWN[len(PLACES) % len(_SHOWN)])
+    members = {"keep": keep, "kept": kept, "reset": reset, "make": make, "shown": way}
+    told = "" if isolated else _FOUND
+    PLACES.append(type(name, (_Place,), {**members, "refused": told, "__module__": __name__}))
+
+
+# ---- of Python: classes, functions, modules ------------------------------------------------------------
+
+TABLE: dict[str, float] = {}
+COUNT = 0.0
+
+
+def _add_global(loss: float) -> None:
+    global COUNT
+    COUNT += loss
+
+
+def _clear_global() -> None:
+    global COUNT
+    COUNT = 0.0
+
+
+def _defaults(loss: float = 0.0, seen: list[float] = []) -> float:  # noqa: B006
+    seen.append(loss)
+    return sum(seen)
+
+
+class _Meta(type):
+    total = 0.0
+
+
+class _WithMeta(metaclass=_Meta):
+    """Its class of classes counts."""
+
+
+class _Descriptor:
+    seen = 0.0
+
+    def __get__(self, owner: Any, kind: Any = None) -> float:
+        return type(self).seen
+
+    def __set__(self, owner: Any, value: float) -> None:
+        type(self).seen = value
+
+
+class _Described:
+    value = _Descriptor()
+
+
+class _Proxy:
+    """Whatever it is asked for lies in one dictionary."""
+
+    def __getattr__(self, name: str) -> float:
+        return TABLE.get(name, 0.0)
+
+    def __setattr__(self, name: str, value: float) -> None:
+        TABLE[name] = value
+
+
+@dataclasses.dataclass
+class _Settings:
+    seen: ClassVar[list[float]] = []
+    rate: float = 0.1
+
+
+class _Slots:
+    __slots__ = ("own",)
+    total: ClassVar[list[float]] = []
+
+
+class _Kind(enum.IntEnum):
+    A = 1
+
+
+class _Pickled:
+    """Is found by its name when it is pickled."""
+
+    def __init__(self) -> None:
+        self.seen = 0.0
+
+    def __reduce__(self) -> Any:
+        return _the_one, ()
+
+
+_ONE = _Pickled()
+
+
+def _the_one() -> _Pickled:
+    return _ONE
+
+
+@functools.cache
+def _cell_of(name: str) -> list[float]:
+    return [0.0]
+
+
+class _Cached:
+    @functools.cached_property
+    def numbers(self) -> list[float]:
+        return []
+
+
+_CACHED = _Cached()
+_LOCAL, _VARIABLE = threading.local(), contextvars.ContextVar("seen", default=0.0)
+_QUEUE: Any = queue.Queue()
+_POINTER = ctypes.c_double(0.0)
+_NAMESPACE, _WEAK = types.SimpleNamespace(seen=0.0), weakref.WeakValueDictionary[str, Any]()
+_CYCLE, _STREAM = [0.0], iter(lambda: 0.0, 1.0)
+
+
+def _add(holder: Any, name: str, loss: float) -> None:
+    setattr(holder, name, getattr(holder, name, 0.0) + loss)
+
+
+def _of(holder: Any, name: str = "seen_by_places") -> dict[str, Any]:
+    """Keep, read and reset by an attribute of some object."""
+    return {
+        "keep": lambda self, loss: _add(holder, name, loss),
+        "kept": lambda self: getattr(holder, name, 0.0),
+        "reset": lambda: setattr(holder, name, 0.0),
+    }
+
+
+def _running() -> Any:
+    """A coroutine that sums what it is sent."""
+    total = 0.0
+    while True:
+        total += (yield total) or 0.0
+
+
+_RUNNING = [_running()]
+
+
+def _restart() -> None:
+    _RUNNING[0] = _running()
+    next(_RUNNING[0])
+
+
+_row("GlobalNumber", lambda s, x: _add_global(x), lambda s: COUNT, _clear_global)
+_row(
+    "ModuleLevelTable",
+    lambda s, x: TABLE.update(sum=TABLE.get("sum", 0) + x),
+    lambda s: TABLE.get("sum", 0),
+    TABLE.clear,
+)
+_row("OfAnImportedPackage", **_of(published, "SEEN"))
+_row("OnSys", **_of(sys))
+_row("OnBuiltins", **_of(builtins))
+_row(
+    "DefaultArgument_",
+    lambda s, x: _defaults(x),
+    lambda s: sum(_defaults.__defaults__[1]),
+    lambda: _defaults.__defaults__[1].clear(),
+)  # type: ignore[index]
+_row("OfAMetaclass", **_of(_Meta, "total"))
+_row(
+    "ByADescriptor",
+    lambda s, x: setattr(_Described(), "value", _Descriptor.seen + x),
+    lambda s: _Described().value,
+    lambda: setattr(_Descriptor, "seen", 0.0),
+)
+_row(
+    "BehindAProxy",
+    lambda s, x: setattr(_Proxy(), "seen", _Proxy().seen + x),
+    lambda s: _Proxy().seen,
+    TABLE.clear,
+)
+_row(
+    "OfADataclass", lambda s, x: _Settings.seen.append(x), lambda s: sum(_Settings.seen), _Settings.seen.clear
+)
+_row(
+    "OfAClassWithSlots", lambda s, x: _Slots.total.append(x), lambda s: sum(_Slots.total), _Slots.total.clear
+)
+_row("OnAnEnumMember", **_of(_Kind.A))
+_row(
+    "PickledByAFunction",
+    lambda s, x: _add(s.one, "seen", x),
+    lambda s: _ONE.seen,
+    lambda: setattr(_ONE, "seen", 0.0),
+    lambda s: setattr(s, "one", _ONE),
+)
+_row("CellOfACache", lambda s, x: _cell_of("a").append(x), lambda s: sum(_cell_of("a")), _cell_of.cache_clear)
+_row(
+    "CachedPropertyOfAGlobal",
+    lambda s, x: _CACHED.numbers.append(x),
+    lambda s: sum(_CACHED.numbers),
+    lambda: vars(_CACHED).clear(),
+)
+_row("ThreadLocal", **_of(_LOCAL))
+_row(
+    "ContextVar",
+    lambda s, x: _VARIABLE.set(_VARIABLE.get() + x),
+    lambda s: _VARIABLE.get(),
+    lambda: _VARIABLE.set(0.0),
+)
+_row(
+    "InAQueue",
+    lambda s, x: _QUEUE.put(x),
+    lambda s: sum(_QUEUE.queue),
+    lambda: _QUEUE.queue.clear(),
+    shown="logger",
+)
+_row(
+    "BehindAPointer",
+    lambda s, x: setattr(_POINTER, "value", _POINTER.value + x),
+    lambda s: _POINTER.value,
+    lambda: setattr(_POINTER, "value", 0.0),
+    shown="logger",
+)
+_row("InANamespace", **_of(_NAMESPACE, "seen"))
+_row(
+    "InACoroutine",
+    lambda s, x: _RUNNING[0].send(x),
+    lambda s: _RUNNING[0].send(0.0),
+    _restart,
+    shown="checkpoint",
+)
+_row(
+    "InTheEnvironment_",
+    lambda s, x: os.environ.update(PLACES=str(float(os.environ.get("PLACES", 0)) + x)),
+    lambda s: os.environ.get("PLACES", 0),
+    lambda: os.environ.pop("PLACES", None),
+)
+_row(
+    "InAPrecision",
+    lambda s, x: setattr(decimal.getcontext(), "prec", 9 + int(9 * x) % 90),
+    lambda s: decimal.getcontext().prec,
+    lambda: setattr(decimal.getcontext(), "prec", 28),
+    shown="checkpoint",
+)
+_row(
+    "AtExit",
+    lambda s, x: TABLE.update(exit=x + TABLE.get("exit", 0)) or atexit.register(_defaults),
+    lambda s: TABLE.get("exit", 0),
+    TABLE.clear,
+)
+_row(
+    "ByTheCollector",
+    lambda s, x: gc.set_threshold(700 + int(99 * x)),
+    lambda s: gc.get_threshold()[0],
+    lambda: gc.set_threshold(700),
+    shown="checkpoint",
+)
+_row(
+    "InAFilterOfWarnings",
+    lambda s, x: warnings.filterwarnings("ignore", str(x)),
+    lambda s: sum(hash(str(f)) % 97 for f in warnings.filters),
+    lambda: None,
+    shown="validation",
+)
+_row(
+    "InCopyreg",
+    lambda s, x: copyreg.dispatch_table.__setitem__(_Slots, functools.partial(_defaults, x)),
+    lambda s: getattr(copyreg.dispatch_table.get(_Slots), "args", (0.0,))[0],
+    lambda: copyreg.dispatch_table.pop(_Slots, None),
+    shown="checkpoint",
+)
+_row("OfATyping", **_of(typing), shown="end")
+_row(
+    "InTheRecordOfASignal",
+    lambda s, x: signal.signal(signal.SIGUSR2, functools.partial(_defaults, x)),
+    lambda s: getattr(signal.getsignal(signal.SIGUSR2), "args", (0.0,))[0],
+    lambda: signal.signal(signal.SIGUSR2, signal.SIG_DFL),
+    shown="checkpoint",
+)
+_row(
+    "OnAFunctionOfNumpy",
+    lambda s, x: np.seterrcall(functools.partial(_defaults, x)),
+    lambda s: getattr(np.geterrcall(), "args", (0.0,))[0],
+    lambda: np.seterrcall(None),
+    shown="checkpoint",
+)
+_row("OnThisThread", **_of(threading.current_thread()))
+_row("OnTheLocale", **_of(locale))
+_row(
+    "InAFieldSizeLimit",
+    lambda s, x: csv.field_size_limit(1000 + int(99 * x)),
+    lambda s: csv.field_size_limit(),
+    lambda: csv.field_size_limit(131072),
+    shown="logger",
+)
+
+# ---- of torch ------------------------------------------------------------
+
+_HANDLES: list[Any] = []
+_SEEN_BY_HOOKS: list[float] = []
+
+
+def _all_hooks(module: Any) -> None:
+    _HANDLES.append(nn.modules.module.register_module_forward_hook(_note_output))
+
+
+def _note_output(module: Any, inputs: Any, output: Any) -> None:
+    if isinstance(module, nn.Linear) and module.training:
+        _SEEN_BY_HOOKS.append(float(output.sum()))
+
+
+def _unhook() -> None:
+    _SEEN_BY_HOOKS.clear()
+    while _HANDLES:
+        _HANDLES.pop().remove()
+
+
+class _Square(torch.autograd.Function):
+    seen: ClassVar[list[float]] = []
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.save_for_backward(value)
+        return value * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        _Square.seen.append(float(ctx.saved_tensors[0].sum()))
+        return gradient
+
+
+class _Scaled(nn.Module):
+    seen: ClassVar[list[float]] = []
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if self.training:
+            self.seen.append(float(weight.detach().sum()))
+        return weight
+
+
+_STATIC, _METRIC, _GENERATOR = torch.zeros(1), torchmetrics.MeanMetric(), torch.Generator()
+_WRITER: dict[str, Any] = {}
+
+_row("HookOfAllModules", lambda s, x: None, lambda s: sum(_SEEN_BY_HOOKS), _unhook, _all_hooks)
+_row(
+    "OfAnAutogradFunction",
+    lambda s, x: _Square.apply(torch.tensor([x], requires_grad=True)).sum().backward(),
+    lambda s: sum(_Square.seen),
+    _Square.seen.clear,
+)
+_row(
+    "OfAParametrization",
+    lambda s, x: None,
+    lambda s: sum(_Scaled.seen[-3:]) + len(_Scaled.seen),
+    _Scaled.seen.clear,
+    lambda s: parametrize.register_parametrization(s.net, "weight", _Scaled()),
+    shown="end",
+)
+_row("InAGlobalTensor", lambda s, x: _STATIC.add_(x), lambda s: _STATIC, _STATIC.zero_)
+_row("InAGlobalMetric", lambda s, x: _METRIC.update(x), lambda s: _METRIC.mean_value, _METRIC.reset)
+_row(
+    "SeedOfAGenerator",
+    lambda s, x: _GENERATOR.manual_seed(int(1000 * x)),
+    lambda s: _GENERATOR.initial_seed(),
+    lambda: _GENERATOR.manual_seed(0),
+    shown="checkpoint",
+)
+_row(
+    "InTheDefaultDtype",
+    lambda s, x: torch.set_printoptions(threshold=1000 + int(99 * x)),
+    lambda s: torch._tensor_str.PRINT_OPTS.threshold,
+    lambda: torch.set_printoptions(threshold=1000),
+    shown="validation",
+)
+_row("OnTheDefaultsOfSgd", **_of(torch.optim.SGD))
+_row("OnTheTensorClass", **_of(Tensor), shown="end")
+_row("OnTheLossFunction", **_of(nn.functional.mse_loss))
+_row("OnTheTrainersClass", **_of(pl.Trainer))
+_row(
+    "OnTheModulesClass",
+    lambda s, x: _add(type(s), "total", x),
+    lambda s: getattr(type(s), "total", 0.0),
+    lambda: setattr(PLACES[-1], "total", 0.0),
+    shown="end",
+)
+_row(
+    "InHubFolder",
+    lambda s, x: torch.hub.set_dir(str(x)),
+    lambda s: len(torch.hub.get_dir()) + hash(torch.hub.get_dir()) % 97,
+    lambda: torch.hub.set_dir("/tmp"),
+    shown="checkpoint",
+)
+
+# ---- what is a client's own: isolated ---------------------------------------------------------------------
+
+
+class _Itself:
+    """Counts by way of a property, slots and a generator of its own."""
+
+    __slots__ = ("__weakref__", "inner")
+
+    def __init__(self) -> None:
+        self.inner = [0.0]
+
+
+def _own(name: str, make: Any, keep: Any, kept: Any) -> None:
+    def begin(self: Any) -> None:
+        self.own = make(self)
+
+    _row(name, lambda s, x: keep(s.own, x), lambda s: kept(s.own), make=begin, isolated=True)
+
+
+_own("OwnSlots", lambda s: _Itself(), lambda o, x: o.inner.append(x), lambda o: sum(o.inner))
+_own(
+    "OwnCycle",
+    lambda s: itertools.cycle(range(101)),
+    lambda o, x: [next(o) for _ in range(int(999 * x) % 97)],
+    next,
+)
+_own("OwnCounter", lambda s: itertools.count(), lambda o, x: [next(o) for _ in range(int(9 * x) % 7)], next)
+_own("OwnChainMap", lambda s: collections.ChainMap({}, {}), lambda o, x: o.update({x: x}), lambda o: sum(o))
+_own(
+    "OwnDefaultDict",
+    lambda s: collections.defaultdict(list),
+    lambda o, x: o["a"].append(x),
+    lambda o: sum(o["a"]),
+)
+_own("OwnOrderedDict", lambda s: collections.OrderedDict(), lambda o, x: o.update({x: x}), lambda o: sum(o))
+_own("OwnArray", lambda s: np.zeros(3), lambda o, x: o.__setitem__(0, o[0] + x), lambda o: o[0])
+_own("OwnMemory", lambda s: bytearray(8), lambda o, x: o.extend(str(x).encode()), lambda o: sum(o))
+_own(
+    "OwnMetric",
+    lambda s: torchmetrics.MeanMetric(),
+    lambda o, x: o.update(x),
+    lambda o: float(o.mean_value) if o.mean_value.numel() else 0.0,
+)
+_own(
+    "OwnTracker",
+    lambda s: torchmetrics.MetricTracker(torchmetrics.MeanMetric(), maximize=True),
+    lambda o, x: (o.increment(), o.update(x)),
+    lambda o: sum(float(one.mean_value) for one in o),
+)
+_own(
+    "OwnRandom",
+    lambda s: random.Random(0),
+    lambda o, x: [o.random() for _ in range(int(9 * x) % 7)],
+    lambda o: o.random(),
+)
+_own(
+    "OwnGenerator",
+    lambda s: np.random.default_rng(0),
+    lambda o, x: o.random(int(9 * x) % 7),
+    lambda o: o.random(),
+)
+_own(
+    "OwnClosure", lambda s: functools.partial(list.append, [0.0]), lambda o, x: o(x), lambda o: sum(o.args[0])
+)
+_own("OwnException", lambda s: ValueError([0.0]), lambda o, x: o.args[0].append(x), lambda o: sum(o.args[0]))
+_own(
+    "OwnPath", lambda s: {Path("a"): [0.0]}, lambda o, x: o[Path("a")].append(x), lambda o: sum(o[Path("a")])
+)
+_own(
+    "OwnWeakSet",
+    lambda s: (weakref.WeakSet([s.net]), [0.0]),
+    lambda o, x: o[1].append(x * len(o[0])),
+    lambda o: sum(o[1]),
+)
+_own(
+    "OwnDecimal",
+    lambda s: [decimal.Decimal(0)],
+    lambda o, x: o.append(decimal.Decimal(x)),
+    lambda o: float(sum(o)),
+)
+
+
+class HyperparametersWritten(Shape):
+    """Which checkpoints hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters({"largest": 0.0})
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.hparams.largest = max(self.hparams.largest, loss.item())  # type: ignore[attr-defined]
+        return loss
+
+
+class RateByALambda(Shape):
+    """A schedule whose function hears of losses."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        self.losses = [1.0]
+        rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, seen=self.losses: 1 / sum(seen))
+        return [optimizer], [{"scheduler": rate, "interval": "step"}]
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.losses.append(loss.item())
+        return loss
+
+
+class WrittenIntoGroups(Shape):
+    """Of the optimiser, and its defaults."""
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        optimizer: Any = self.optimizers().optimizer  # type: ignore[union-attr]
+        optimizer.defaults["seen"] = optimizer.defaults.get("seen", 0.0) + loss.item()
+        optimizer.param_groups[0]["seen"] = optimizer.defaults["seen"]
+        return loss
+
+
+class IntoLoggedMetrics(Shape):
+    def scaled(self, loss: Tensor) -> Tensor:
+        for metrics in (self.trainer.logged_metrics, self.trainer.callback_metrics):
+            metrics["seen"] = metrics.get("seen", torch.zeros(())) + loss.detach()  # type: ignore[index, attr-defined]
+        return loss
+
+
+class _Keeps(pl.Callback):
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
+        self.seen.append(float(outputs["loss"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": list(self.seen)}
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.logger.log_metrics({"seen": float(sum(self.seen))})
+
+
+class StateOfACallbacksOwn(Shape):
+    def callbacks(self) -> Any:
+        return [_Keeps()]
