@@ -18,7 +18,7 @@ import pytest
 from reproductions.corbin.theorems import corbin_theorems
 from reproductions.cpa.fig6 import cpa_fig6
 from reproductions.cpa.fig7 import cpa_fig7
-from reproductions.cpa.table2 import cpa_table2
+from reproductions.cpa.table2 import cpa_table2, cpa_table3
 from reproductions.cpa.table5 import cpa_table5
 from reproductions.cpa.theorems import cpa_theorems
 
@@ -61,6 +61,12 @@ def of_table_ii(rows: Iterable[Row]) -> Iterable[Printed]:
         yield (str(row["clients"]), row["method"]), "5 samples a user", f"{row['acc']:.1f}{errors}"
 
 
+def of_table_iii(rows: Iterable[Row]) -> Iterable[Printed]:
+    authors = [row for row in rows if row["method"] == "CPA, authors"]
+    for row, (labels, column, printed) in zip(authors, of_table_ii(authors), strict=True):
+        yield (f"{row['epsilon']:g}", labels[1]), column, printed
+
+
 def of_figure_6(rows: Iterable[Row]) -> Iterable[Printed]:
     found = {(row["method"], row["epsilon"], row["variant"]): row for row in rows}
     for (method, epsilon, variant), row in found.items():
@@ -100,6 +106,7 @@ PARTS = {
         of_table_ii,
         3,
     ),
+    "table III": Part("Table III, K = 100", cpa_table3, {"epsilons": [0.2]}, of_table_iii, 1),
     "figure 6": Part("## Figure 6", cpa_fig6, {"num_clients": [100], "epsilons": [0.5]}, of_figure_6, 3),
     "figure 7": Part("## Figure 7", cpa_fig7, {"num_clients": [10], "epsilons": [0.5]}, of_figure_7, 4),
 }
