@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.algorithms.base import Correction, KeptOffsets
@@ -166,8 +167,14 @@ class LocalRound(pl.Callback):
     def _loader(self, trainer: Any) -> ClientLoader:
         if self._dealt is None:
             local, labels = self._federated.local, self._federated.clients.labels
+            given = self._user_loader()
+            if isinstance(getattr(given, "dataset", given), IterableDataset):
+                raise RefusedError(
+                    "the data are a stream (an IterableDataset), whose passes have no end that a round could "
+                    "wait for; give a map-style Dataset of what the round is to train on"
+                )
             dealt = deal(
-                self._user_loader(),
+                given,
                 _OwnData,
                 1,
                 torch.Generator(),

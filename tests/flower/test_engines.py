@@ -1,0 +1,84 @@
+"""One process, ranks, real clients: a feature is the same bit for bit, or refused by name. No third kind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+from tests.contract.test_mechanisms import ROWS
+from tests.flower.engines import in_one_process, over_flower
+from tests.training.ranks_features import FEATURES
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+MECHANISMS = {f"{row!r}" for row in ROWS}
+_BUFFER, _LATE = "numbers that travel is", "which a callback or hook has given to optimisers here"
+_FROZEN, _STEPS = "which has been trained, and real clients keep no model", "a schedule with interval='step'"
+_DROPS, _MEASURED = "real clients drop out by themselves", "evaluate_clients is for simulations"
+REFUSED = {
+    "BackboneFinetuning, before": _LATE,
+    "BackboneFinetuning, after": _LATE,
+    "freezing": _FROZEN,
+    "pruning": _FROZEN,
+    "measured by client": _MEASURED,
+    "a buffer assigned anew": _BUFFER,
+    "an average in the module": _BUFFER,
+    "a variance of one's own": _BUFFER,
+    "max_steps": "max_steps counts steps of clients",
+    "dropouts": _DROPS,
+    "dropouts, one mean": _DROPS,
+    "a schedule by batch": _STEPS,
+    "a cycle": _STEPS,
+    "a plateau of the training": "conditioned on metric train_loss which is not available",
+    "streams": "the data are a stream",
+    "leakage": "LeakageMonitor works on the clients of a simulation",
+    "Langevin": "Langevin works on the clients of a simulation",
+    "DPSGD": "DPSGD works on the clients of a simulation",
+    "what clients measure": _MEASURED,
+    "what clients measure, released": _MEASURED,
+    "secret cohorts": "cohorts='secret' are for simulations",
+    "liars": "ByzantineClients works on the clients of a simulation",
+}
+"""Features that a deployment refuses, and a part of its words."""
+
+QUICK = ("a run folder", "best and last checkpoint", "inverse variances", "an average of the tail", "DPSGD")
+
+
+def row(name: str) -> tuple[str, ...]:
+    """What the page has to say of a feature."""
+    ranks, flower = FEATURES[name].refused, REFUSED.get(name, "")
+    return (name, *(f"refused: {words}" if words else "same" for words in (ranks, flower)))
+
+
+def test_the_page_has_every_feature_and_no_third_kind() -> None:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines[2:]]
+    assert found == [row(name) for name in FEATURES if name not in MECHANISMS]
+    assert REFUSED.keys() <= FEATURES.keys()
+    assert f"{len(MECHANISMS)} mechanisms" in PAGE.read_text()
+
+
+def check(name: str, folder: Path) -> None:
+    feature = FEATURES[name]
+    expected = in_one_process(feature, folder / "one")
+    if words := REFUSED.get(name):
+        with pytest.raises(Exception, match=re.escape(words)):
+            over_flower(feature, folder / "flower")
+        return
+    found = over_flower(feature, folder / "flower")
+    assert all(received for _, _, received, *_ in found["records"])
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_real_clients_end_as_one_process_does(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FEATURES if name not in QUICK])
+def test_each_feature_over_flower(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
