@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.base import Correction, KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
@@ -444,7 +444,7 @@ def train_locally(
     own = given.pop("callbacks", None) or []
     own = [own] if isinstance(own, pl.Callback) else own
     if task is None and (left := sorted(type(one).__name__ for one in own if not acts(one))):
-        rank_zero_warn(f"{', '.join(left)}: of the whole fit, which is the server's; left out here")
+        rank_zero_info(f"{', '.join(left)}: of the whole fit, which is the server's; left out here")
     own = [one for one in own if acts(one)]
     # as they were made: what they keep of one message is not there in the next
     callbacks = [local, *(deepcopy(one) if trains_with_clients(one) else one for one in own)]
