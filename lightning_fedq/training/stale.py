@@ -48,7 +48,7 @@ def stale_hooks(trained: Client, before: Client) -> str:
     with torch.no_grad():
         theirs = dict(_tensors(trained.module))
         for name, tensor in _tensors(before.module):
-            if tensor.is_floating_point() and name in theirs and tensor.shape == theirs[name].shape:
+            if name in theirs and tensor.shape == theirs[name].shape:
                 tensor.data.copy_(theirs[name])
     one, other = in_fork(lambda: _after_hooks(trained)), in_fork(lambda: _after_hooks(before))
     return next((hook for hook in one if one[hook] != other[hook]), "")
@@ -64,7 +64,8 @@ def _after_hooks(client: Client) -> dict[str, Digests]:
         with suppress(Exception):
             one.on_save_checkpoint(*((saved,) if one is module else (trainer, module, saved)))
     state = saved["state_dict"] if isinstance(saved.get("state_dict"), Mapping) else {}
-    found = {"on_save_checkpoint": digests(state, "")}
+    weights = {name: state[name] for name, _ in _tensors(module) if name in state}  # no other kind of state
+    found = {"on_save_checkpoint": digests(weights, "")}
     for hook in _HOOKS:
         for one in called:
             with suppress(Exception):

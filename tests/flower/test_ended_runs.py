@@ -89,7 +89,9 @@ class Node:
             self.state.store_run(one)
         self.state.set_run_series_context(0, Context(KILLED, NODE, {}, RecordDict(), {}))
         made = create_app(states, SECRET)
-        self.server = uvicorn.Server(uvicorn.Config(made, "127.0.0.1", 0, ws="none", log_level="error"))
+        # uvicorn's configuration of logging would close the streams of other libraries' handlers
+        quiet = uvicorn.Config(made, "127.0.0.1", 0, ws="none", log_level="error", log_config=None)
+        self.server = uvicorn.Server(quiet)
         self.served = threading.Thread(target=self.server.run, daemon=True)
 
     def __enter__(self) -> str:

@@ -53,7 +53,6 @@ def deployed(make: Any, tmp_path: Any, callbacks: Any = list) -> Any:
     return deployment(fed(), 3, tmp_path, module=make, callbacks=callbacks()).run(grid)[1]
 
 
-@pytest.mark.filterwarnings("ignore:Thaws. of the whole fit, which is the server's")
 @pytest.mark.parametrize("by_callback", [False, True])
 def test_what_the_fit_unfreezes_trains_on_real_clients(by_callback: bool, tmp_path: Any) -> None:
     make = lambda: TwoLayers(True, 99 if by_callback else 1)  # noqa: E731

@@ -63,4 +63,4 @@ def test_later_rounds_ask_no_more():
             return super().claims(context)
 
     assert play(Counts(1.0), rounds=3).round == 3
-    assert asked == [0]
+    assert asked == [0, 0]  # whether they keep the rules, and whether the ledger has anything to price

@@ -43,7 +43,7 @@ from lightning_fedq.data.generator_turns import seed_everywhere
 from lightning_fedq.keys import randomness
 from lightning_fedq.keys.party_keys import ClientSecrets, HeldClientKeys, HeldServerKeys, ServerSecrets
 from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, RootKeys, SeededKeys, Stream
-from lightning_fedq.mechanisms import DistributedDiscreteGaussian, GaussianNoise
+from lightning_fedq.mechanisms import BandedGaussian, DistributedDiscreteGaussian, GaussianNoise
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.mechanisms.registry import mechanism_class
@@ -135,8 +135,8 @@ class Watch:
                 self.saw(key, "self mask" if other is None else "pair mask", f"{pair}")
         elif code.co_name == "ring_order":
             self.saw(key, "order of the ring", "everybody")
-        elif code.co_qualname == "CohortKey.draw":
-            self.saw(key, "cohort", f"round {own['round']}, attempt {own['attempt']}", ahead=True)
+        elif code.co_qualname == "CohortKey._stream":
+            self.saw(key, "cohort", f"{own['purpose']} {own['place']}", ahead=True)
         elif code.co_qualname == "DPSGD._stream":
             self.saw(key, "DPSGD", f"{own['purpose']} {own['client']} {own['step']}")
         elif Path(code.co_filename).name == "priv_unit.py":
@@ -284,6 +284,11 @@ def _hidden() -> list[pl.Callback]:
                       diagnostics=False)]  # fmt: skip
 
 
+def _tossed() -> list[pl.Callback]:
+    return [Federated(BandedGaussian(1.0, 1.0, band=1), 8, clients_per_round=_CLIENTS, cohorts="secret",
+                      participation="poisson", diagnostics=False)]  # fmt: skip
+
+
 FITS: dict[str, tuple[Callable[[], list[pl.Callback]], tuple[str, ...]]] = {
     "masks and released means": (
         _masked,
@@ -292,9 +297,10 @@ FITS: dict[str, tuple[Callable[[], list[pl.Callback]], tuple[str, ...]]] = {
     "DP-SGD of clients": (_samples, ("private", "DPSGD", "draws of a step")),
     "DP-SGD alone": (_alone, ("DPSGD", "draws of a step")),
     "secret cohorts": (_hidden, ("private", "cohort")),
+    "clients that draw for themselves": (_tossed, ("server", "cohort")),
 }
 """Fits by name: their callbacks, and the kinds that must be seen in each."""
-_NOT_RESUMED = ("secret cohorts",)
+_NOT_RESUMED = ("secret cohorts", "clients that draw for themselves")
 
 
 def play_fit(name: str, which: str, resumed: Path | None = None, saved: Path | None = None) -> Watch:

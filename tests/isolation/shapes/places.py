@@ -542,7 +542,7 @@ _own(
     lambda o: sum(float(one.mean_value) for one in o),
 )
 _own(
-    "OwnRandom",
+    "OwnPythonRandom",
     lambda s: random.Random(0),
     lambda o, x: [o.random() for _ in range(int(9 * x) % 7)],
     lambda o: o.random(),

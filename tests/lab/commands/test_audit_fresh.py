@@ -88,12 +88,11 @@ def test_releases_keyed_from_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_key_for_cohorts_of_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(self: Any, population: int, size: int, round: int, attempt: int) -> list[int]:
-        return Stream(self._key).choice(population, size)
+    def stream(self: Any, purpose: str, *place: int) -> Stream:
+        return Stream(self._key)
 
-    draw.__qualname__ = "CohortKey.draw"
-    draw.__code__ = draw.__code__.replace(co_qualname="CohortKey.draw")
-    monkeypatch.setattr(plans.CohortKey, "draw", draw)
+    stream.__code__ = stream.__code__.replace(co_qualname="CohortKey._stream")
+    monkeypatch.setattr(plans.CohortKey, "_stream", stream)
     wrong = judge([play_fit("secret cohorts", "first fit")])[1]
     assert any(text.startswith("cohort: a key is used for two things") for text in wrong)
 
