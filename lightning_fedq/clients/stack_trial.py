@@ -104,6 +104,12 @@ def _known_obstacle(module: pl.LightningModule) -> str | None:
             "torch.compile(module) has compiled training_step for one client; compile a part of the module, "
             "as in module.net = torch.compile(module.net), to have stacks"
         )
+    places: dict[int, str] = {}
+    for name, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter) or not (place := parameter.data_ptr()):  # type: ignore[no-untyped-call]
+            continue
+        if (first := places.setdefault(place, name)) != name:
+            return f"{first} and {name} are two parameters in one memory, which a stack would part"
     return None
 
 
