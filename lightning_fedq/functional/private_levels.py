@@ -18,29 +18,79 @@ def draw_outputs(
     units: NDArray[np.float64],
     up: NDArray[np.uint32],
     words: NDArray[np.uint32],
-    edges: NDArray[np.uint64],
+    low: float,
+    half: float,
+    edges: NDArray[np.uint32],
     outputs: NDArray[np.uint8],
 ) -> None:
-    """Round to a grid point at random, and draw an output from the grid point's law.
+    """Round to a knot at random, and draw an output from the knot's law.
 
-    P(up) = ceil(fraction 2^32) / 2^32: the grid's own coin, private only because the outputs' are.
+    Knots are the ends of the range and the integers between. P(up) = ceil(fraction 2^32) / 2^32, the fraction
+    of the way from one to the next: the grid's own coin, private only because the outputs' are.
 
     Args:
         units: `(n,)` in [-1, 1].
         up: `(n,)` uniform words, for the grid.
         words: `(n,)` uniform words, for the outputs.
-        edges: `(points, outputs - 1)`: chances over 2^32, summed, of the outputs up to each one.
+        low: Place of -1 on the grid.
+        half: Half of the range, in steps of the grid.
+        edges: `(knots, outputs - 1)`: chances over 2^32, summed, of the outputs up to each one.
         outputs: `(n,)`, overwritten.
     """
-    half = 0.5 * (edges.shape[0] - 1)
-    flat, size = edges.reshape(-1), edges.shape[1]
-    for j in range(units.size):
-        place = (units[j] + 1.0) * half
-        below = np.floor(place)
-        point = np.int64(below) + (np.float64(up[j]) < np.ceil((place - below) * 4294967296.0))
-        number = 0
-        for k in range(size):
-            number += np.uint64(words[j]) >= flat[point * size + k]
+    high, flat, size = 2.0 * half + low, edges.reshape(-1), edges.shape[1]
+    first, last = np.floor(low), np.ceil(high) - 1.0
+    lefts = np.maximum(np.arange(first, last + 1.0), low)
+    widths = np.minimum(np.arange(first + 1.0, last + 2.0), high) - lefts
+    knots = np.empty(_BLOCK, np.int32)
+    for start in range(0, units.size, _BLOCK):
+        unit, coin = units[start : start + _BLOCK], up[start : start + _BLOCK]
+        word, put = words[start : start + _BLOCK], outputs[start : start + _BLOCK]
+        for j in range(unit.size):
+            place = (unit[j] + 1.0) * half + low
+            cell = np.int32(min(np.floor(place), last) - first)
+            fraction = (place - lefts[cell]) / widths[cell]
+            knots[j] = (cell + (np.float64(coin[j]) < np.ceil(fraction * 4294967296.0))) * size
+        for j in range(unit.size):
+            number = 0
+            for k in range(size):
+                number += word[j] >= flat[knots[j] + k]
+            put[j] = number
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def draw_tilted(
+    values: NDArray[np.float32],
+    factor: float,
+    words: NDArray[np.uint64],
+    weights: NDArray[np.float64],
+    slopes: NDArray[np.float64],
+    outputs: NDArray[np.uint8],
+) -> None:
+    """Draw outputs of chances w_k exp(s_k x) / Z(x), x = factor times a value, held to [-1, 1].
+
+    Args:
+        values: `(n,)`.
+        factor: Inverse of the range.
+        words: `(n,)` uniform words, of which the top 52 bits count.
+        weights: `(k,)`, > 0, symmetric.
+        slopes: `(k,)`, antisymmetric, not falling.
+        outputs: `(n,)`, overwritten. An output grows with its word.
+    """
+    size = weights.size
+    half = size // 2
+    chances = np.empty(size)
+    for j in range(values.size):
+        x = min(max(np.float64(values[j]) * factor, -1.0), 1.0)
+        total = 0.0
+        for k in range(half, size):
+            up = math.exp(slopes[k] * x)
+            chances[k], chances[size - 1 - k] = weights[k] * up, weights[k] / up
+            total += chances[k] + chances[size - 1 - k]
+        place = (np.float64(words[j] >> np.uint64(12)) + 0.5) * 2.0**-52 * total
+        number, below = 0, 0.0
+        for k in range(size - 1):
+            below += chances[k]
+            number += place >= below
         outputs[j] = number
 
 

@@ -14,37 +14,19 @@ The result is rounded to integers over 2^32, so that the coin is exact and the c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, linprog, minimize
-from torch import Tensor
 
-from lightning_fedq.functional.linear_decode import decode_total
-from lightning_fedq.functional.private_levels import draw_outputs, sum_of_outputs
-from lightning_fedq.functional.segments import segment_lines, to_units
-from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
-from lightning_fedq.mechanisms.bases.received import check_received
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    AuditCase,
-    Mechanism,
-    Message,
-    PmfPairs,
-    PrivacyClaim,
-    RoundContext,
-    Unit,
-)
+from lightning_fedq.mechanisms.bases.grid_channel import WORD, Channel, GridChannel
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
-_WORD = 1 << 32
 _SMALLEST = 1e-6  # an output that every input avoids to this degree is dropped, and P solved again
-_CHUNK = 1 << 16
 _LEAST_LEVEL = 1e-4
 _LARGEST_LEVEL = 13.0
 """Just below -ln(_SMALLEST), where all outputs would be dropped."""
@@ -72,28 +54,22 @@ class MVUDesign:
     @property
     def probabilities(self) -> NDArray[np.float64]:
         """P, `(inputs, outputs)`."""
-        return self.counts / float(_WORD)
+        return self.counts / float(WORD)
 
     @property
     def epsilon(self) -> float:
         """Attained level, from the integers."""
-        return float(np.log(self.counts.max(0) / self.counts.min(0)).max())
+        return self.channel.epsilon
 
     @property
     def mean_variance(self) -> float:
         """Mean over grid points of the variance of the decoded value."""
         return float((self.probabilities @ self.outputs**2 - self.inputs**2).mean())
 
-    @property
-    def worst_variance(self) -> float:
-        """Largest variance over all inputs in [0, 1], random rounding included.
-
-        Between grid points the second moment is linear, so the variance is a parabola.
-        """
-        moments, x = self.probabilities @ self.outputs**2, self.inputs
-        slopes = np.diff(moments) / np.diff(x)
-        top = np.clip(slopes / 2, x[:-1], x[1:])
-        return float((moments[:-1] + slopes * (top - x[:-1]) - top**2).max())
+    @cached_property
+    def channel(self) -> Channel:
+        """The same, for inputs in [-1, 1]."""
+        return Channel(self.counts, 2.0 * self.outputs - 1.0, 0.0, 0.5 * (len(self.counts) - 1))
 
 
 def _solve_probabilities(
@@ -148,7 +124,7 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
             "made of whole words; choose a smaller one, or SubtractiveDither, which protects nobody"
         )
     num_inputs, size = 1 << input_bits, 1 << output_bits
-    level = epsilon * (1.0 - 1e-7) - 2.0 / _WORD * (1 << output_bits)  # room for the rounding to integers
+    level = epsilon * (1.0 - 1e-7) - 2.0 / WORD * (1 << output_bits)  # room for the rounding to integers
     if level <= 0.0:
         raise ValueError(f"integers over 2^32 can't express epsilon = {epsilon}; choose epsilon >= 1e-7")
 
@@ -204,10 +180,10 @@ def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon:
         # Without what the dropped outputs gave, unbiasedness needs a hair more reach.
         outputs = 0.5 + (outputs - 0.5) * (1.0 + 1e-7)
         solved = _solve_probabilities(outputs, num_inputs, level)
-    counts = np.round(solved[1] * _WORD).astype(np.int64)
+    counts = np.round(solved[1] * WORD).astype(np.int64)
     lowest = counts.min(0)
     counts = np.minimum(counts, np.floor(lowest * math.exp(level)).astype(np.int64))
-    counts[np.arange(num_inputs), counts.argmax(1)] += _WORD - counts.sum(1)
+    counts[np.arange(num_inputs), counts.argmax(1)] += WORD - counts.sum(1)
     design = MVUDesign(counts, outputs)
     if design.epsilon > epsilon:
         raise RuntimeError(f"the MVU integers attain epsilon = {design.epsilon}, above {epsilon}")
@@ -215,7 +191,7 @@ def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon:
 
 
 @dataclass(frozen=True)
-class MVU(Mechanism):
+class MVU(GridChannel):
     """Minimum-variance unbiased epsilon-LDP channel of a few levels on every coordinate.
 
     Args:
@@ -224,7 +200,7 @@ class MVU(Mechanism):
         output_bits: b_out, bits on the wire per coordinate, 1 to 4.
     """
 
-    homomorphic = False
+    _coins = "mvu coins"
 
     epsilon: float
     input_bits: int = 2
@@ -237,6 +213,11 @@ class MVU(Mechanism):
     def design(self) -> MVUDesign:
         """P and alpha."""
         return solve_mvu(self.input_bits, self.output_bits, self.epsilon)
+
+    @property
+    def channel(self) -> Channel:
+        """See `GridChannel.channel`: every grid point is a knot."""
+        return self.design.channel
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
@@ -251,72 +232,6 @@ class MVU(Mechanism):
             )
         return replace(self, epsilon=level)
 
-    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8 output numbers."""
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
-        lines = segment_lines(context.segments, context.center, context.radius)
-        index, units, clipped = np.empty(rows.shape, np.uint8), np.empty(min(_CHUNK, context.dim)), 0
-        edges = np.cumsum(self.design.counts, axis=1)[:, :-1].astype(np.uint64)
-        for row, client in enumerate(rand.clients):
-            private = rand.private(client, "mvu coins")
-            for first in range(0, context.dim, _CHUNK):
-                part = index[row, first : first + _CHUNK]
-                up, words = private.words(len(part)), private.words(len(part))
-                clipped += to_units(rows[row], first, lines, True, units[: len(part)])
-                draw_outputs(units[: len(part)], up, words, edges, part)
-        symbols = torch.from_numpy(index).reshape(update.shape).to(update.device)
-        return Message(symbols, self.output_bits * symbols.numel(), clipped)
-
-    def decode(
-        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
-    ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message has the wrong length or holds an output that is never sent.
-        """
-        expected = (len(clients), context.dim)
-        if tuple(symbols.shape) != expected:
-            raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
-        values = torch.from_numpy(2.0 * self.design.outputs - 1.0).to(symbols.device)
-        check_received(symbols, len(clients), context.dim, len(values) - 1)
-        total = torch.zeros(context.dim, dtype=torch.float64, device=symbols.device)
-        if symbols.device.type == "cpu":
-            sum_of_outputs(symbols.contiguous().numpy(), values.numpy(), total.numpy())
-        else:
-            for row in symbols:  # in the same order
-                total += values[row.long()]
-        return decode_total(total, context.segments, len(clients) * context.center, context.radius)
-
     def code(self, context: RoundContext) -> FixedLength:
-        """b_out bits a coordinate."""
+        """b_out bits a coordinate, also where no input has some of the outputs."""
         return FixedLength(self.output_bits)
-
-    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        """Outputs that no input has are not in the design."""
-        return 0, len(self.design.outputs) - 1
-
-    def lever(self, client: int, context: RoundContext) -> float:
-        """Largest output over the largest honest mean, one radius."""
-        return float(np.abs(2.0 * self.design.outputs - 1.0).max())
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one word decides a symbol."""
-        return (AuditCase(self, enumerable=True),)
-
-    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """(2 radius)^2 times the worst variance on [0, 1], over n."""
-        return context.radius**2 * (4.0 * self.design.worst_variance / len(clients))
-
-    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Every two rows of P, per coordinate, against everybody. That others hide a client is not used.
-
-        An input between grid points is a mixture of two rows, so the rows are the worst inputs.
-        """
-        rows = [tuple(row) for row in self.design.probabilities.tolist()]
-        pairs = tuple((p, q) for p in rows for q in rows if p != q)
-        loss = PmfPairs(pairs, "one output of the mechanism's matrix")
-        return tuple(
-            PrivacyClaim(who, loss, context.dim, assumptions=(ARBITRARY, FRESH), unit=Unit.COORDINATE)
-            for who in Adversary
-        )

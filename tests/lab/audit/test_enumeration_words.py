@@ -12,8 +12,10 @@ from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.lab.audit.enumeration_words import enumerate_words, exact_law
 from lightning_fedq.mechanisms import (
     CPA,
+    IMVU,
     LDPQ,
     MVU,
+    RQM,
     AugCorBin,
     CorBin,
     FedAvg,
@@ -66,8 +68,13 @@ def test_cells_of_gaussian_noise_have_their_exact_probabilities():
 @pytest.mark.parametrize(
     "mechanism",
     [
-        *(LDPQ(1.0), SignRR(0.5), CPA(2.0), MVU(1.0), PerCoordinateLaplace(1.0)),
-        *(PerCoordinateGaussian(1.0, 1e-5), GaussianNoise(1.0, 1 / 32), LaplaceNoise(1.0, 1 / 1024)),
+        *(LDPQ(1.0), SignRR(0.5), CPA(2.0), MVU(1.0), RQM(1.0), IMVU(1.0, 0.3), IMVU(1.0, 1.0, 1)),
+        *(
+            PerCoordinateLaplace(1.0),
+            PerCoordinateGaussian(1.0, 1e-5),
+            GaussianNoise(1.0, 1 / 32),
+            LaplaceNoise(1.0, 1 / 1024),
+        ),
     ],
     ids=lambda mechanism: type(mechanism).__name__,
 )

@@ -1,0 +1,257 @@
+"""I-MVU, the interpolated MVU mechanism: a few outputs whose log-chances are linear in the value.
+
+Source: Guo, Chaudhuri, Stock, Rabbat, Privacy-Aware Compression for Federated Learning Through Numerical
+Mechanism Design, ICML 2023. The update is clipped to an l2 norm C, a coordinate is x = u / C in [-1, 1], and
+output k is sent with chance p_x(k) = w_k exp(s_k x) / Z(x), decoded as v_k: between the two ends it is the
+logarithms of MVU's chances that are interpolated. So p is an exponential family, and whole updates have a
+claim that does not grow with their length: with M the largest variance of s over all real x,
+D_alpha(p_x || p_y) <= alpha M (x - y)^2 / 2, because the divergence is a second difference of ln Z, whose
+second derivative is that variance. Over coordinates squares add up to |x - y|^2 <= 4: rho = 2 M. One bit at
+the source's epsilon, s = +-epsilon / 2, has M = epsilon^2 / 4 and rho = epsilon^2 / 2.
+
+Departures: the parameter is the claim, in the words of Gaussian noise: M = 1 / (4 z^2), rho = 1 / (2 z^2) at
+the noise multiplier z. Weights, slopes and values then have the least squared error over all of [-1, 1] that
+is unbiased at both ends: two bits are within 2% of the error of Gaussian noise of the same claim from z = 1/2
+on. (At a level epsilon and for the ends alone, as the source has it, that is randomised response at any
+number of bits.) M is bounded over the whole line by a grid and the size of a fourth cumulant, where the
+source looks at a grid. beta, a range smaller than C, is left out: z does the same.
+
+The stated bias: the decoded sum estimates that of E[v | x], which is x at zero and at the ends, and longer
+between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import special
+from scipy.optimize import minimize
+from torch import Tensor
+
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.clip import unit_ball_factors
+from lightning_fedq.functional.linear_decode import decode_total
+from lightning_fedq.functional.private_levels import draw_tilted
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.bases.grid_channel import CHUNK, OutputChannel
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    AuditCase,
+    Message,
+    PrivacyClaim,
+    RoundContext,
+)
+from lightning_fedq.mechanisms.interface.claims import Slack
+from lightning_fedq.privacy.losses.divergences import ConcentratedLoss
+
+Array = NDArray[np.float64]
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+_LEAST = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """An exponential family of a few outputs on [-1, 1], symmetric: w and |s| read the same backwards.
+
+    Args:
+        weights: w, > 0.
+        slopes: s, not falling.
+        values: v, in units of the range.
+    """
+
+    weights: Array
+    slopes: Array
+    values: Array
+
+    def law(self, x: Array) -> Array:
+        """Chances, `(n, outputs)`."""
+        return np.asarray(special.softmax(np.log(self.weights) + np.outer(x, self.slopes), axis=1))
+
+    def information(self, x: Array) -> Array:
+        """Fisher information about x: the variance of the slopes."""
+        law = self.law(x)
+        return np.asarray(law @ self.slopes**2 - (law @ self.slopes) ** 2)
+
+    @property
+    def worst_variance(self) -> float:
+        """Largest variance of what is decoded, over [-1, 1], in squared units of the range."""
+        law = self.law(np.linspace(-1.0, 1.0, 2001))
+        return float((law @ self.values**2 - (law @ self.values) ** 2).max()) * (1.0 + 1e-5)
+
+
+def _best_values(weights: Array, slopes: Array) -> tuple[float, Array]:
+    """Mean squared error over [-1, 1], and the values of the least: unbiased at the ends, odd."""
+    half = len(slopes) // 2
+    law = Family(weights, slopes, slopes).law(np.append(_NODES, 1.0))
+    odd = law[:, half:] - law[:, :half][:, ::-1]  # E v = odd @ upper values
+    mass = (_WEIGHTS / 2.0) @ (law[:-1, half:] + law[:-1, :half][:, ::-1])
+    cross, ends = (_WEIGHTS * _NODES / 2.0) @ odd[:-1], odd[-1]
+    free, reach = cross / mass, ends / mass
+    values = free + reach * (1.0 - ends @ free) / (ends @ reach)
+    return float(mass @ values**2 - 2.0 * cross @ values + 1.0 / 3.0), values
+
+
+def _most_information(weights: Array, slopes: Array, end: float, step: float) -> float:
+    """A bound on the variance of slopes in [-1, 1], over all real x; it grows as the square of their scale.
+
+    On a grid up to `end`, between whose points a fourth cumulant of at most R^4 / 4, R = 2, adds step^2 / 2.
+    Beyond, the variance is at most (1/10)^2 and R^2 times the chance of slopes below 9/10, which only falls.
+    """
+    family = Family(weights, slopes, slopes)
+    grid = np.linspace(0.0, end, 1 + math.ceil(end / step))
+    found = float(family.information(grid).max()) + step**2 / 2.0
+    beyond = 0.01 + 4.0 * float(family.law(grid[-1:])[0, slopes < 0.9].sum())
+    return found if beyond <= found else _most_information(weights, slopes, 2.0 * end, step)
+
+
+@lru_cache(maxsize=128)
+def solve_imvu(bits: int, noise_multiplier: float) -> Family:
+    """The family of least squared error at a claim, from a search that begins at 2^bits - 1 equal coins.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    if not 1 <= bits <= 4:
+        raise ValueError(f"output_bits must be in [1, 4], got {bits}")
+    check_positive(noise_multiplier=noise_multiplier)
+    if noise_multiplier < _LEAST:
+        raise ValueError(
+            f"noise_multiplier must be at least {_LEAST:g}, got {noise_multiplier}: below, outputs "
+            "are too rare to be drawn from words; FedAvg hides as little"
+        )
+    size = 1 << bits
+    half = size // 2
+
+    def family(free: Array, step: float) -> tuple[Array, Array]:
+        upper, share = np.exp(np.append(0.0, free[: half - 1])), np.sort(np.append(free[half - 1 :], 1.0))
+        weights, slopes = np.concatenate([upper[::-1], upper]), np.concatenate([-share[::-1], share])
+        most = _most_information(weights, slopes, 8.0, step)
+        return weights, slopes / (2.0 * noise_multiplier * math.sqrt(most))
+
+    places = np.arange(half)
+    coins = -special.gammaln(half + places + 1) - special.gammaln(half - places)
+    free = np.concatenate([(coins - coins[0])[1:], ((2 * places + 1) / (size - 1))[:-1]])
+    if half > 1:
+        limits = [(-12.0, 6.0)] * (half - 1) + [(0.0, 1.0)] * (half - 1)
+        found = minimize(
+            lambda at: _best_values(*family(at, 0.05))[0], free, method="L-BFGS-B", bounds=limits
+        )
+        free = found.x
+    weights, slopes = family(free, 0.001)
+    upper = _best_values(weights, slopes)[1]
+    return Family(weights / weights.sum(), slopes, np.concatenate([-upper[::-1], upper]))
+
+
+@dataclass(frozen=True)
+class IMVU(OutputChannel):
+    """Interpolated MVU: 1 to 4 bits a coordinate, a claim for whole updates of a bounded l2 norm. Biased.
+
+    Args:
+        clip_norm: Largest l2 norm of an update, > 0.
+        noise_multiplier: z, at least 0.25: the claim is that of Gaussian noise of std 2 clip_norm z.
+        output_bits: Bits on the wire a coordinate, 1 to 4.
+
+    Example:
+        >>> round(IMVU(clip_norm=1.0, noise_multiplier=1.0).epsilon, 3)  # of one coordinate, -1 against 1
+        1.846
+    """
+
+    unbiased = False
+    clips_norm = True
+    alike_clients = True
+
+    clip_norm: float
+    noise_multiplier: float
+    output_bits: int = 2
+
+    def __post_init__(self) -> None:
+        check_positive(clip_norm=self.clip_norm)
+        _ = self.family
+
+    @property
+    def family(self) -> Family:
+        """Weights, slopes and values."""
+        return solve_imvu(self.output_bits, self.noise_multiplier)
+
+    @property
+    def values(self) -> Array:
+        """See `OutputChannel.values`."""
+        return self.family.values
+
+    @property
+    def epsilon(self) -> float:
+        """Level of one coordinate between -clip_norm and clip_norm, in nats.
+
+        Ratios of chances grow with the slope, so any two values are told apart no better than these two.
+        """
+        return 2.0 * float(self.family.slopes[-1])
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> IMVU:
+        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
+        return replace(self, noise_multiplier=1.0 / level)
+
+    def longest_update(self, dim: int) -> float:
+        """See `Mechanism.longest_update`: `clip_norm`."""
+        return self.clip_norm
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`. Symbols are uint8 output numbers, sorted by their slopes."""
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous()
+        factors, clipped = unit_ball_factors(rows, self.clip_norm, 2)
+        family, index = self.family, np.empty(rows.shape, np.uint8)
+        for row, client in enumerate(rand.clients):
+            private, factor = rand.private(client, "imvu coins"), float(factors[row])
+            for first in range(0, context.dim, CHUNK):
+                part = index[row, first : first + CHUNK]
+                values = rows[row, first : first + CHUNK].numpy()
+                words = private.words64(len(part))
+                draw_tilted(values, factor, words, family.weights, family.slopes, part)
+        symbols = torch.from_numpy(index).reshape(update.shape).to(update.device)
+        return Message(symbols, self.output_bits * symbols.numel(), int(clipped.sum()) * context.dim)
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`.
+
+        Raises:
+            ValueError: If a message has the wrong length or holds an output that is never sent.
+        """
+        total = self.total(symbols, len(clients), context.dim)
+        nothing = torch.zeros_like(context.center)
+        return decode_total(total, context.segments, nothing, nothing + self.clip_norm)
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """clip_norm^2 times the worst variance, over n."""
+        return torch.full_like(context.radius, self.clip_norm**2 * self.family.worst_variance / len(clients))
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """One message, against everybody: that others hide a client is not used.
+
+        A chance is drawn to 2^-52 and a few roundings of float64; how much that is of the least chance counts
+        once a coordinate.
+        """
+        least = float(self.family.law(np.array([-1.0, 1.0])).min())
+        error = context.dim * (len(self.values) + 32) * 2.0**-52 / least
+        rho = 0.5 / self.noise_multiplier**2
+        loss = ConcentratedLoss(rho, "an exponential family of outputs, by its Fisher information")
+        drawn = f"the drawn law is within {error:.1e} of this one in log-ratio, paid for in epsilon"
+        return tuple(
+            PrivacyClaim(who, loss, 1, assumptions=(ARBITRARY, FRESH, drawn), slack=Slack(log_ratio=error))
+            for who in Adversary
+        )
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: spread over all coordinates, and in one."""
+        little = replace(self, noise_multiplier=max(self.noise_multiplier / math.sqrt(dim), _LEAST))
+        return (
+            AuditCase(little, enumerable=True),
+            AuditCase(self, concentrated=True, title="one coordinate"),
+        )
