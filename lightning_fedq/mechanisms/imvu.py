@@ -99,7 +99,7 @@ def _best_values(weights: Array, slopes: Array) -> tuple[float, Array]:
 
 
 def _most_information(weights: Array, slopes: Array, end: float, step: float) -> float:
-    """A bound on the variance of slopes in [-1, 1], over all real x; it grows as the square of their scale.
+    """A bound on the variance of slopes in [-1, 1], over all real x. It grows as the square of their scale.
 
     On a grid up to `end`, between whose points a fourth cumulant of at most R^4 / 4, R = 2, adds step^2 / 2.
     Beyond, the variance is at most (1/10)^2 and R^2 times the chance of slopes below 9/10, which only falls.

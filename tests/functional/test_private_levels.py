@@ -44,27 +44,31 @@ def test_a_table_that_is_wrong_is_found_out():
 @pytest.mark.parametrize("points, outputs", [(2, 2), (4, 4), (16, 13)])
 def test_outputs_are_the_formula_bit_for_bit(points, outputs):
     counts = np.random.default_rng(1).dirichlet(np.ones(outputs), points)
-    edges = np.floor(np.cumsum(counts, axis=1)[:, :-1] * 2.0**32).astype(np.uint64)
+    edges = np.floor(np.cumsum(counts, axis=1)[:, :-1] * 2.0**32).astype(np.uint32)
     up, words = (Stream(key * 32).words(COUNT) for key in (b"u", b"w"))
     place = (units() + 1.0) * (0.5 * (points - 1))
     below = np.floor(place)
     point = (below + (up < np.ceil((place - below) * 2.0**32))).astype(np.int64)
     out = np.empty(COUNT, np.uint8)
-    draw_outputs(units(), up, words, edges, out)
+    draw_outputs(units(), up, words, 0.0, 0.5 * (points - 1), edges, out)
     assert np.array_equal(out, (words[:, None] >= edges[point]).sum(1))
 
 
-def test_outputs_have_exactly_their_law():
-    """All 2^8 top bytes of both words stand for 2^24 words each where counts are multiples of them."""
-    counts = np.array([[100, 50, 106], [30, 200, 26]])
-    edges = np.cumsum(counts, axis=1)[:, :-1].astype(np.uint64) << np.uint64(24)
+@pytest.mark.parametrize("low", [0.0, 0.5])
+def test_outputs_have_exactly_their_law(low):
+    """All 2^8 top bytes of both words stand for 2^24 words each where counts are multiples of them.
+
+    Of a range of one step from 0, with two knots, and from 1/2, with three.
+    """
+    counts = np.array([[100, 50, 106], [30, 200, 26], [6, 50, 200]])
+    knots = np.array([-1.0, 1.0]) if low == 0.0 else np.array([-1.0, 0.0, 1.0])
+    edges = np.cumsum(counts[: len(knots)], axis=1)[:, :-1].astype(np.uint32) << np.uint32(24)
     up, words = (w.ravel().astype(np.uint32) << np.uint32(24) for w in np.mgrid[:256, :256])
     for value in (-1.0, -0.5, 0.25, 1.0):
-        out, share = np.empty(len(up), np.uint8), (value + 1.0) / 2.0
-        draw_outputs(np.full(len(up), value), up, words, edges, out)
-        assert np.array_equal(
-            np.bincount(out, minlength=3), 256 * ((1 - share) * counts[0] + share * counts[1])
-        )
+        out = np.empty(len(up), np.uint8)
+        draw_outputs(np.full(len(up), value), up, words, low, 0.5, edges, out)
+        wanted = [np.interp(value, knots, 256 * column[: len(knots)]) for column in counts.T]
+        assert np.array_equal(np.bincount(out, minlength=3), wanted)
 
 
 @pytest.mark.parametrize("dim", [1, 2048, 5000])

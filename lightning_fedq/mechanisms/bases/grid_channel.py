@@ -131,7 +131,7 @@ class OutputChannel(Mechanism):
         return FixedLength((len(self.values) - 1).bit_length())
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        """The outputs; their code may have room for more."""
+        """The outputs. Their code may have room for more."""
         return 0, len(self.values) - 1
 
     def lever(self, client: int, context: RoundContext) -> float:
