@@ -29,7 +29,7 @@ so x >= 0 is enough.
 **From points to all x and D.** h_D is replaced by the loss on a grid that connects the dots of its curve,
 from above. Then the left side of (1) is convex in e^x and linear in D between two gaps, so it lies below its
 chords, and G lies above its own less (step^2 / 8) times the second derivative, which the normal density
-bounds. `_GapCheck` asks for (1) with both of these margins at the corners. Where v is concave, (1) follows
+bounds. `_holds` asks for (1) with both of these margins at the corners. Where v is concave, (1) follows
 from slopes: v'(b') >= c_D(b' - D^2)^2, with c_D(b) the smallest c for which (h_D * G_m)(x) <= G(sqrt(v(b) +
 c^2 D^2)) + s D^2. It falls in m, because a Gaussian more on both sides keeps (1).
 
@@ -41,9 +41,9 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -234,41 +234,18 @@ def gaussian_cover(low: float, high: float, num_coins: int, num_gaps: int, slack
     own = gap * math.sqrt(fisher)
     fine = 2.0 ** (np.arange(0.0, 5.0, _ROW) - 4.0)
     means = own * np.append(fine, 2.0 * 1.12 ** np.arange(1.0, 14.0))
-    slopes = np.full((len(means), num_gaps - 1), np.inf)
+    cells = []
     for cell in range(num_gaps - 1):
         small, large = float(gaps[cell]), float(gaps[cell + 1])
         step = small * math.sqrt(fisher) / _POINTS
         losses = [
-            [side for group in groups for side in _on_grid(group, d / gap, step)] for d in (small, large)
+            (side, loss)
+            for side, d in enumerate((small, large))
+            for group in groups
+            for loss in _on_grid(group, d / gap, step)
         ]
-        found = _MOST_STEPS
-        for row, mean in enumerate(means):
-            if mean > 25.0 * small * math.sqrt(fisher) and found < _MOST_STEPS:
-                slopes[row:, cell] = fisher * _STEP**found  # what holds for a smaller Gaussian holds
-                break
-            sides = _left_sides(losses, float(mean), step, slack * small * small)
-            if sides is None:
-                slopes[row, cell] = slopes[row - 1, cell] if row else np.inf  # as above
-                continue
-            holds = _GapCheck(sides, step, float(mean) ** 2, small, large, slack * small * small)
-            found = _smallest(partial(holds.at_step, fisher), found)
-            if found < _MOST_STEPS:
-                slopes[row, cell] = fisher * _STEP**found
-    return GaussianCover(gaps**2, means**2, slopes)
-
-
-def _smallest(holds: Callable[[int], bool], start: int) -> int:
-    """Smallest k >= 0 found that holds, at most `start`, or `_MOST_STEPS` where none below it does."""
-    if start == _MOST_STEPS:
-        bad, good = -1, _MOST_STEPS
-        while good - bad > 1:
-            middle = (good + bad) // 2
-            bad, good = (bad, middle) if holds(middle) else (middle, good)
-        return good
-    width = 1
-    while start > 0 and holds(max(start - width, 0)):
-        start, width = max(start - width, 0), 2 * width
-    return start
+        cells.append(_slopes(_laid_out(losses), means, fisher, step, small, large, slack * small * small))
+    return GaussianCover(gaps**2, means**2, np.stack(cells, axis=1))
 
 
 def _vertices(low: float, high: float, num_coins: int) -> list[list[tuple[Array, Array]]]:
@@ -348,34 +325,140 @@ def _dots(curve: Array, step: float, half: int) -> _Grid:
     return _Grid(first - half, masses[first:last])
 
 
-def _left_sides(losses: list[list[_Grid]], mean: float, step: float, small: float) -> Array | None:
-    """`(2, points)`: at both gaps the largest curve of a loss and the Gaussian, until it is small."""
-    reach = max(max(len(loss.masses), -loss.lowest) for side in losses for loss in side) + 1
-    points = math.ceil((9.0 * mean + 0.5 * mean * mean) / step) + 3 * reach
-    curve = gaussian_curve(step * np.arange(-reach, points + reach, dtype=np.float64), mean)
-    each = [(loss.masses, reach - loss.lowest, side) for side, found in enumerate(losses) for loss in found]
-    masses, firsts, sides = zip(*each, strict=True)
-    found: Array = _largest(
-        curve,
-        np.concatenate(masses),
-        np.cumsum([0, *map(len, masses)]),
-        np.array(firsts),
-        np.array(sides),
-        points,
-        small,
+class _Losses(NamedTuple):
+    """Losses at two neighbouring gaps.
+
+    Args:
+        masses: Those of all, one after the other.
+        starts: `(losses + 1,)` where each begins.
+        firsts: Place of x = 0 in a curve that begins `reach` points below, by loss.
+        sides: 0 at the smaller gap or 1, by loss.
+        reach: Points of the curve that are needed on either side.
+    """
+
+    masses: Array
+    starts: Array
+    firsts: Array
+    sides: Array
+    reach: int
+
+
+def _laid_out(losses: list[tuple[int, _Grid]]) -> _Losses:
+    reach = max(max(len(loss.masses), -loss.lowest) for _, loss in losses) + 1
+    return _Losses(
+        np.concatenate([loss.masses for _, loss in losses]),
+        np.cumsum([0, *(len(loss.masses) for _, loss in losses)]),
+        np.array([reach - loss.lowest for _, loss in losses]),
+        np.array([side for side, _ in losses]),
+        reach,
     )
-    return found if found.shape[1] else None
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _slopes(
+    losses: _Losses, means: Array, fisher: float, step: float, small: float, large: float, slack: float
+) -> Array:
+    """`(r,)` slopes between two neighbouring gaps from each Gaussian on: the least fisher 1.01^k that holds.
+
+    Args:
+        losses: Losses at both gaps.
+        means: `(r,)` ascending means of the Gaussians.
+        fisher: Largest Fisher information of a coordinate.
+        step: Grid step of x.
+        small: The smaller gap.
+        large: The larger gap.
+        slack: s times the smaller gap's square.
+    """
+    found = np.full(len(means), np.inf)
+    k = _MOST_STEPS
+    for row in range(len(means)):
+        mean = means[row]
+        if mean > 25.0 * small * math.sqrt(fisher) and k < _MOST_STEPS:
+            found[row:] = fisher * _STEP**k  # what holds for a smaller Gaussian holds
+            break
+        left = _left_sides(losses, mean, step, slack)
+        if left.shape[1] == 0:
+            found[row] = found[row - 1] if row else np.inf  # as above
+            continue
+        if k == _MOST_STEPS:
+            bad = -1
+            while k - bad > 1:
+                middle = (k + bad) // 2
+                if _holds(left, step, mean * mean, small, large, slack, fisher * _STEP**middle):
+                    k = middle
+                else:
+                    bad = middle
+        else:
+            width = 1
+            while k > 0:
+                less = max(k - width, 0)
+                if not _holds(left, step, mean * mean, small, large, slack, fisher * _STEP**less):
+                    break
+                k, width = less, 2 * width
+        if k < _MOST_STEPS:
+            found[row] = fisher * _STEP**k
+    return found
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _gaussian(x: float, mu: float) -> float:
+    """`gaussian_curve` of one x."""
+    near, far = 0.5 * mu - x / mu, 0.5 * mu + x / mu
+    tail = math.exp(min(x, 700.0)) * math.erfc(far / math.sqrt(2.0))
+    return 0.5 * (math.erfc(-near / math.sqrt(2.0)) - tail)
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _left_sides(losses: _Losses, mean: float, step: float, small: float) -> Array:
+    """`(2, points)`: at both gaps the largest curve of a loss and the Gaussian, until it is small."""
+    reach = losses.reach
+    points = math.ceil((9.0 * mean + 0.5 * mean * mean) / step) + 3 * reach
+    curve = np.empty(points + 2 * reach)
+    for place in range(len(curve)):
+        curve[place] = _gaussian(step * (place - reach), mean)
+    return _largest(curve, losses.masses, losses.starts, losses.firsts, losses.sides, points, small)  # type: ignore[no-any-return]
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _holds(
+    left: Array, step: float, variance: float, small: float, large: float, slack: float, square: float
+) -> bool:
+    """Does inequality (1) hold for all x >= 0 and all gaps between two neighbours, with c^2 = `square`?
+
+    Args:
+        left: `(2, points)` left sides at the two gaps, down to where they are within the slack.
+        step: Grid step of x.
+        variance: v(b).
+        small: The smaller gap.
+        large: The larger gap.
+        slack: s times the smaller gap's square.
+        square: c^2.
+    """
+    along_x = math.expm1(step) ** 2 / 8.0
+    width = (large - small) / _PARTS
+    along_gaps = width * width / 8.0
+    for place in range(left.shape[1]):
+        x = step * place
+        low = variance + square * small * small
+        before = _gaussian(x, math.sqrt(low)) - left[0, place] + slack
+        for part in range(1, _PARTS + 1):
+            weight, gap = part / _PARTS, small + part * width
+            high = variance + square * gap * gap
+            here = (1.0 - weight) * left[0, place] + weight * left[1, place]
+            room = _gaussian(x, math.sqrt(high)) - here + slack
+            # largest normal density in a piece: x within a step, the variance between its ends
+            nearest = max(x - step - 0.5 * high, 0.5 * low - x - step, 0.0)
+            density = math.exp(-nearest * nearest / (2.0 * high)) / math.sqrt(2.0 * math.pi * low)
+            steep = ((x + step) * gap / low) ** 2
+            if min(room, before) < density * (along_x + along_gaps * (square + square * square * steep)):
+                return False
+            low, before = high, room
+    return True
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _largest(
-    curve: Array,
-    masses: Array,
-    starts: Array,
-    firsts: Array,
-    sides: Array,
-    points: int,
-    small: float,
+    curve: Array, masses: Array, starts: Array, firsts: Array, sides: Array, points: int, small: float
 ) -> Array:
     """The largest of several sums of masses[i] curve[first + x - i], for two sides, until both are small.
 
@@ -383,12 +466,12 @@ def _largest(
 
     Args:
         curve: `(points + 2 reach,)`.
-        masses: Those of all losses, one after the other.
-        starts: `(losses + 1,)` where each loss begins.
-        firsts: Place in `curve` of x = 0, by loss.
-        sides: 0 or 1, by loss.
+        masses: See `_Losses`, as the next three.
+        starts: See there.
+        firsts: See there.
+        sides: See there.
         points: Values of x.
-        small: Where both sides are this small they count as 0, see `_GapCheck`.
+        small: Where both sides are this small they count as 0, because the slack is as much.
     """
     found, block = np.zeros((2, points)), 256
     added = np.empty(block)
@@ -419,42 +502,3 @@ def _largest(
             if found[0, x] <= small and found[1, x] <= small:
                 return found[:, : x + 1]
     return found[:, :0]
-
-
-class _GapCheck:
-    """Inequality (1) for all x >= 0 and all gaps between two neighbours, with one c^2.
-
-    Args:
-        sides: `(2, points)` left sides at the two gaps, down to where they are within the slack.
-        step: Grid step of x.
-        variance: v(b).
-        small: The smaller gap.
-        large: The larger gap.
-        slack: s times the smaller gap's square.
-    """
-
-    def __init__(
-        self, sides: Array, step: float, variance: float, small: float, large: float, slack: float
-    ) -> None:
-        self.variance, self.slack, self.step = variance, slack, step
-        self.gaps = np.linspace(small, large, _PARTS + 1)[:, None]
-        weight = (self.gaps - small) / (large - small)
-        self.left = (1.0 - weight) * sides[0] + weight * sides[1]
-        self.x = step * np.arange(sides.shape[1], dtype=np.float64)[None]
-
-    def at_step(self, fisher: float, k: int) -> bool:
-        """Does it hold with c^2 = fisher 1.01^k?"""
-        square = fisher * _STEP**k
-        variances = self.variance + square * self.gaps**2
-        room = gaussian_curve(self.x, np.sqrt(variances)) - self.left + self.slack
-        low, high = variances[:-1], variances[1:]
-        # largest normal density in a piece: x within a step, the variance between its ends
-        nearest = np.maximum(self.x - self.step - 0.5 * high, 0.0)
-        nearest = np.maximum(nearest, 0.5 * low - self.x - self.step)
-        density = np.exp(-(nearest**2) / (2.0 * high)) / np.sqrt(2.0 * math.pi * low)
-        along_x = math.expm1(self.step) ** 2 / 8.0
-        widths = np.diff(self.gaps, axis=0)
-        steep = ((self.x + self.step) * self.gaps[1:] / low) ** 2
-        along_gaps = widths**2 / 8.0 * (square + square * square * steep)
-        needed = density * (along_x + along_gaps)
-        return bool((room[:-1] >= needed).all() and (room[1:] >= needed).all())

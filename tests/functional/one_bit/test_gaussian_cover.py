@@ -9,7 +9,8 @@ import pytest
 from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.functional.one_bit.gaussian_cover import (
     GaussianCover,
-    _GapCheck,
+    _holds,
+    _laid_out,
     _left_sides,
     _on_grid,
     _raise_to,
@@ -159,11 +160,12 @@ def test_too_small_a_slope_does_not_hold():
     low, high, others, mean = 0.3, 0.7, 5, 0.3
     groups = _vertices(low, high, others)
     step = 0.005
-    losses = [[side for group in groups for side in _on_grid(group, d, step)] for d in (0.9, 1.0)]
-    sides = _left_sides(losses, mean, step, 1e-8)
-    check = _GapCheck(sides, step, mean * mean, 0.36, 0.4, 1e-8)
-    assert check.at_step(3.0, 0)
-    assert not check.at_step(0.3, 0)
+    losses = [
+        (i, loss) for i, d in enumerate((0.9, 1.0)) for group in groups for loss in _on_grid(group, d, step)
+    ]
+    sides = _left_sides(_laid_out(losses), mean, step, 1e-8)
+    assert _holds(sides, step, mean * mean, 0.36, 0.4, 1e-8, 3.0)
+    assert not _holds(sides, step, mean * mean, 0.36, 0.4, 1e-8, 0.3)
 
 
 def test_what_connects_the_dots_lies_above_every_vertex():
