@@ -71,17 +71,18 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def _undrawn_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run folder's two pictures take longer than a training of these sizes.
+    """A run folder's pictures take longer than a training of these sizes.
 
     They are made in every test, and drawn in those that are marked `pictures`.
     """
-    run_folder = sys.modules.get("lightning_fedq.callbacks.run_folder")
-    if run_folder is not None and "pictures" not in request.keywords:
+    drawing = [sys.modules.get(f"lightning_fedq.callbacks.{name}") for name in ("run_folder", "client_files")]
+    if drawing[0] is not None and "pictures" not in request.keywords:
 
         def write(figure: object, path: Path) -> None:
             path.write_bytes(b"\x89PNG, not drawn")
 
-        monkeypatch.setattr(run_folder, "save_figure", write)
+        for module in filter(None, drawing):
+            monkeypatch.setattr(module, "save_figure", write)
 
 
 TRIED = (

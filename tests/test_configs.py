@@ -66,8 +66,6 @@ def test_configuration_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     else:
         config["data"]["init_args"].update(num_train=300)
     monkeypatch.chdir(tmp_path)
-    # most of the time goes into figures
-    monkeypatch.setattr("lightning_fedq.callbacks.run_folder.save_figure", lambda *_: None)
     config["trainer"].update(max_epochs=1, limit_test_batches=1, **QUIET)
     federated = config["trainer"]["callbacks"][0]["init_args"]
     alone = any("LeakageBudget" in callback["class_path"] for callback in config["trainer"]["callbacks"])

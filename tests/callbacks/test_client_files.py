@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -45,6 +46,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "clients" / "holdings.csv").read_text().splitlines()))
 
 
+@pytest.mark.pictures
 def test_who_holds_which_labels_and_what_is_held_out(tmp_path: Path) -> None:
     settings = {"partition": LabelShards(2), "evaluate_clients": ClientEvaluation(0.2)}
     fed, folder = run(tmp_path, Digits(80, 5), **settings)

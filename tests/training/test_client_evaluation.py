@@ -152,6 +152,7 @@ def page(folder: Path) -> str:
     return " ".join((folder / "run" / "privacy.md").read_text().split())
 
 
+@pytest.mark.pictures
 def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path: Path) -> None:
     logger = pl.loggers.CSVLogger(tmp_path)
     fed = federated(LDPQ(epsilon=0.5), seed=None, local=("backbone.3.*",))
