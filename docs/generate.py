@@ -190,7 +190,7 @@ def mechanisms_table() -> str:
 
 def claims_table() -> str:
     """Epsilon of a unit against each adversary."""
-    heads = ["mechanism", "bits", "sum", "unit", *(who.name.lower() for who in Adversary)]
+    heads = ["mechanism", "bits", "sum", "lever", "unit", *(who.name.lower() for who in Adversary)]
     return _table(
         heads, ([row[head].replace("*", r"\*") for head in heads] for row in _described()), align="lr"
     )

@@ -80,10 +80,18 @@ def describe(kind: type[Mechanism]) -> dict[str, str]:
     rand = ClientRandomness(SeededKeys(0), range(CLIENTS), 0)
     message = mechanism.encode(torch.zeros(CLIENTS, DIM), context, rand)
     report = privacy_report(Run.ideal(mechanism, context, 1, ASSUMED), DELTA)
+    lever = mechanism.lever(0, context)
     row = {
         "mechanism": kind.__name__,
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",
         "sum": "yes" if mechanism.homomorphic else "no",
+        "lever": "-"
+        if lever is None
+        else "∞"
+        if lever == math.inf
+        else f"{lever:,.0f}"
+        if lever >= 100
+        else f"{lever:.3g}",
         "unit": next((row.unit for row in report.rows if row.verdict != NO_GUARANTEE), "-"),
     }
     for adversary in Adversary:

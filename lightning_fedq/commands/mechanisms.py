@@ -70,10 +70,11 @@ def main(argv: Sequence[str]) -> int:
     for row in rows:
         table.add_row(*row.values())
     console = Console()
-    console.width = max(console.width, 112)  # no name is cut; a narrower terminal wraps its lines
+    console.width = max(console.width, 124)  # no name is cut; a narrower terminal wraps its lines
     console.print(table)
     console.print(
         "bits: of one message, per parameter. sum: may the server be given the sum of the messages only? "
+        "lever: what one lying client's message moves at most, in largest honest updates. "
         "The other columns are the pure epsilon of one unit in one round: an epsilon of a coordinate is paid "
         "for every coordinate, that of a message once. ∞: no pure epsilon, because "
         "some message excludes an input, or the noise is Gaussian; "

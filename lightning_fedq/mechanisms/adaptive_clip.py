@@ -336,8 +336,9 @@ class AdaptiveClip(Mechanism):
         )
 
     def lever(self, client: int, context: RoundContext) -> float | None:
-        """See `Mechanism.lever`."""
-        return self.mechanism.lever(client, self._round(context))
+        """The mechanism's, which has room for the bit, in units of the update's clip."""
+        found = self.mechanism.lever(client, self._round(context))
+        return None if found is None else found * math.hypot(1.0, self._weight)
 
     def without_noise(self, context: RoundContext) -> Mechanism:
         """See `Mechanism.without_noise`."""

@@ -261,6 +261,10 @@ class BandedGaussian(Mechanism):
         """See `Mechanism.can_send`: nothing longer than `clip_norm`, as messages carry no noise."""
         return bool(symbols.double().norm() <= self._steps * (1.0 + 1e-9))
 
+    def lever(self, client: int, context: RoundContext) -> float:
+        """See `Mechanism.lever`: one, as messages carry no noise and the server checks their length."""
+        return 1.0
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """That of this round's w, over the square of the number of clients."""
         since, _ = context.since or (context.round, 0)

@@ -111,6 +111,10 @@ class CorrelatedQuantization(Mechanism):
         """The levels. Their code may have room for more."""
         return 0, self.levels - 1
 
+    def lever(self, client: int, context: RoundContext) -> float:
+        """See `Mechanism.lever`: more than two levels reach 2 / k beyond the range with their shift."""
+        return 1.0 if self.levels == 2 else 1.0 + 2.0 / self.levels
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most (step / n)^2 times the variance of the rounded-up count."""
         whole = len(clients) == len(context.cohort)

@@ -417,14 +417,13 @@ class CPA(Mechanism):
     def lever(self, client: int, context: RoundContext) -> float:
         """Longest pull of one client on a block of the sum over the largest norm of an honest block in range.
 
-        How far a client that chooses its bits freely can go, as against what its honest extreme counts for
-        on average; the smaller epsilon and the rarer a block, the longer the lever.
+        The smaller epsilon and the rarer a block, the longer the lever. A dither that is subtracted counts.
         """
         keep = float(self._keep([client], context)[0])
-        pull = (
-            longest_pull(self._design, self.decoder, keep) * self.blocks(context) / self.blocks_sent(context)
-        )
-        return pull / self._design.limit
+        pull = longest_pull(self._design, self.decoder, keep)
+        if self.dither == "subtractive":
+            pull += lattice(self._design.name).covering_radius * self._design.step
+        return pull * self.blocks(context) / self.blocks_sent(context) / self._design.limit
 
     def protection_groups(self, num_clients: int) -> tuple[tuple[int, ...], ...]:
         """See `Mechanism.protection_groups`: clients with one epsilon.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,10 @@ class FedAvg(Mechanism):
     def gaussian_error(self) -> bool:
         """No error at all."""
         return True
+
+    def lever(self, client: int, context: RoundContext) -> float:
+        """See `Mechanism.lever`: a message is any float."""
+        return math.inf
 
     def code(self, context: RoundContext) -> FixedLength:
         """32 bits a coordinate."""

@@ -197,6 +197,10 @@ class IMVU(OutputChannel):
         """See `Mechanism.at_level`: the inverse of the noise multiplier."""
         return replace(self, noise_multiplier=1.0 / level)
 
+    def lever(self, client: int, context: RoundContext) -> float:
+        """See `Mechanism.lever`: the largest output in every coordinate."""
+        return super().lever(client, context) * math.sqrt(context.dim)
+
     def longest_update(self, dim: int) -> float:
         """See `Mechanism.longest_update`: `clip_norm`."""
         return self.clip_norm

@@ -168,8 +168,8 @@ class JoPEQ(Mechanism):
         return 0, self.levels - 1
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """Outermost level over the largest honest value, one radius."""
-        return self.step * (self.levels - 1) / 2
+        """Outermost level and half a step of dither over the largest honest value, one radius."""
+        return self.step * self.levels / 2
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         """See `Mechanism.audit_cases`: one word decides a symbol."""

@@ -229,9 +229,9 @@ class PrivUnitG(Mechanism):
         first = torch.linalg.pinv(seen) @ falling
         return first, -first
 
-    def lever(self, client: int, context: RoundContext) -> float:
-        """Length of one decoded message over that of an honest mean, `clip_norm`."""
-        return math.sqrt(self.choice(context.dim).mean_square) / self.mean_length(context.dim)
+    def lever(self, client: int, context: RoundContext) -> float | None:
+        """Length of one decoded message over that of an honest mean, `clip_norm`. Of unit vectors alone."""
+        return 1.0 / self.mean_length(context.dim) if self._spherical else None
 
     def without_noise(self, context: RoundContext) -> PrivUnitG:
         """See `Mechanism.without_noise`: the closest direction, always."""

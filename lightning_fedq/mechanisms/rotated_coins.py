@@ -453,7 +453,8 @@ class RotatedCoins(Mechanism):
 
     def lever(self, client: int, context: RoundContext) -> float:
         """Length of a message of all ones over the longest honest one."""
-        return max(self.kappa / self._bias, 1.0)
+        share = self.num_symbols(context) / padded_size(context.dim)
+        return max(self.kappa / (self._bias * math.sqrt(share)), 1.0)
 
     def without_noise(self, context: RoundContext) -> RotatedCoins:
         """See `Mechanism.without_noise`: the coin rounds, and hides nothing else."""

@@ -94,6 +94,10 @@ class SubtractiveDither(Mechanism):
         """The levels, as many on both sides. Their code has room for one more."""
         return -self._levels, self._levels
 
+    def lever(self, client: int, context: RoundContext) -> float:
+        """See `Mechanism.lever`: half a step beyond the range."""
+        return 1.0 + 0.5 / self._levels
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """step^2 / 12 over the number of clients."""
         return (context.radius / self._levels) ** 2 / (12.0 * len(clients))

@@ -511,11 +511,12 @@ def test_anonymity_is_a_reported_number(kwargs, size):
 
 
 def test_lever_of_one_liar():
-    """N = 2: a free bit is worth 1/c of an honest extreme; 4.08 at epsilon = .5."""
+    """N = 2: a free bit is worth 1/c of an honest extreme, 4.08 at epsilon = .5, and half a step of dither."""
     ctx = context(1, 10)
     assert CPA(epsilon=0.5, dither="plain").lever(0, ctx) == pytest.approx(1 / math.tanh(0.25), rel=1e-6)
-    assert CPA(epsilon=0.5).lever(0, ctx) == pytest.approx(1 / math.tanh(0.25), rel=1e-6)
-    assert CPA(epsilon=0.5, blocks_per_round=2).lever(0, ctx) == pytest.approx(5 / math.tanh(0.25), rel=1e-6)
+    assert CPA(epsilon=0.5).lever(0, ctx) == pytest.approx(1 + 1 / math.tanh(0.25), rel=1e-6)
+    some = CPA(epsilon=0.5, blocks_per_round=2)
+    assert some.lever(0, ctx) == pytest.approx(5 * (1 + 1 / math.tanh(0.25)), rel=1e-6)
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ def longest_pull(design: BlockDesign, decoder: Decoder, keep: float) -> float:
     """Largest norm of what the bits of one block can add to the decoded sum, however they are chosen."""
     pull = 0.0
     for table in design.tables:
-        scales, _ = lift(table, np.array([keep]), decoder)
-        pull += float(scales[0] * np.linalg.norm(table.weights, axis=1).max())
+        scales, offset = lift(table, np.array([keep]), decoder)
+        longest = scales[0] * np.linalg.norm(table.weights, axis=1).max()
+        pull += float(longest + np.linalg.norm(offset))
     return pull

@@ -201,6 +201,12 @@ class AdditiveNoise(Mechanism):
         """Signed integers wide enough for any noise."""
         return FixedLength(self.noise.bits, signed=True)
 
+    def lever(self, client: int, context: RoundContext) -> float:
+        """See `Mechanism.lever`: the smallest integer of the code, in every coordinate of a whole vector."""
+        reach = 2.0 ** (self.noise.bits - 1) * self.noise.step
+        rule = self.clipping
+        return reach * context.dim ** (1.0 / rule.order) if isinstance(rule, WholeVector) else reach
+
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         """See `Mechanism.audit_cases`: one word decides a symbol."""
         return (AuditCase(self, enumerable=True),)

@@ -164,6 +164,10 @@ class ModularNoise(Mechanism):
         """Modulus of the sum and number of symbols of a message."""
         return 1 << self.bits, padded_size(context.dim)
 
+    def lever(self, client: int, context: RoundContext) -> float:
+        """See `Mechanism.lever`: half of the modulus in every coordinate, behind masks or not."""
+        return self.granularity * 2.0 ** (self.bits - 1) * math.sqrt(padded_size(context.dim))
+
     def longest_update(self, dim: int) -> float:
         """See `Mechanism.longest_update`: `clip_norm`."""
         return self.clip_norm

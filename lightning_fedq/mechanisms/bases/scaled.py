@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,6 +117,10 @@ class ScaledLevels(Mechanism):
         scale = symbols[:1].cpu().int().view(torch.float32)
         inside = int(symbols[1:].abs().max()) <= self.largest_level
         return bool(torch.isfinite(scale)) and bool(scale >= 0) and inside
+
+    def lever(self, client: int, context: RoundContext) -> float:
+        """See `Mechanism.lever`: the scale is any float."""
+        return math.inf
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """No guarantee against anybody."""

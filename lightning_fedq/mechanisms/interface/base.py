@@ -348,9 +348,11 @@ class Mechanism(ABC):
         return center + reach, torch.zeros_like(reach)
 
     def lever(self, client: int, context: RoundContext) -> float | None:
-        """Lever of a client that chooses its symbols on a coordinate of the sum, in honest extremes.
+        """Most that one message adds to the decoded sum, over the largest update that is not clipped.
 
-        None where nobody has worked it out.
+        Of all symbols that a server accepts, whoever chose them: what one liar moves where an honest client
+        moves 1. Per coordinate where coordinates are clipped, in the norm that is clipped where whole updates
+        are. Infinite where a message can say any number; None where no bound is known before the round.
         """
         return None
 
