@@ -511,7 +511,7 @@ def test_anonymity_is_a_reported_number(kwargs, size):
 
 
 def test_lever_of_one_liar():
-    """N = 2: a free bit is worth 1/c of an honest extreme, 4.08 at epsilon = .5, and half a step of dither."""
+    """N = 2: a free bit is worth 1/c of an honest extreme, 4.08 at epsilon .5, and half a step of dither."""
     ctx = context(1, 10)
     assert CPA(epsilon=0.5, dither="plain").lever(0, ctx) == pytest.approx(1 / math.tanh(0.25), rel=1e-6)
     assert CPA(epsilon=0.5).lever(0, ctx) == pytest.approx(1 + 1 / math.tanh(0.25), rel=1e-6)
