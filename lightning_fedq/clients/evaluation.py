@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import is_overridden, pl
@@ -32,6 +33,8 @@ class NoisyMean:
         std: Standard deviation of the released mean, > 0, in units of the metric, if every client answers.
         low: Smallest value of the metric; lower ones count as this.
         high: Largest value; larger ones count as this, and what is no number as the middle.
+        max_dropped: Clients that may be missing before a release is given up, >= 0. Claims do not count on
+            the noise of so many.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -46,6 +49,7 @@ class NoisyMean:
     std: float
     low: float = 0.0
     high: float = 1.0
+    max_dropped: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -53,6 +57,17 @@ class NoisyMean:
             raise ValueError(f"std must be > 0 and finite, got {self.std}")
         if not -math.inf < self.low < self.high < math.inf:
             raise ValueError(f"low < high is needed, both finite, got low={self.low} and high={self.high}")
+        if self.max_dropped < 0:
+            raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
+
+    def centred(self, values: Tensor) -> Tensor:
+        """Clip values to the range, and return them around its middle, in units of half of it; float32."""
+        half = (self.high - self.low) / 2.0
+        return ((values.double().clamp(self.low, self.high) - self.low - half) / half).float()
+
+    def of_centred(self, mean: float) -> float:
+        """A mean of `centred` values in units of the metric."""
+        return self.low + (self.high - self.low) / 2.0 * (1.0 + mean)
 
     def mechanism(self, num_clients: int, max_dropped: int) -> DistributedDiscreteGaussian:
         """The mechanism of one value, centred in the range and in units of half of it.

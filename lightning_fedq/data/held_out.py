@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,14 +15,14 @@ class HeldOut:
 
     Args:
         fraction: In (0, 1), rounded to whole samples, at least one.
-        generator: Randomness of the choice.
+        generator_of: Returns the randomness of a client's choice.
 
     Attributes:
         parts: Held-out sample indices of each client, once they are dealt out.
     """
 
-    def __init__(self, fraction: float, generator: torch.Generator) -> None:
-        self.fraction, self._generator = fraction, generator
+    def __init__(self, fraction: float, generator_of: Callable[[int], torch.Generator]) -> None:
+        self.fraction, self._generator_of = fraction, generator_of
         self.parts: list[Tensor] = []
 
     def take(self, held: Sequence[Tensor], least: int = 1) -> list[Tensor]:
@@ -35,7 +35,7 @@ class HeldOut:
         Raises:
             ValueError: If a client holds too few, naming the clients.
         """
-        sizes = [max(1, round(self.fraction * len(part))) for part in held]
+        sizes = [num_held_out(self.fraction, len(part)) for part in held]
         pairs = enumerate(zip(held, sizes, strict=True))
         small = [client for client, (part, size) in pairs if len(part) - size < least]
         if small:
@@ -48,9 +48,14 @@ class HeldOut:
             )
         left = []
         self.parts = []
-        for part, size in zip(held, sizes, strict=True):
+        for client, (part, size) in enumerate(zip(held, sizes, strict=True)):
             out = torch.zeros(len(part), dtype=torch.bool)
-            out[torch.randperm(len(part), generator=self._generator)[:size]] = True
+            out[torch.randperm(len(part), generator=self._generator_of(client))[:size]] = True
             self.parts.append(part[out])
             left.append(part[~out])
         return left
+
+
+def num_held_out(fraction: float, num_samples: int) -> int:
+    """Number of samples that a client with so many keeps out of its training."""
+    return max(1, round(fraction * num_samples))

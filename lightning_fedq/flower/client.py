@@ -9,9 +9,11 @@ payloads.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from lightning_fedq.flower.settings import (
     RefusedError,
     check_deployable,
     differences,
+    of_real_clients,
     own_budget,
 )
 from lightning_fedq.flower.store import Store
@@ -37,14 +40,16 @@ from lightning_fedq.keys.party_keys import (
     HeldClientKeys,
     Identities,
     KeyVerificationError,
+    of_releases,
     registration_proof,
     sign_key,
     verify_key,
 )
 from lightning_fedq.keys.randomness import Keys, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import Broadcast, BudgetSpentError, RoundClient, RoundTask, StreamLog
+from lightning_fedq.rounds.client import Target
 from lightning_fedq.secagg import (
     AuthenticationError,
     Client,
@@ -54,6 +59,13 @@ from lightning_fedq.secagg import (
     StageError,
     model_digest,
 )
+from lightning_fedq.training.client_metrics import claims_something
+from lightning_fedq.training.described import everybody, mechanism_of_release, release_of
+from lightning_fedq.training.release import seeded_keys
+from lightning_fedq.training.released import choice_of
+
+Measured = dict[str, dict[str, float]]
+"""By model, "global" or "personal": what validation logs, by name."""
 
 _KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
 _SETTINGS = "setting "
@@ -69,6 +81,7 @@ _OPTIONAL: dict[str, type] = {
     "algorithm": bytes,
     "groups": str,
     "begun": str,
+    "trained": str,
 }
 
 
@@ -95,6 +108,7 @@ class RemoteClient(ABC):
         self._federated, self._store, self._partition = federated, store, partition
         self._identities = identities
         self._budget = own_budget(federated, budget, identities is not None)
+        self._releasing = False
 
     @abstractmethod
     def settings(self) -> dict[str, str]:
@@ -112,8 +126,12 @@ class RemoteClient(ABC):
     def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
         """Train, as client `number`, and return `(dim,)` local - global."""
 
+    def measured(self, number: int, round: int, weights: Tensor) -> Measured:
+        """Measure models, as client `number` after a round, and return what validation logs, by model."""
+        raise NotImplementedError(f"{type(self).__name__} measures nothing")
+
     def told(self, fields: Fields) -> None:  # noqa: B027 (most need nothing of it)
-        """Hear, before a training, what the server says beside task and weights."""
+        """Hear, before a training or a measurement, what the server says beside task and weights."""
 
     def answer(self, kind: str, fields: Fields) -> Fields:
         """Answer one message.
@@ -125,6 +143,7 @@ class RemoteClient(ABC):
             "register": self.register,
             "contribute": self.contribute,
             "train": self.train,
+            "evaluate": self.evaluate,
             "shares": self.shares,
             "masked": self.masked,
             "confirm": self.confirm,
@@ -146,11 +165,14 @@ class RemoteClient(ABC):
         keyed, secagg = self._federated.seed is None, self._federated.server.secure_aggregation
         if kind == "register":
             return {"federation": bytes, "server": bytes, "nonce": bytes} if keyed else {}
-        if kind not in ("contribute", "train"):
+        if kind not in ("contribute", "train", "evaluate"):
             return {"secagg": bytes}
-        model = {"weights": bytes, "dtype": str} if kind == "train" else {}
-        first = {"invitation": bytes} if kind == "train" and secagg is not None else {}
-        return {"task": bytes, "client": int, **model, **first, **(_KEY_FIELDS if keyed else {})}
+        sends = kind == "train" or (kind == "evaluate" and release_of(self._federated) is not None)
+        model = {} if kind == "contribute" else {"weights": bytes, "dtype": str}
+        first = {"invitation": bytes} if sends and secagg is not None else {}
+        task = {"task": bytes} if sends or kind == "contribute" else {}
+        after = {"round": int} if kind == "evaluate" else {}
+        return {"client": int, **task, **after, **model, **first, **(_KEY_FIELDS if keyed else {})}
 
     def reply(self, kind: str, fields: Fields) -> Fields:
         """Answer one message, or say why not."""
@@ -247,7 +269,17 @@ class RemoteClient(ABC):
 
     def _keys(self, fields: Fields) -> Keys:
         seed = self._federated.seed
+        if seed is not None and self._releasing:
+            return seeded_keys(everybody(self._federated.planner), self._encodes())
         return self._own_keys(fields) if seed is None else SeededKeys(seed)
+
+    def _encodes(self) -> Mechanism:
+        """The mechanism of the message at hand: of an update, or of a released measurement."""
+        release = release_of(self._federated)
+        if release is None or not self._releasing:
+            return self.mechanism()
+        settings = of_real_clients(self._federated)
+        return mechanism_of_release(release, settings.planner, settings.server.secure_aggregation)
 
     def _own_keys(self, fields: Fields) -> HeldClientKeys:
         secrets = self._own_secrets(fields)
@@ -261,7 +293,7 @@ class RemoteClient(ABC):
         return HeldClientKeys(
             fields["client"],
             secrets,
-            fields["federation"],
+            of_releases(fields["federation"]) if self._releasing else fields["federation"],
             fields["server"],
             fields["salt"],
             fields["sealed"],
@@ -270,23 +302,24 @@ class RemoteClient(ABC):
 
     def _round_client(self, fields: Fields, keys: Keys) -> RoundClient:
         log = self._log(f"client {fields['client']} of {keys.public().hex()}")
-        target = self._federated.server.target
-        return RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
+        target: Target = "updates" if self._releasing else self._federated.server.target
+        return RoundClient(fields["client"], self._encodes(), keys, log, target, self._budget)
 
     def _log(self, owner: str) -> StreamLog:
         if self._federated.seed is not None:  # with one, a repeated round repeats its bits
             return StreamLog(None, owner)
         store = self._kept()
-        kept, path = store.get(_KEYS) or {}, store.folder / "streams.jsonl"
-        if kept.get("logged") and not path.exists():
+        name, logged = ("releases", "released") if self._releasing else ("streams", "logged")
+        kept, path = store.get(_KEYS) or {}, store.folder / f"{name}.jsonl"
+        if kept.get(logged) and not path.exists():
             raise ValueError(
                 f"{path} is missing, so what these keys have encoded is not known; put it back, or begin a "
                 "new federation in another folder"
             )
         log = StreamLog(path, owner)
         path.chmod(0o600)
-        if not kept.get("logged"):
-            store.put(_KEYS, {**kept, "logged": True})
+        if not kept.get(logged):
+            store.put(_KEYS, {**kept, logged: True})
         return log
 
     def contribute(self, fields: Fields) -> Fields:
@@ -299,10 +332,73 @@ class RemoteClient(ABC):
 
     def train(self, fields: Fields) -> Fields:
         """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""
-        federated, task = self._federated, RoundTask.from_bytes(fields["task"])
+        task = RoundTask.from_bytes(fields["task"])
+        weights = _weights(fields, task.segments, self._federated.server.broadcast_bits)
+        self._releasing = False
+
+        def trained(number: int) -> Tensor:
+            self.told(fields)
+            return self._trained(number, task, weights)
+
+        return self._answer(fields, task, weights, trained)
+
+    def evaluate(self, fields: Fields) -> Fields:
+        """Measure, and return what these settings let out: exact values, one with noise, or nothing."""
+        settings, release = self._federated.local.evaluate_clients, release_of(self._federated)
+        if settings is None:
+            raise ValueError("these settings measure nothing; give both sides evaluate_clients, or neither")
+        weights, found = _weights(fields, (), None), Measured()
+        self._releasing, answer = release is not None, Fields()
+        self.told(fields)
+
+        def measured(number: int) -> Tensor:
+            found.update(self._measured(number, fields["round"], weights))
+            value = found.get("global", {}).get(release.metric, nan) if release else nan
+            return torch.tensor([value], dtype=torch.float64)
+
+        if release is None:
+            measured(fields["client"])
+        else:
+            task = RoundTask.from_bytes(fields["task"])
+            if task.round != fields["round"]:
+                raise ValueError(f"a release after round {fields['round']} is no task of round {task.round}")
+            noisy = lambda number: release.centred(measured(number))  # noqa: E731
+            answer = self._answer(fields, task, torch.zeros(1), noisy)
+        if self._shares_measured():
+            answer["measured"] = json.dumps(found)
+        elif self._store is not None and found:
+            self._store.append("measured", {"round": fields["round"] + 1, **found})
+        return answer
+
+    def _measured(self, number: int, round: int, weights: Tensor) -> Measured:
+        """What is measured. The server hears of a failure where it hears all values, and else nothing."""
+        try:
+            return self.measured(number, round, weights)
+        except RefusedError:
+            raise
+        except Exception as error:
+            rank_zero_warn(f"round {round + 1}: nothing is measured: {type(error).__name__}: {error}")
+            if self._shares_measured():
+                raise RefusedError("the measurement has failed; the client's own log says why") from error
+            return Measured()
+
+    def _shares_measured(self) -> bool:
+        """Do exact measurements go to the server? By these settings, as in a simulation."""
+        choice = choice_of(self._federated)
+        if choice is not None:
+            return choice == "shared"
+        one, planner = torch.ones(1, dtype=torch.float64), self._federated.planner
+        groups = planner.expected(0, self.mechanism()).groups
+        return self._says_all(RoundContext(0, groups, (1,), 0.0 * one, one))
+
+    def _answer(
+        self, fields: Fields, task: RoundTask, weights: Tensor, update: Callable[[int], Tensor]
+    ) -> Fields:
+        """Encode an update, which is made once the round has been checked: packed bits, or the first answer
+        of the secure aggregation."""
+        federated = self._federated
         self._check_cohort(task)
-        weights, keys = _weights(fields, task, federated.server.broadcast_bits), self._keys(fields)
-        group = _group_of(fields["client"], task)
+        keys, group = self._keys(fields), _group_of(fields["client"], task)
         if isinstance(keys, HeldClientKeys) and len(group) > 2:
             contributing = fields.get("contributing", list(group))
             sealed = _cut(fields.get("contributions", b""), CONTRIBUTION_BYTES)
@@ -311,8 +407,7 @@ class RemoteClient(ABC):
         client = self._round_client(fields, keys)
         try:
             client.check(task, weights)
-            self.told(fields)
-            message = client.encode(task, weights, self._trained(client.client, task, weights))
+            message = client.encode(task, weights, update(client.client))
         except BudgetSpentError as error:  # how much is left is nobody else's business
             rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
             raise RefusedError("declined") from error
@@ -322,6 +417,7 @@ class RemoteClient(ABC):
         machine = self._machine(fields, keys, task, digest)
         reply = machine.advertise(fields["invitation"])
         kept = {name: value for name, value in fields.items() if name not in ("weights", "invitation")}
+        kept["releasing"] = self._releasing
         self._rounds().drop(_ROUND)  # killed here, an older round does not find these symbols
         self._rounds().put_bytes(_SYMBOLS, message.symbols[0].cpu().numpy().astype("<i8").tobytes())
         self._keep({**kept, "digest": digest}, machine)
@@ -329,7 +425,8 @@ class RemoteClient(ABC):
 
     def _check_cohort(self, task: RoundTask) -> None:
         """Refuse another cohort than the settings say: noise, masks and shared bits count on its size."""
-        planner, mechanism = self._federated.planner, self.mechanism()
+        planner, mechanism = self._federated.planner, self._encodes()
+        planner = everybody(planner) if self._releasing else planner
         members = [client for group in task.groups for client in group]
         sizes, wanted = tuple(map(len, task.groups)), mechanism.group_sizes(planner.cohort_size)
         if sizes != tuple(wanted) or len(set(members)) != len(members) or max(members) >= planner.num_clients:
@@ -359,7 +456,7 @@ class RemoteClient(ABC):
             raise
         except Exception as error:
             reason = f"round {task.round + 1}: {type(error).__name__}: {error}"
-            if self._claims_nothing(task):
+            if self._says_all(task.context()):
                 rank_zero_warn(reason)
                 raise RefusedError("the training has failed; the client's own log says why") from error
             rank_zero_warn(
@@ -368,9 +465,9 @@ class RemoteClient(ABC):
             )
             return torch.zeros_like(weights)
 
-    def _claims_nothing(self, task: RoundTask) -> bool:
-        claims = self.mechanism().claims(task.context())
-        return self._federated.seed is not None or all(isinstance(c.loss, NonPrivate) for c in claims)
+    def _says_all(self, context: RoundContext) -> bool:
+        """Is nothing claimed of what this client's messages hide?"""
+        return self._federated.seed is not None or not claims_something(self.mechanism(), context)
 
     # ---- secure aggregation: three more exchanges, or four ------------------------------------------------
 
@@ -378,8 +475,8 @@ class RemoteClient(ABC):
         secagg, context = self._federated.server.secure_aggregation, task.context()
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
-        layout, session = secagg.layout(self.mechanism(), context, public), session_of(keys.public(), task)
-        silent = self.mechanism().tolerated_dropouts(context)
+        layout, session = secagg.layout(self._encodes(), context, public), session_of(keys.public(), task)
+        silent = self._encodes().tolerated_dropouts(context)
         terms = secagg.terms(session, task.round, task.attempt, context.cohort, layout, silent)
         if not secagg.active:
             return Client(fields["client"], terms, digest)
@@ -410,7 +507,7 @@ class RemoteClient(ABC):
         kept = self._rounds().take(_ROUND)
         if kept is None:
             raise ValueError("no round is open at this client, or another message of it is being answered")
-        task = RoundTask.from_bytes(kept["task"])
+        task, self._releasing = RoundTask.from_bytes(kept["task"]), bool(kept["releasing"])
         machine = self._machine(kept, self._keys(kept), task, kept["digest"])
         machine.resume(kept["machine"])
         try:
@@ -458,12 +555,12 @@ def refusal(error: RefusedError) -> Fields:
     return fields
 
 
-def _weights(fields: Fields, task: RoundTask, broadcast_bits: int | None) -> Tensor:
+def _weights(fields: Fields, segments: tuple[int, ...], broadcast_bits: int | None) -> Tensor:
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(fields["dtype"])
     if dtype is None:
         raise ValueError(f"weights are float32 or float64, got {fields['dtype'][:20]!r}")
     if broadcast_bits is not None:
-        return Broadcast(broadcast_bits).unpack(fields["weights"], task.segments, dtype)
+        return Broadcast(broadcast_bits).unpack(fields["weights"], segments, dtype)
     return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)
 
 

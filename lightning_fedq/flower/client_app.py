@@ -16,9 +16,10 @@ from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.states import State
 from lightning_fedq.data.generator_turns import own_draws
-from lightning_fedq.flower.client import RemoteClient
+from lightning_fedq.data.held_out import num_held_out
+from lightning_fedq.flower.client import Measured, RemoteClient
 from lightning_fedq.flower.kept import NEVER, KeptState
-from lightning_fedq.flower.local_round import Told, check_counted, train_locally
+from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
 from lightning_fedq.flower.settings import (
     TRAVELS,
@@ -38,7 +39,7 @@ from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 
-QUESTIONS = ("register", "contribute", "shares", "masked", "confirm", "unmask")
+QUESTIONS = ("register", "contribute", "evaluate", "shares", "masked", "confirm", "unmask")
 """What a client is asked beside training, each a message of Flower's type `query.NAME`."""
 
 
@@ -113,7 +114,9 @@ class DeployedClient(RemoteClient):
         data = self._data()
         data.prepare_data()
         data.setup("fit")
-        return len(data.train_dataloader().dataset)
+        held, evaluated = len(data.train_dataloader().dataset), self._federated.local.evaluate_clients
+        fraction = None if evaluated is None else evaluated.fraction
+        return held if fraction is None else held - num_held_out(fraction, held)
 
     def told(self, fields: Fields) -> None:
         """See `RemoteClient.told`: which of its rounds counted, and what the server steps with."""
@@ -121,20 +124,10 @@ class DeployedClient(RemoteClient):
 
     def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
         """See `RemoteClient.update`."""
-        fields, own = self._told, self._federated.seed
-        seed = int.from_bytes(os.urandom(7), "big") if own is None else own
-        states, kept, at = None, State(), (task.round, task.attempt)
-        if keeps_state(self._federated.local):
-            of = f"the federation of seed {own}" if own is not None else fields["federation"].hex()[:16]
-            states = KeptState(self._folder_of_states(), f"client {number} of {of}")
-            counted = [int(one) for one in fields.get("counted", NEVER)]
-            kept = states.settle((counted[0], counted[1]) if len(counted) == 2 else NEVER)
-        told = Told.of(fields, kept)
+        states, kept = self._settled(number)
+        at = task.round, task.attempt
         try:
-            local = train_locally(
-                *(self._federated, self._module(), self._data(), number, seed, task, weights, self._trainer),
-                told,
-            )
+            local = self._locally(number, task, weights, kept)
         except Exception:
             if states is not None:  # a zero update may be sent in its place, and be counted
                 states.keep(at, kept)
@@ -142,6 +135,33 @@ class DeployedClient(RemoteClient):
         if states is not None:
             states.keep(at, local.state)
         return local.update
+
+    def measured(self, number: int, round: int, weights: Tensor) -> Measured:
+        """See `RemoteClient.measured`."""
+        _, kept = self._settled(number)
+        return self._locally(number, round, weights, kept).measured
+
+    def _settled(self, number: int) -> tuple[KeptState | None, State]:
+        """What the client goes on with, and where it keeps it. Nothing where it keeps nothing."""
+        fields, seed = self._told, self._federated.seed
+        if not keeps_state(self._federated.local):
+            return None, State()
+        of = f"the federation of seed {seed}" if seed is not None else fields["federation"].hex()[:16]
+        states = KeptState(self._folder_of_states(), f"client {number} of {of}")
+        counted = [int(one) for one in fields.get("counted", NEVER)]
+        return states, states.settle((counted[0], counted[1]) if len(counted) == 2 else NEVER)
+
+    def _locally(self, number: int, at: RoundTask | int, weights: Tensor, kept: State) -> LocalRound:
+        """Train in a round, or measure after it. What is held out is the same in every round."""
+        seed = held_out = self._federated.seed
+        if seed is None:
+            seed = int.from_bytes(os.urandom(7), "big")
+            held_out = int.from_bytes(self._own_secrets(self._told).derived("held out")[:7], "big")
+        return train_locally(
+            *(self._federated, self._module(), self._data(), number, seed, at, weights, self._trainer),
+            Told.of(self._told, kept),
+            held_out,
+        )
 
     def _folder_of_states(self) -> Store:
         if self._store is None:

@@ -15,13 +15,21 @@ from lightning_fedq.rounds import RefusedMessageError, RoundServer
 from lightning_fedq.secagg import SecAgg
 
 
-def wait_for_enough(server: RoundServer, roster: Roster, secagg: SecAgg | None) -> None:
+def wait_for_enough(
+    server: RoundServer,
+    roster: Roster,
+    secagg: SecAgg | None,
+    name: str = "",
+    cure: str = "; then start this run again with the same home",
+) -> None:
     """Wait, before anybody is charged, for as many clients as the coming round needs to have a mean.
 
     Args:
         server: Server of the federation, between two rounds.
         roster: Roster of clients and their nodes.
         secagg: Secure aggregation, or None.
+        name: What is waited for; "" is the round.
+        cure: What the error ends with.
 
     Raises:
         RuntimeError: If there are too few, see `Roster.wait_for`.
@@ -33,7 +41,7 @@ def wait_for_enough(server: RoundServer, roster: Roster, secagg: SecAgg | None) 
         needed = max(needed, secagg.rules(len(plan.cohort))[2])
     if server.aggregator is not None:
         needed = max(needed, server.aggregator.min_clients)
-    roster.wait_for(plan.cohort, needed, f"round {plan.round + 1}")
+    roster.wait_for(plan.cohort, needed, name or f"round {plan.round + 1}", cure)
 
 
 class Cohort:

@@ -29,6 +29,7 @@ from lightning_fedq.clients.vector import Rehearsed, Vector, train_only
 from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.dealing import LocalPasses, deal
+from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.flower.kept import check_names
@@ -43,6 +44,7 @@ from lightning_fedq.training.checks import (
     check_setup,
     check_shapes,
 )
+from lightning_fedq.training.client_evaluation import ClientEvaluator
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.handed_loader import forget_loader
 from lightning_fedq.training.metrics import ClientMetrics
@@ -123,11 +125,13 @@ class LocalRound(pl.Callback):
         federated: The federation's settings.
         number: The client's number in it.
         seed: Seed of data order and of the training's random numbers.
-        task: The round; None only looks at what would travel.
+        task: The round; None only looks at what would travel. A number measures the model after this round.
         weights: `(dim,)` the global model.
         told: What the client goes on with beside it.
+        held_out_seed: Seed of the choice of samples that are measured on, and never trained on.
 
     Attributes:
+        measured: By model, what validation logs.
         update: `(dim,)` local - global, once the fit is over.
         state: What this client would keep, if the round counts.
         segments: Sizes of the segments of what travels, once the fit has begun.
@@ -136,19 +140,28 @@ class LocalRound(pl.Callback):
     update: Tensor
     state: State
     segments: list[int]
+    measured: dict[str, dict[str, float]]
 
     def __init__(
         self,
         federated: Federated,
         number: int,
         seed: int,
-        task: RoundTask | None,
+        task: RoundTask | int | None,
         weights: Tensor,
         told: Told,
+        held_out_seed: int,
     ) -> None:
-        self._told, round = told, 0 if task is None else task.round
-        self._federated, self._task, self._given = federated, task, weights
-        self._plan = _OwnPlan(round, ((0,),), frozenset(), seed, number)
+        self._told, self._federated, self._task, self._given = told, federated, task, weights
+        self._plan = _OwnPlan(round_of(task), ((0,),), frozenset(), seed, number)
+        self._held_out: HeldOut | None = None
+        settings = federated.local.evaluate_clients
+        if settings is not None and settings.fraction is not None:
+            of_run = _OwnPlan(0, ((0,),), frozenset(), held_out_seed, number)
+            self._held_out = HeldOut(
+                settings.fraction,
+                lambda client: torch.Generator().manual_seed(of_run.stream_seed("held out", client)),
+            )
         self._undo = Undo()
         self._dealt: ClientLoader | None = None
 
@@ -181,6 +194,7 @@ class LocalRound(pl.Callback):
                 labels,
                 LocalPasses(local.local_epochs, local.local_steps, self._limit, not trainer.overfit_batches),
                 None,
+                self._held_out,
             )
             check_limit(dealt.work)
             self._work: LocalWork = dealt.work
@@ -227,10 +241,12 @@ class LocalRound(pl.Callback):
         if self._told.begun:
             self._vector.set_flags()
         self.segments = self._vector.segments
+        self._metrics = ClientMetrics("shared", trainer)
         if self._task is None:
             self._check_smallest(trainer, loader)
+            self._check_measured(trainer, loader)
             return
-        if self.segments != list(self._task.segments):
+        if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
             raise RefusedError(
                 f"the server's model is cut into segments of {_shown(self._task.segments)}, this client's "
                 f"into {_shown(self.segments)}; both sides need the same module, with the same "
@@ -240,13 +256,10 @@ class LocalRound(pl.Callback):
         self._counting: list[Tensor] = [
             attrgetter(f"{name}.num_batches_tracked")(pl_module) for name in counting
         ]
+        before = self._plan.round + isinstance(self._task, int)
         for counter in self._counting:  # what the rounds before have counted, which is the same for everybody
-            counter += self._plan.round * longest
-        self._metrics = ClientMetrics("shared", trainer)
-        self._worker = ClientWorker(
-            *(trainer, self._vector, self._fit, self._clock, self._metrics, lambda: loader),
-            term=self._begin_term(),
-        )
+            counter += before * longest
+        self._worker = self._new_worker(trainer, loader, self._begin_term())
         check_names(self._told.kept, self._vector.own.names)
         self._worker.states.put(0, self._told.kept)
         for config in trainer.lr_scheduler_configs:
@@ -258,6 +271,28 @@ class LocalRound(pl.Callback):
                 for _ in range(ahead // config.frequency):
                     config.scheduler.step()
         self._follow(trainer)
+
+    def _new_worker(self, trainer: Any, loader: ClientLoader, term: Correction | None) -> ClientWorker:
+        parts = (trainer, self._vector, self._fit, self._clock, self._metrics, lambda: loader)
+        return ClientWorker(*parts, term=term)
+
+    def _evaluator(self, trainer: Any, worker: ClientWorker, loader: ClientLoader) -> ClientEvaluator | None:
+        """Measures this client, as a simulation does."""
+        settings = self._federated.local.evaluate_clients
+        if settings is None or self._held_out is None:
+            return None
+        settings.check(trainer.lightning_module, self._federated.clients.num_clients, False)
+        seed_of = lambda round, client: self._plan.stream_seed("evaluation", client)  # noqa: E731
+        return ClientEvaluator(settings, trainer, worker, self._held_out.parts, lambda: loader, seed_of)
+
+    def _check_measured(self, trainer: Any, loader: ClientLoader) -> None:
+        """Refuse, before the first round, to release what is not measured."""
+        try:
+            evaluator = self._evaluator(trainer, self._new_worker(trainer, loader, None), loader)
+            if evaluator is not None:
+                evaluator.check(lambda client, work: work())
+        except ValueError as error:
+            raise RefusedError(str(error)) from error
 
     def _check_smallest(self, trainer: Any, loader: ClientLoader) -> None:
         """Refuse, before the first round, data that leave a batch on which the training fails.
@@ -311,9 +346,18 @@ class LocalRound(pl.Callback):
         check_loader_is_ours(trainer, self._dealt)
 
     def run_round(self) -> int:
-        """Train the client. See `RoundLoop`."""
+        """Train the client, or measure it. See `RoundLoop`."""
         clock, worker, vector = self._clock, self._worker, self._vector
         assert self._dealt is not None
+        if isinstance(self._task, int):
+            evaluator = self._evaluator(self._trainer, worker, self._dealt)
+            values = {} if evaluator is None else evaluator.measure(self._task).values
+            self.measured = {
+                model: {name: float(value) for name, value in found.items()}
+                for model, found in values.items()
+            }
+            self._trainer.should_stop = True
+            return 0
         clock.begin_round()
         if self._told.trained is not None:  # the hooks of this round have run
             train_only(vector.module, self._trainer.optimizers, self._told.trained)
@@ -407,18 +451,24 @@ def _shown(segments: Sequence[int]) -> str:
     return f"[{shown}] ({sum(segments)} in all)"
 
 
+def round_of(task: RoundTask | int | None) -> int:
+    """Round of a task, or after which is measured."""
+    return task.round if isinstance(task, RoundTask) else task or 0
+
+
 def train_locally(
     federated: Federated,
     module: pl.LightningModule,
     data: pl.LightningDataModule,
     number: int,
     seed: int,
-    task: RoundTask | None,
+    task: RoundTask | int | None,
     weights: Tensor,
     trainer: dict[str, Any],
     told: Told | None = None,
+    held_out_seed: int | None = None,
 ) -> LocalRound:
-    """Train one client for one round.
+    """Train one client for one round, or measure it after one.
 
     Args:
         federated: The federation's settings.
@@ -426,10 +476,12 @@ def train_locally(
         data: The client's own.
         number: The client's number.
         seed: Seed of data order and of the training's random numbers.
-        task: The round; None trains nothing and looks at what would travel.
+        task: The round; None trains nothing and looks at what would travel. A number measures the model after
+            this round.
         weights: `(dim,)` the global model.
         trainer: Arguments of the client's `Trainer`.
         told: What the client goes on with beside the weights.
+        held_out_seed: Seed of the choice of samples that are measured on; None is `seed`.
 
     Returns:
         The round, with its update and what the client would keep.
@@ -437,8 +489,10 @@ def train_locally(
     Raises:
         RefusedError: If the model is of another shape than the server's, or a setting can't work.
     """
-    local = LocalRound(federated, number, seed, task, weights, told or Told({}))
-    round, least = (0, 0) if task is None else (task.round, task.round + 1)
+    split = seed if held_out_seed is None else held_out_seed
+    local = LocalRound(federated, number, seed, task, weights, told or Told({}), split)
+    round = round_of(task)
+    least = 0 if task is None else round + 1
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     given = {**quiet, "num_sanity_val_steps": 0, **trainer}
     own = given.pop("callbacks", None) or []

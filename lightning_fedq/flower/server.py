@@ -35,6 +35,8 @@ from lightning_fedq.flower.cohort import Cohort, wait_for_enough
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.kept import NEVER, Attempt
 from lightning_fedq.flower.local_round import check_counted, check_schedules
+from lightning_fedq.flower.measured import RemoteEvaluator
+from lightning_fedq.flower.records import Fields
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.settings import (
@@ -47,11 +49,14 @@ from lightning_fedq.flower.settings import (
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import training_words
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.journal import sync_folder
-from lightning_fedq.rounds import RoundPlan, RoundRecord, RoundServer
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.rounds import Broadcast, RoundPlan, RoundPlanner, RoundRecord, RoundServer
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.files import Aside
 from lightning_fedq.training.population import Holdings, Population, Stacks
+from lightning_fedq.training.release import seeded_keys
 from lightning_fedq.training.schedule import Schedule
 from lightning_fedq.training.undo import Undo
 
@@ -250,21 +255,37 @@ class RemoteClients(Population):
     def _collect(self, server: RemoteRoundServer) -> None:
         """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
         self._say_what_stays()
-        weights = server.weights.detach().cpu().contiguous()
-        sent = weights.numpy().tobytes()
-        if server.broadcast is not None:
-            sent = server.broadcast.pack(weights, server.segments)
-        model = {"weights": sent, "dtype": str(weights.dtype).partition(".")[2]}
         cohort, plan = Cohort(server, self._exchange, self._roster), server.plan
         assert plan is not None
         self._open_attempt = plan.round, server.attempt
-        model |= self._beside()
-        contents = {}
-        for client, fields in cohort.questions().items():
-            counted = self._counted.get(client, NEVER)
-            own = {"counted": list(counted)} if keeps_state(self._federation.local) else {}
-            contents[client] = {**model, **own, **fields}
+        of = self._model(server, server.broadcast)
+        contents = {client: {**of(client), **fields} for client, fields in cohort.questions().items()}
         cohort.conclude(cohort.ask("train", contents))
+
+    def _model(self, server: RoundServer, broadcast: Broadcast | None) -> Callable[[int], Fields]:
+        """Give each client the model, in few bits or as it is, and all that belongs to it."""
+        weights = server.weights.detach().cpu().contiguous()
+        sent = weights.numpy().tobytes() if broadcast is None else broadcast.pack(weights, server.segments)
+        model = {"weights": sent, "dtype": str(weights.dtype).partition(".")[2], **self._beside()}
+        keeps = keeps_state(self._federation.local)
+        return lambda client: {
+            **model,
+            **({"counted": list(self._counted.get(client, NEVER))} if keeps else {}),
+        }
+
+    def evaluator(self, trainer: pl.Trainer, engine: RemoteRoundServer) -> RemoteEvaluator:
+        """Asks clients to measure, see `Population.evaluator`."""
+        secagg = self._federation.server.secure_aggregation
+
+        def releases(mechanism: Mechanism, planner: RoundPlanner, *model: Any, ledger: Ledger) -> RoundServer:
+            keys = self._roster.keys(seeded_keys(planner, mechanism))
+            sums = None if secagg is None else remote_sums(secagg, self._roster.directory)
+            server = RemoteRoundServer(mechanism, planner, keys, *model, secure_sums=sums, ledger=ledger)
+            server.ready = server.counted = lambda: None
+            return server
+
+        model = lambda: self._model(engine, None)  # noqa: E731 (as it is: a simulation measures that)
+        return RemoteEvaluator(self._federation, trainer, self._exchange, self._roster, model, releases)
 
 
 def plain_values(module: pl.LightningModule) -> dict[str, Any]:
@@ -290,15 +311,16 @@ class FederatedServer(Federated):
     """
 
     def __init__(self, federated: Federated, exchange: Exchange, roster: Roster) -> None:
+        local = federated.local
         self._settle(
             federated.mechanism,
             replace(federated.clients, dropout_probability=0.0, partition=IID(), labels=None),
             replace(
-                federated.local,
+                local,
                 clients_per_step=1,
-                client_metrics="none",
+                # of what clients log in training nothing comes here
+                client_metrics="none" if local.evaluate_clients is None else local.client_metrics,
                 check_isolation=False,
-                evaluate_clients=None,
             ),
             replace(federated.server, diagnostics=False),
             federated.seed,

@@ -16,10 +16,11 @@ from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
-from lightning_fedq.training.described import releases_of
+from lightning_fedq.training.described import release_of, releases_of
+from lightning_fedq.training.released import check_exact
 from lightning_fedq.training.settings import Local
 
-PROTOCOL = "6"
+PROTOCOL = "7"
 TRAVELS = "numbers that travel"
 
 
@@ -102,6 +103,7 @@ def common_settings(federated: Federated) -> dict[str, str]:
         "local": repr(federated.local.patterns),
         "shared": repr(tuple(federated.local.shared)),
         "constraints": shown(federated.local.constraints or {}),
+        "evaluate_clients": repr(federated.local.evaluate_clients),
         "weighting": federated.server.weighting,
         "secure_aggregation": repr(federated.server.secure_aggregation),
         "seed": str(federated.seed),
@@ -138,11 +140,12 @@ def check_deployable(federated: Federated) -> None:
             f"{type(local.algorithm).__name__} takes as many steps of every client, and a server that does "
             "not see what they hold has to know how many; say local_steps=..."
         )
-    if local.evaluate_clients is not None:
+    if local.evaluate_clients is not None and local.evaluate_clients.fraction is None:
         raise ValueError(
-            "evaluate_clients is for simulations: over a network a client answers with its update only, and "
-            "measures its model by itself; leave it out"
+            "held_out lists data sets of all clients, and a real client has its own only; say which fraction "
+            "of its samples it measures on: ClientEvaluation(held_out=0.2)"
         )
+    check_exact(federated, local.client_metrics)
     if secagg is not None and secagg.run != "masked":
         raise ValueError(
             "between real machines secure aggregation runs masked; use SecAgg() without run='accounted'"
@@ -213,6 +216,11 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
         raise ValueError(
             "keys from a seed hide nothing, so there is no budget to keep to; leave out seed=, or budget="
         )
+    if release_of(federated) is not None:
+        raise ValueError(
+            "a client's own budget counts what it sends in rounds, and released evaluations are sent beside "
+            "them; leave budget= out, which the ledger of the server then keeps, or release="
+        )
     secagg, size = federated.server.secure_aggregation, federated.planner.cohort_size
     paired = max(federated.mechanism.group_sizes(size)) > 1
     if target.against is Adversary.SERVER and paired and not signed:
@@ -262,6 +270,7 @@ def check_trained_elsewhere(federated: Federated) -> None:
         "buffers": (local.buffers, "share"),
         "local": (local.patterns, ()),
         "client_metrics": (local.client_metrics, None),
+        "evaluate_clients": (local.evaluate_clients, None),
     }
     of_strategy: dict[str, tuple[Any, Any]] = {
         "server_lr": (server.server_lr, 1.0),

@@ -80,6 +80,11 @@ class ServerSecrets:
         """From the operating system."""
         return cls(os.urandom(32), os.urandom(32), os.urandom(32))
 
+    def of_releases(self) -> ServerSecrets:
+        """Secrets of the releases beside the rounds, of the same key pair."""
+        members = hkdf_expand(self.members, pack_fields("released evaluations"))
+        return ServerSecrets(self.secret, of_releases(self.federation), members)
+
     @property
     def public_key(self) -> bytes:
         """Its X25519 public key."""
@@ -105,6 +110,11 @@ def registration_proof(own: bytes, other: bytes, federation: bytes, client_key: 
     """
     key, info = X25519PrivateKey.from_private_bytes(own), pack_fields("registration", client_key, nonce)
     return agree(key, X25519PublicKey.from_public_bytes(other), federation, info)
+
+
+def of_releases(federation: bytes) -> bytes:
+    """Name of the releases beside the rounds of a federation, 32 bytes: no key of the two is the same."""
+    return hkdf_expand(federation, pack_fields("released evaluations"))
 
 
 class HeldServerKeys(ServerKeys):
@@ -183,6 +193,10 @@ class ClientSecrets:
     def draw(cls) -> ClientSecrets:
         """From the operating system."""
         return cls(os.urandom(32), os.urandom(32))
+
+    def derived(self, purpose: str) -> bytes:
+        """Secret of 32 bytes that is the same in every round, and nobody else's."""
+        return hkdf_expand(self.seed, pack_fields(purpose))
 
     @property
     def public_key(self) -> bytes:

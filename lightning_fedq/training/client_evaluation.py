@@ -26,7 +26,6 @@ from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.reports.runs import mode_of
-from lightning_fedq.training.files import Aside
 from lightning_fedq.training.rank_group import RankGroup
 from lightning_fedq.training.records import log_values
 from lightning_fedq.training.release import Released, Releases
@@ -72,11 +71,13 @@ class EvaluatedClients:
         values: By model and metric, one value of each client, `(clients,)` float64. "personal" is there
             where clients keep something for themselves.
         released: What left the clients, with noise and charged. None where nothing did.
+        clients: Clients of the values, where real ones did not all answer. None is everybody.
     """
 
     round: int
     values: dict[Model, dict[str, Tensor]]
     released: Released | None = None
+    clients: tuple[int, ...] | None = None
 
     def spread(self, metric: str, model: Model = "global") -> Spread:
         """Summary of a metric.
@@ -117,7 +118,8 @@ class EvaluatedClients:
             for name, values in found.items()
         }
         released = {} if self.released is None else self.released.metrics()
-        return {"round": self.round + 1, **self.metrics(), **released, "by_client": by_client}
+        some = {} if self.clients is None else {"clients": list(self.clients)}
+        return {"round": self.round + 1, **self.metrics(), **released, "by_client": by_client, **some}
 
 
 class ClientEvaluator:
@@ -132,7 +134,12 @@ class ClientEvaluator:
         seed_of: Returns the seed of a client's measurement after a round, `(round, client)`.
         releases: Releases what the settings name. None releases nothing.
         ranks: Group of the ranks that measure a share of the clients each; None measures all.
+
+    Attributes:
+        exact: Whether exact values are logged.
     """
+
+    exact = False
 
     def __init__(
         self,
@@ -169,11 +176,11 @@ class ClientEvaluator:
             released = self._releases.release(values["global"][release.metric], round)
         return EvaluatedClients(round, values, released)
 
-    def check(self, aside: Aside) -> None:
+    def check(self, aside: Callable[[int, Callable[[], list[str]]], list[str]]) -> None:
         """Refuse, before anybody trains, to release what the first client does not measure.
 
         Args:
-            aside: Where it measures.
+            aside: Does something of a client's where nothing is left behind.
 
         Raises:
             ValueError: With the names that it measures.
@@ -181,7 +188,7 @@ class ClientEvaluator:
         release = self._settings.release
         if release is None:
             return
-        names = aside.do(0, lambda: list(self._of_client(0, "global", 0)))
+        names = aside(0, lambda: list(self._of_client(0, "global", 0)))
         self._worker.fit.end_round()
         if release.metric not in names:
             raise ValueError(
@@ -248,6 +255,8 @@ def where_it_went(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
 
 def _exact(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
     """Where exact measurements went."""
+    if not evaluations[-1].values:
+        return "Not out: what models score on clients' held-out samples. Each real client has its own."
     if shared:
         names = ", ".join(f"`{name}`" for name in evaluations[-1].metrics())
         return (

@@ -154,6 +154,7 @@ def mechanism_of_release(release: NoisyMean, planner: RoundPlanner, secagg: SecA
     """
     plain = release.mechanism(planner.num_clients, 0)
     dropped = allowed_dropouts(run_of_releases(planner, plain, secagg, 1, secure_keys=True))
+    dropped = max(dropped, min(release.max_dropped, planner.num_clients - 1))
     return release.mechanism(planner.num_clients, dropped)
 
 

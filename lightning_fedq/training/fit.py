@@ -152,7 +152,7 @@ class FederatedFit:
         self._averages = RoundAverages(trainer)
         self._averages.attach(undo)
         if self._evaluator is not None:
-            self._evaluator.check(self._aside)
+            self._evaluator.check(self._aside.do)
         population.is_training = True
         self.figures: RunFigures | None = None
 
@@ -314,13 +314,19 @@ class FederatedFit:
             return None
         trainer, parts = self._trainer, population.holdings.held_out
         settings.check(trainer.lightning_module, self._federation.clients.num_clients, choice == "none")
+        elsewhere = population.evaluator(trainer, self.engine)
+        if elsewhere is not None:
+            return elsewhere
         group = None if population.ranks is None else population.ranks.group
         releases = Releases.begin(self._federation, trainer, group)
         worker, seed = self.simulation.worker, self._federation.planner.seed
         seed_of = lambda round, client: RoundPlan(round, (), frozenset(), seed).stream_seed(  # noqa: E731
             "evaluation", client
         )
-        return ClientEvaluator(settings, trainer, worker, parts, population.loader, seed_of, releases, group)
+        measures = (settings, trainer, worker, parts, population.loader, seed_of, releases, group)
+        evaluator = ClientEvaluator(*measures)
+        evaluator.exact = choice == "shared"
+        return evaluator
 
     def _simulate(self) -> Simulation:
         rule, trainer = self._federation.batch_rule, self._trainer
@@ -493,8 +499,8 @@ class FederatedFit:
         """Log the round that has just ended, and what was measured after it where that may be logged."""
         log_round(self._trainer, self.records[-1], self._figures.after(self.records[-1]))
         last = self.client_evaluations[-1] if self.client_evaluations else None
-        if last is not None and last.round == self.records[-1].round:
-            last.log(self._trainer, self.log.shared)
+        if self._evaluator is not None and last is not None and last.round == self.records[-1].round:
+            last.log(self._trainer, self._evaluator.exact)
 
     def replace_weights(self, weights: Tensor) -> None:
         """Let server and module go on with other weights `(dim,)`. Between rounds."""

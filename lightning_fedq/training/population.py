@@ -25,6 +25,7 @@ from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
+from lightning_fedq.training.client_evaluation import ClientEvaluator
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.files import Aside
 from lightning_fedq.training.handed_loader import ask_module_instead, handed_loader
@@ -161,6 +162,15 @@ class Population(ABC):
             now: What is trained from the coming round on.
         """
 
+    def evaluator(self, trainer: pl.Trainer, engine: Any) -> ClientEvaluator | None:
+        """Measures clients that are elsewhere, by `evaluate_clients`. None where they are measured here.
+
+        Args:
+            trainer: Trainer of the fit.
+            engine: Server of the rounds.
+        """
+        return None
+
     @abstractmethod
     def check_start(self, trainer: pl.Trainer) -> None:
         """Refuse what is known once a fit has its optimisers.
@@ -250,7 +260,9 @@ class SimulatedClients(Population):
         fraction = None if local.evaluate_clients is None else local.evaluate_clients.fraction
         held_out = None
         if fraction is not None:
-            held_out = HeldOut(fraction, torch.Generator().manual_seed(run.stream_seed("held out")))
+            held_out = HeldOut(
+                fraction, lambda client: torch.Generator().manual_seed(run.stream_seed("held out", client))
+            )
         dealt = deal(
             self._user_loader(),
             lambda: split_of(self._owner, clients.partition),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +13,9 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.clients.evaluation import NoisyMean
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, SeededKeys
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
-from lightning_fedq.rounds import RoundEngine
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training.described import everybody, mechanism_of_release, release_of, run_to_charge
 from lightning_fedq.training.journal import keep_journal
 from lightning_fedq.training.protocol import Federation
@@ -43,6 +46,11 @@ class Released:
         return {f"released/{self.metric}": self.mean, "released/uplink_bits": float(self.uplink_bits)}
 
 
+def seeded_keys(planner: RoundPlanner, mechanism: Mechanism) -> SeededKeys:
+    """Keys of the releases of a federation with a seed, which are others than its rounds'."""
+    return SeededKeys(planner.plan(0, mechanism).stream_seed(_STREAMS))
+
+
 class Releases:
     """The releases of one fit.
 
@@ -50,6 +58,8 @@ class Releases:
         federation: The federation, whose ledger is charged.
         release: What is released.
         ranks: Group of several ranks: rank 0 releases for all of them.
+        elsewhere: Makes the server of clients that are on other machines, of mechanism, planner, and all that
+            a `RoundServer` takes beside its keys. None plays the clients here.
 
     Attributes:
         engine: The rounds that release.
@@ -60,48 +70,58 @@ class Releases:
             release.
     """
 
-    def __init__(self, federation: Federation, release: NoisyMean, ranks: RankGroup | None = None) -> None:
+    engine: Any
+
+    def __init__(
+        self,
+        federation: Federation,
+        release: NoisyMean,
+        ranks: RankGroup | None = None,
+        elsewhere: Callable[..., Any] | None = None,
+    ) -> None:
         self._release, self._ranks = release, ranks
         secagg = federation.server.secure_aggregation
         planner = everybody(federation.planner)
         mechanism = mechanism_of_release(release, planner, secagg)
         if secagg is not None:
             secagg.rules(planner.num_clients)
-        keys: Keys = AgreedKeys(range(planner.num_clients))
-        if federation.seed is not None:
-            keys = SeededKeys(planner.plan(0, mechanism).stream_seed(_STREAMS))
-        self.engine = RoundEngine(
-            mechanism,
-            planner,
-            keys,
-            torch.zeros(1),
-            (1,),
-            FixedRange(1.0),
-            secure_sums=None if secagg is None else partial(secure_sum, secagg),
-            diagnostics=False,
-            ledger=federation.ledger.charges_beside(repr(mechanism)),
-        )
+        model = (torch.zeros(1), (1,), FixedRange(1.0))
+        ledger = federation.ledger.charges_beside(repr(mechanism))
+        if elsewhere is not None:
+            self.engine = elsewhere(mechanism, planner, *model, ledger=ledger)
+        else:
+            keys: Keys = AgreedKeys(range(planner.num_clients))
+            if federation.seed is not None:
+                keys = seeded_keys(planner, mechanism)
+            sums = None if secagg is None else partial(secure_sum, secagg)
+            self.engine = RoundEngine(
+                mechanism, planner, keys, *model, secure_sums=sums, diagnostics=False, ledger=ledger
+            )
         self.engine.agree(run_to_charge(self.engine, secagg, 0))
         if secagg is not None:
             check_modulus(secagg, self.engine)
 
     @classmethod
     def begin(
-        cls, federation: Federation, trainer: pl.Trainer, ranks: RankGroup | None = None
+        cls,
+        federation: Federation,
+        trainer: pl.Trainer,
+        ranks: RankGroup | None = None,
+        elsewhere: Callable[..., Any] | None = None,
     ) -> Releases | None:
         """The releases that a federation's settings ask for, with a journal of their charges."""
         wanted = release_of(federation)
         if wanted is None:
             return None
-        releases = cls(federation, wanted, ranks)
+        releases = cls(federation, wanted, ranks, elsewhere)
         keep_journal(trainer, releases.engine.ledger, federation.seed is not None)
         return releases
 
-    def release(self, values: Tensor, round: int) -> Released | None:
+    def release(self, values: Tensor | None, round: int) -> Released | None:
         """Release the mean of every client's value. None where no more is paid for, or too many were missing.
 
         Args:
-            values: `(clients,)`, in units of the metric.
+            values: `(clients,)`, in units of the metric. None where clients send them by themselves.
             round: Round of the training after which they were measured.
         """
         ranks = self._ranks
@@ -114,7 +134,7 @@ class Releases:
             self.engine.ledger.follow(ledger)
         return released  # type: ignore[no-any-return]
 
-    def _of_all(self, values: Tensor, round: int) -> Released | None:
+    def _of_all(self, values: Tensor | None, round: int) -> Released | None:
         engine, release = self.engine, self._release
         limits = engine.ledger.limits
         if limits is not None and bool((engine.ledger.charges >= limits).any()):
@@ -123,17 +143,16 @@ class Releases:
                 f"{int(limits.min())} releases and they are made"
             )
             return None
-        half = (release.high - release.low) / 2.0
-        centred = (values.double().clamp(release.low, release.high) - release.low - half) / half
         engine.round, engine.weights = round, torch.zeros(1)
         plan = engine.start()
         try:
-            engine.receive(plan.survivors, centred[list(plan.survivors)].float()[:, None])
+            if values is not None:
+                engine.receive(plan.survivors, release.centred(values)[list(plan.survivors)][:, None])
             record = engine.finish()
         finally:
             engine.abandon()
         if record.aborted:
             rank_zero_warn(f"round {round + 1}: {release.metric} is not released: {record.aborted}")
             return None
-        mean = release.low + half * (1.0 + float(engine.weights))
+        mean = release.of_centred(float(engine.weights))
         return Released(release.metric, mean, int(record.num_received), int(record.uplink_bits))

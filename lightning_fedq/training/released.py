@@ -64,13 +64,22 @@ def check_release(
             "clients that lie are counted in a cohort, and a released evaluation asks everybody; leave "
             "release out of evaluate_clients, or leave out ByzantineClients"
         )
-    if choice == "shared" and federation.seed is None:
-        raise ValueError(
-            "client_metrics='shared' logs what clients measure without noise, and release adds noise to it; "
-            "use client_metrics='local', or leave release out of evaluate_clients"
-        )
+    check_exact(federation, choice)
     if target is not None and target.over == "round":
         raise ValueError(
             "a target over='round' says nothing of what is released between rounds; use over='run', or leave "
             "release out of evaluate_clients"
+        )
+
+
+def check_exact(federation: Federation, choice: ClientMetricsChoice | None) -> None:
+    """Refuse to let out with noise, and without it, too.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    if release_of(federation) is not None and choice == "shared" and federation.seed is None:
+        raise ValueError(
+            "client_metrics='shared' logs what clients measure without noise, and release adds noise to it; "
+            "use client_metrics='local', or leave release out of evaluate_clients"
         )

@@ -5,6 +5,9 @@ _SAME = "flower/test_same_training.py::"
 _LEDGER = "callbacks/test_federated_ledger.py::"
 _CONSTRAINTS = "training/test_constraints.py::"
 TESTED = {
+    "these settings measure nothing; give both sides evaluate_clients": (
+        "flower/test_measured.py::test_what_cannot_be_is_refused_before_anybody_is_charged"
+    ),
     "the data are a stream (an IterableDataset)": "flower/test_engines.py::test_each_feature_over_flower",
     "this round freezes {}, which has been trained, and real clients": (
         "flower/test_unfreezing.py::test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged"

@@ -23,7 +23,7 @@ from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
 from lightning_fedq.clients.personal import OwnTensors
 from lightning_fedq.data.datasets.leaf import leaf_clients
 from lightning_fedq.data.splits import FeatureShards, Natural
-from lightning_fedq.flower.settings import check_deployable, time_limit
+from lightning_fedq.flower.settings import check_deployable, own_budget, time_limit
 from lightning_fedq.lab.bench import markdown
 from lightning_fedq.lab.bench.tasks import tasks
 from lightning_fedq.lab.callbacks import LeakageMonitor
@@ -299,9 +299,14 @@ ROWS = [
         lambda: leaf_clients(leaf({"a": [1, 2]}), "numbers"),
     ),
     row(
-        "evaluate_clients is for simulations: over a network a client answers with its update only",
-        lambda: check_deployable(measured()),
-        lambda: check_deployable(fed()),
+        "held_out lists data sets of all clients, and a real client has its own only; say which fraction",
+        lambda: check_deployable(measured([[]] * 4)),
+        lambda: check_deployable(measured(0.5)),
+    ),
+    row(
+        "a client's own budget counts what it sends in rounds, and released evaluations are sent beside",
+        lambda: own_budget(noisy(seed=None), PrivacyTarget(8.0, 1e-5), False),
+        lambda: own_budget(noisy(seed=None), None, False),
     ),
     # ---- deadlines --------------------------------------------------------------------------------------
     row(

@@ -17,13 +17,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 MECHANISMS = {f"{row!r}" for row in ROWS}
 _BUFFER, _LATE = "numbers that travel is", "which a callback or hook has given to optimisers here"
 _FROZEN, _STEPS = "which has been trained, and real clients keep no model", "a schedule with interval='step'"
-_DROPS, _MEASURED = "real clients drop out by themselves", "evaluate_clients is for simulations"
+_DROPS = "real clients drop out by themselves"
 REFUSED = {
     "BackboneFinetuning, before": _LATE,
     "BackboneFinetuning, after": _LATE,
     "freezing": _FROZEN,
     "pruning": _FROZEN,
-    "measured by client": _MEASURED,
     "a buffer assigned anew": _BUFFER,
     "an average in the module": _BUFFER,
     "a variance of one's own": _BUFFER,
@@ -37,8 +36,6 @@ REFUSED = {
     "leakage": "LeakageMonitor works on the clients of a simulation",
     "Langevin": "Langevin works on the clients of a simulation",
     "DPSGD": "DPSGD works on the clients of a simulation",
-    "what clients measure": _MEASURED,
-    "what clients measure, released": _MEASURED,
     "secret cohorts": "cohorts='secret' are for simulations",
     "liars": "ByzantineClients works on the clients of a simulation",
 }

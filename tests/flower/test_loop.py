@@ -17,7 +17,6 @@ from flwr.app import Message
 
 from lightning_fedq.algorithms import SCAFFOLD
 from lightning_fedq.callbacks import DPSGD, Federated
-from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.data.models import MLP
 from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
@@ -333,7 +332,6 @@ def test_keys_need_a_folder(tmp_path):
             "cohorts='secret' are for simulations",
         ),
         ({"algorithm": SCAFFOLD()}, r"SCAFFOLD takes as many steps .* say local_steps"),
-        ({"evaluate_clients": ClientEvaluation()}, "evaluate_clients is for simulations"),
     ],
 )
 def test_settings_of_simulations_are_refused(options, words, tmp_path):
@@ -344,9 +342,9 @@ def test_settings_of_simulations_are_refused(options, words, tmp_path):
 CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
 CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
 CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy", "local"}
-CARRIED |= {"shared", "constraints", "broadcast_bits"}
-REFUSED = {"dropout_probability", "evaluate_clients", "cohorts"}
-OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics", "check_isolation"}
+CARRIED |= {"shared", "constraints", "broadcast_bits", "evaluate_clients", "client_metrics"}
+REFUSED = {"dropout_probability", "cohorts"}
+OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "check_isolation"}
 
 
 def test_every_setting_of_a_simulation_has_its_place():
