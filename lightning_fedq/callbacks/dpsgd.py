@@ -33,7 +33,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
-from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.clients.child import is_client
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.data.batches import LocalWork
@@ -116,7 +115,8 @@ class DPSGD(pl.Callback):
         self._new_root()
         self._undo = Undo()
         self._optimizer: GridDPOptimizer | None = None
-        self._federated: Federated | None = None
+        self._federated: Any = None
+        self._first = 0
         self._present = 0
         self._first_step: dict[int, int] = {}
         self._buffers: UnchangedBuffers | None = None
@@ -127,9 +127,10 @@ class DPSGD(pl.Callback):
         self._inside: Any = None
         self._non_finite = 0
 
-    only_simulated = True
     crosses_clients = True
     """Every client's training has this very object, which keeps everybody's account."""
+    of_each_client = True
+    """A real client has one of its own, and its account with it; a server of real clients has none."""
 
     def _new_root(self) -> None:
         secret = os.urandom(32) if self.seed is None else pack_fields("reproducible", hex(self.seed))
@@ -139,6 +140,19 @@ class DPSGD(pl.Callback):
     def protects_samples(self) -> bool:
         """Whoever knows a seed knows all noise."""
         return self.seed is None
+
+    def training_words(self) -> str:
+        """What both sides of a deployment compare; nothing of the secrets."""
+        return f"DPSGD({self.noise_multiplier}, {self.max_grad_norm}, delta={self.delta}, seed={self.seed})"
+
+    @property
+    def account(self) -> list[list[float]]:
+        """Account of client 0, for a real client to keep: noise multiplier, sampling rate, steps, in turn."""
+        return self._spent.history(0)
+
+    @account.setter
+    def account(self, kept: list[list[float]]) -> None:
+        self._spent.go_on(0, kept)
 
     # ---- set up and take off ----------------------------------------------------------------------
 
@@ -150,8 +164,9 @@ class DPSGD(pl.Callback):
             self._new_root()
         self._forget()
         self._optimizer, self._non_finite = None, 0
-        found = [c for c in trainer.callbacks if isinstance(c, Federated)]  # type: ignore[attr-defined]
-        self._federated = found[0] if found else None
+        found = [c for c in trainer.callbacks if hasattr(c, "use_batches")]  # type: ignore[attr-defined]
+        self._federated = found[0] if found else None  # `Federated`, or a real client's `LocalRound`
+        self._first = getattr(self._federated, "number", 0)
         if sum(isinstance(callback, DPSGD) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
             raise ValueError("the Trainer has two DPSGD callbacks; leave one of them out")
         if trainer.datamodule is None and not is_overridden(  # type: ignore[attr-defined]
@@ -168,7 +183,7 @@ class DPSGD(pl.Callback):
         self._undo.replace(owner, "train_dataloader", lambda: self._poisson(user_loader()))
 
     def _key(self, purpose: str, client: int, step: int) -> bytes:
-        return hkdf_expand(self._root, pack_fields(purpose, client, step))
+        return hkdf_expand(self._root, pack_fields(purpose, self._first + client, step))
 
     def _stream(self, purpose: str, client: int, step: int) -> Stream:
         return Stream(self._key(purpose, client, step))

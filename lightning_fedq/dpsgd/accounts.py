@@ -72,6 +72,14 @@ class SampleAccounts:
         if self._charges:
             self._check_prices()
 
+    def history(self, client: int) -> list[list[float]]:
+        """What a client has spent, in plain numbers."""
+        return [list(entry) for entry in self._now().get(client, [])]
+
+    def go_on(self, client: int, history: Sequence[Sequence[float]]) -> None:
+        """Let a client's account, once it is opened, go on from what was kept elsewhere."""
+        self._histories[client] = [(noise, rate, int(steps)) for noise, rate, steps in history]
+
     def _prices(self) -> list[list[float]]:
         """Price of a round for every client: noise multiplier, sampling rate, steps."""
         return [

@@ -30,12 +30,14 @@ from lightning_fedq.flower.settings import (
     deployed_mechanism,
     fingerprint,
     keeps_state,
+    of_each_client,
     own_budget,
+    protects_samples,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.flower.training_words import training_words
+from lightning_fedq.flower.training_words import callbacks_in, training_words
 from lightning_fedq.keys.party_keys import Identities
-from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 
@@ -98,6 +100,9 @@ class DeployedClient(RemoteClient):
         except RefusedError:
             raise
         except Exception as error:  # of the user's data, which say nothing to the server here
+            if any(map(of_each_client, callbacks_in(self._trainer))):
+                rank_zero_warn(str(error))
+                raise RefusedError("DPSGD can't train here; the client's own log says why") from error
             if counts:
                 rank_zero_warn(f"what travels was not tried out: {type(error).__name__}: {error}")
             return {}
@@ -144,7 +149,7 @@ class DeployedClient(RemoteClient):
     def _settled(self, number: int) -> tuple[KeptState | None, State]:
         """What the client goes on with, and where it keeps it. Nothing where it keeps nothing."""
         fields, seed = self._told, self._federated.seed
-        if not keeps_state(self._federated.local):
+        if not keeps_state(self._federated.local, callbacks_in(self._trainer)):
             return None, State()
         of = f"the federation of seed {seed}" if seed is not None else fields["federation"].hex()[:16]
         states = KeptState(self._folder_of_states(), f"client {number} of {of}")
@@ -163,12 +168,16 @@ class DeployedClient(RemoteClient):
             held_out,
         )
 
+    def _says_all(self, context: RoundContext) -> bool:
+        """See `RemoteClient._says_all`: nor of single samples."""
+        return super()._says_all(context) and not protects_samples(callbacks_in(self._trainer))
+
     def _folder_of_states(self) -> Store:
         if self._store is None:
             raise RefusedError(
                 "this federation's clients keep something for themselves (local=, buffers='local', an "
-                "algorithm with memory) in a folder of their own; start the SuperNode with --node-config "
-                "'fedq-home=\"/a/folder\"', or give client_app(home=...)"
+                "algorithm with memory, DPSGD's account) in a folder of their own; start the SuperNode with "
+                "--node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
             )
         return self._store
 
@@ -222,7 +231,7 @@ def client_app(
     check_identities(federated, identities is not None, "client_app(identities=...)")
     if isinstance(budget, PrivacyTarget):
         own_budget(federated, budget, identities is not None)
-    check_client_callbacks((trainer or {}).get("callbacks") or ())
+    check_client_callbacks(callbacks_in(trainer or {}), federated)
     app = ClientApp()
 
     def reply(kind: str, message: Message, context: Context) -> Message:

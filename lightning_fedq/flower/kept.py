@@ -20,6 +20,8 @@ from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.flower.store import Store
 
 _KEPT, _OPEN = "state", "state-open"
+_SPENT = ("account",)
+"""What stays of a round that does not count: what was paid for secret noise, before anything was sent."""
 Attempt = tuple[int, int]
 NEVER: Attempt = (-1, -1)
 
@@ -49,6 +51,11 @@ class KeptState:
             self._store.move_tensors(_OPEN, _KEPT)
             kept = open
         elif open is not None:
+            spent = {name: open["state"][name] for name in _SPENT if name in open["state"]}
+            if spent:
+                old = {} if kept is None else kept["state"]
+                kept = {"at": list(_at(kept)), "owner": self._owner, "state": {**old, **spent}}
+                self._store.put_tensors(_KEPT, kept)
             self._store.drop_tensors(_OPEN)
         if _at(kept) != counted:
             rank_zero_warn(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from operator import attrgetter
@@ -27,17 +27,18 @@ from lightning_fedq.clients.hooks import trains_with_clients
 from lightning_fedq.clients.states import State
 from lightning_fedq.clients.vector import Rehearsed, Vector, train_only
 from lightning_fedq.clients.worker import ClientWorker
-from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.dealing import LocalPasses, deal
 from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.flower.kept import check_names
-from lightning_fedq.flower.settings import RefusedError
+from lightning_fedq.flower.settings import RefusedError, of_each_client
 from lightning_fedq.flower.training_words import acts
 from lightning_fedq.rounds import RoundPlan, RoundTask
 from lightning_fedq.training.checks import (
     check_algorithm,
+    check_batch_rule,
     check_limit,
     check_loader_is_ours,
     check_optimizers,
@@ -45,12 +46,13 @@ from lightning_fedq.training.checks import (
     check_shapes,
 )
 from lightning_fedq.training.client_evaluation import ClientEvaluator
+from lightning_fedq.training.client_metrics import forks
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.handed_loader import forget_loader
 from lightning_fedq.training.metrics import ClientMetrics
 from lightning_fedq.training.rehearsal import Trial, prepare, rehearse
 from lightning_fedq.training.round_loop import install
-from lightning_fedq.training.schedule import round_stacks
+from lightning_fedq.training.schedule import round_stacks, shortened, single_stacks
 from lightning_fedq.training.settings import Local
 from lightning_fedq.training.smallest_batch import check_smallest
 from lightning_fedq.training.undo import Undo
@@ -162,7 +164,9 @@ class LocalRound(pl.Callback):
                 settings.fraction,
                 lambda client: torch.Generator().manual_seed(of_run.stream_seed("held out", client)),
             )
-        self._undo = Undo()
+        self._undo, self.number = Undo(), number
+        self._rule: BatchRule | None = None
+        self._drawn: list[Stack] | None = None
         self._dealt: ClientLoader | None = None
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
@@ -176,6 +180,36 @@ class LocalRound(pl.Callback):
         self._limit = 1.0 if trainer.fast_dev_run else trainer.limit_train_batches
         self._undo.replace(trainer, "limit_train_batches", 1.0)
         self._undo.replace(owner, "train_dataloader", lambda: self._loader(trainer))
+
+    # ---- what a rule of the batches asks of a federation -------------------------------------------------
+
+    engine = None  # which is elsewhere
+
+    @property
+    def fit(self) -> LocalRound:
+        """This one."""
+        return self
+
+    @property
+    def client_indices(self) -> list[Tensor]:
+        """Sample indices of this client."""
+        return list(self._work.held)
+
+    def use_batches(self, rule: Any) -> None:
+        """Let a rule draw the batches, and go on with the account that this client has kept of it."""
+        check_batch_rule(rule, self._rule, self._federated.local)
+        self._account = "account" if rule.protects_samples else "account of a seed"
+        self._rule, rule.account = rule, self._told.kept.get(self._account, [])
+
+    def fetch(self, indices: Tensor) -> Any:
+        """Some samples as one batch. Draws nothing."""
+        assert self._dealt is not None
+        with torch.random.fork_rng([]):
+            return self._dealt.fetch(indices)
+
+    def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
+        """The only stack, and which of its batches that is."""
+        return self._stacks()[0], batch_idx
 
     def _loader(self, trainer: Any) -> ClientLoader:
         if self._dealt is None:
@@ -193,16 +227,23 @@ class LocalRound(pl.Callback):
                 torch.Generator(),
                 labels,
                 LocalPasses(local.local_epochs, local.local_steps, self._limit, not trainer.overfit_batches),
-                None,
+                self._rule,
                 self._held_out,
             )
             check_limit(dealt.work)
             self._work: LocalWork = dealt.work
+            if self._rule is not None:
+                self._rule.begin(dealt.work)
             self._dealt = dealt.loader(self._stacks, lambda: len(self._work.sizes[0]))
         return self._dealt
 
     def _stacks(self) -> Sequence[Stack]:
         most = self._clock.most_batches
+        if self._rule is not None:
+            if self._drawn is None:
+                (batches,) = self._rule.draw(self._plan.round, 0, (0,))
+                self._drawn = single_stacks(self._plan, [batches[:most]], self._rule.keys)
+            return self._drawn
         return round_stacks(self._plan, lambda c: self._work.sizes[c][:most], self._work.shuffles, 1)
 
     def on_fit_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
@@ -226,8 +267,10 @@ class LocalRound(pl.Callback):
         count_from(trainer, steps, steps)
         self._clock = Clock(trainer, longest)
         mode = self._federated.local.buffers
-        trial = Trial(ClientFit(trainer), self._clock, lambda: loader, {})
-        found = rehearse(trial, pl_module, self._stacks(), mode).told(pl_module)
+        found, logged = Rehearsed.by_layers(pl_module), dict[str, None]()
+        if self._rule is None:
+            trial = Trial(ClientFit(trainer), self._clock, lambda: loader, logged)
+            found = rehearse(trial, pl_module, self._stacks(), mode).told(pl_module)
         optimizers = trainer.strategy
         self._vector = Vector(
             pl_module,
@@ -243,8 +286,12 @@ class LocalRound(pl.Callback):
         self.segments = self._vector.segments
         self._metrics = ClientMetrics("shared", trainer)
         if self._task is None:
-            self._check_smallest(trainer, loader)
+            if self._rule is None:
+                self._check_smallest(trainer, loader)
+            else:
+                self._try_step(trainer, loader)
             self._check_measured(trainer, loader)
+            self._check_watched(trainer, loader, {**logged, **self._metrics.names})
             return
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
             raise RefusedError(
@@ -272,9 +319,17 @@ class LocalRound(pl.Callback):
                     config.scheduler.step()
         self._follow(trainer)
 
+    def _try_step(self, trainer: Any, loader: ClientLoader) -> None:
+        """Take one step of a rule's, which may refuse the module or its loss, and drop it."""
+        self._drawn = shortened(self._stacks(), 1)
+        self._clock.begin_round()
+        for stack, batches in loader.by_stack():
+            self._new_worker(trainer, loader, None).train(stack, batches, self._vector.read())
+
     def _new_worker(self, trainer: Any, loader: ClientLoader, term: Correction | None) -> ClientWorker:
         parts = (trainer, self._vector, self._fit, self._clock, self._metrics, lambda: loader)
-        return ClientWorker(*parts, term=term)
+        skips = self._rule is not None and self._rule.skips_empty
+        return ClientWorker(*parts, skips_empty=skips, term=term)
 
     def _evaluator(self, trainer: Any, worker: ClientWorker, loader: ClientLoader) -> ClientEvaluator | None:
         """Measures this client, as a simulation does."""
@@ -293,6 +348,30 @@ class LocalRound(pl.Callback):
                 evaluator.check(lambda client, work: work())
         except ValueError as error:
             raise RefusedError(str(error)) from error
+
+    def _check_watched(self, trainer: Any, loader: ClientLoader, logged: Iterable[str]) -> None:
+        """Refuse schedules that follow what clients log in training, of which the server hears nothing.
+
+        What is logged in validation, too, the server has by itself.
+
+        Raises:
+            RefusedError: Naming the schedule and the metric.
+        """
+        of_training = {fork for name in logged for fork in forks(name)}
+        watched = {config.monitor: config for config in trainer.lr_scheduler_configs if config.monitor}
+        for name in sorted(of_training.intersection(watched)):
+            one = torch.arange(min(loader.batch_size, len(self._work.held[0])))
+            try:
+                batches = [(loader.fetch(self._work.held[0][one]), len(one))]
+                if name in self._new_worker(trainer, loader, None).evaluate(0, batches, 0):
+                    continue
+            except Exception as error:  # batches of the validation may be others, and nothing is known
+                rank_zero_warn(f"whether validation logs {name!r} was not tried out: {error}")
+                continue
+            raise RefusedError(
+                f"{type(watched[name].scheduler).__name__} watches {name!r}, which clients log in training, "
+                "and the server hears nothing of it; watch a metric of the validation, which is the server's"
+            )
 
     def _check_smallest(self, trainer: Any, loader: ClientLoader) -> None:
         """Refuse, before the first round, data that leave a batch on which the training fails.
@@ -330,7 +409,7 @@ class LocalRound(pl.Callback):
         if algorithm is None:
             return None
         module = self._trainer.lightning_module
-        check_algorithm(algorithm, self._trainer.optimizers, None, True, module.automatic_optimization)
+        check_algorithm(algorithm, self._trainer.optimizers, self._rule, True, module.automatic_optimization)
         term = algorithm.begin(self._federated.clients.num_clients, self._vector.num_parameters)
         if theirs is not None and isinstance(term, KeptOffsets):
             if theirs.shape != term.server.shape:
@@ -368,6 +447,10 @@ class LocalRound(pl.Callback):
         self._check_counts()
         opened = worker.states.opened().get(0, {})
         self.state = {**self._told.kept, **opened, "names": list(vector.own.names)}
+        rule: Any = self._rule
+        if rule is not None:
+            self.state[self._account] = rule.account
+            rank_zero_info(f"round {self._plan.round + 1}: {rule.statement().line}")
         steps = clock.end_round(clock.taken)
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
@@ -501,7 +584,8 @@ def train_locally(
         rank_zero_info(f"{', '.join(left)}: of the whole fit, which is the server's; left out here")
     own = [one for one in own if acts(one)]
     # as they were made: what they keep of one message is not there in the next
-    callbacks = [local, *(deepcopy(one) if trains_with_clients(one) else one for one in own)]
+    fresh = [trains_with_clients(one) or of_each_client(one) for one in own]
+    callbacks = [local, *(deepcopy(one) if new else one for one, new in zip(own, fresh, strict=True))]
     rounds = max(given.pop("max_epochs", None) or 0, least) if task is not None else 0
     fit = pl.Trainer(
         **{**given, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},

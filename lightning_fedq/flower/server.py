@@ -43,12 +43,12 @@ from lightning_fedq.flower.settings import (
     check_deployable,
     check_identities,
     fingerprint,
-    keeps_state,
+    of_each_client,
     only_simulated,
     time_limit,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.flower.training_words import training_words
+from lightning_fedq.flower.training_words import callbacks_in, training_words
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.privacy.ledger import Ledger
@@ -57,6 +57,7 @@ from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.files import Aside
 from lightning_fedq.training.population import Holdings, Population, Stacks
 from lightning_fedq.training.release import seeded_keys
+from lightning_fedq.training.released import check_samples
 from lightning_fedq.training.schedule import Schedule
 from lightning_fedq.training.undo import Undo
 
@@ -267,11 +268,7 @@ class RemoteClients(Population):
         weights = server.weights.detach().cpu().contiguous()
         sent = weights.numpy().tobytes() if broadcast is None else broadcast.pack(weights, server.segments)
         model = {"weights": sent, "dtype": str(weights.dtype).partition(".")[2], **self._beside()}
-        keeps = keeps_state(self._federation.local)
-        return lambda client: {
-            **model,
-            **({"counted": list(self._counted.get(client, NEVER))} if keeps else {}),
-        }
+        return lambda client: {**model, "counted": list(self._counted.get(client, NEVER))}
 
     def evaluator(self, trainer: pl.Trainer, engine: RemoteRoundServer) -> RemoteEvaluator:
         """Asks clients to measure, see `Population.evaluator`."""
@@ -381,6 +378,7 @@ class Deployment:
 
     def _run(self, grid: Grid, store: Store) -> tuple[pl.Trainer, FederatedServer]:
         _check_checkpoint(self.home)
+        check_samples(self.federated, callbacks_in(self.trainer))
         module = self.module()
         check_counted(module, self.federated.local)
         exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
@@ -395,9 +393,10 @@ class Deployment:
         roster.gather(self.wait)
         server = FederatedServer(self.federated, exchange, roster)
         kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)
-        callbacks = [server, *given.pop("callbacks", []), kept]
+        given_callbacks = callbacks_in(given)
+        callbacks = [server, *(one for one in given_callbacks if not of_each_client(one)), kept]
         trainer = pl.Trainer(
-            **{"enable_progress_bar": False, "num_sanity_val_steps": 0, **given}, callbacks=callbacks
+            **{"enable_progress_bar": False, "num_sanity_val_steps": 0, **given, "callbacks": callbacks}
         )
         last = kept.path
         if last.is_file():

@@ -16,8 +16,9 @@ from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
+from lightning_fedq.training.client_metrics import ProtectsSamples
 from lightning_fedq.training.described import release_of, releases_of
-from lightning_fedq.training.released import check_exact
+from lightning_fedq.training.released import check_exact, check_samples
 from lightning_fedq.training.settings import Local
 
 PROTOCOL = "7"
@@ -152,10 +153,21 @@ def check_deployable(federated: Federated) -> None:
         )
 
 
-def keeps_state(local: Local) -> bool:
+def of_each_client(callback: object) -> bool:
+    """Has a real client one of its own where a simulation has one for all (`of_each_client = True`)?"""
+    return bool(getattr(callback, "of_each_client", False))
+
+
+def keeps_state(local: Local, callbacks: Sequence[object]) -> bool:
     """Does a client keep anything of a training from round to round?"""
     remembers = local.algorithm is not None and local.algorithm.remembers
-    return bool(local.patterns) or local.buffers == "local" or remembers
+    accounts = any(map(of_each_client, callbacks))
+    return bool(local.patterns) or local.buffers == "local" or remembers or accounts
+
+
+def protects_samples(callbacks: Sequence[object]) -> bool:
+    """Does one of them claim something of single samples?"""
+    return any(isinstance(one, ProtectsSamples) and one.protects_samples for one in callbacks)
 
 
 def time_limit(federated: Federated, round_timeout: float | None) -> float:
@@ -233,8 +245,12 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
     return ClientBudget(target, federated.clients.num_clients, sums)
 
 
-def check_client_callbacks(callbacks: Sequence[object]) -> None:
-    """Refuse callbacks of a client's own Trainer that only a simulation has a place for.
+def check_client_callbacks(callbacks: Sequence[object], federated: Federated) -> None:
+    """Refuse callbacks of a side's Trainer that only a simulation has a place for.
+
+    Args:
+        callbacks: Callbacks of its Trainer.
+        federated: The settings.
 
     Raises:
         ValueError: With the cure.
@@ -247,6 +263,7 @@ def check_client_callbacks(callbacks: Sequence[object]) -> None:
                 "keeps nothing of it between two. Leave it out, and protect clients by the mechanism (LDPQ, "
                 "CorBin, a privacy target)"
             )
+    check_samples(federated, callbacks)
 
 
 def check_trained_elsewhere(federated: Federated) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.hooks import trains_with_clients
+from lightning_fedq.flower.settings import of_each_client
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OWN = (
@@ -68,11 +69,11 @@ def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.Lightni
 def quiet_trainer(arguments: Mapping[str, Any]) -> pl.Trainer:
     """A Trainer of these arguments, to be asked how it would train."""
     kept = {name: value for name, value in arguments.items() if name not in _OWN}
-    keeps = any(isinstance(one, pl.callbacks.Checkpoint) for one in _callbacks(arguments))
+    keeps = any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks_in(arguments))
     return pl.Trainer(**{"max_epochs": 1, **kept, **_QUIET, "enable_checkpointing": keeps})
 
 
-def _callbacks(arguments: Mapping[str, Any]) -> Sequence[Any]:
+def callbacks_in(arguments: Mapping[str, Any]) -> Sequence[Any]:
     """Those of a Trainer's arguments, which may be one, or none."""
     given = arguments.get("callbacks") or ()
     return given if isinstance(given, Sequence) else (given,)
@@ -81,7 +82,7 @@ def _callbacks(arguments: Mapping[str, Any]) -> Sequence[Any]:
 def acts(callback: Any) -> bool:
     """Does a callback change what clients train?"""
     of_the_fit = tuple(getattr(pl.callbacks, n) for n in _OF_THE_FIT if hasattr(pl.callbacks, n))
-    return trains_with_clients(callback) or isinstance(callback, of_the_fit)
+    return trains_with_clients(callback) or of_each_client(callback) or isinstance(callback, of_the_fit)
 
 
 def _of_optimizers(module: pl.LightningModule) -> dict[str, str] | None:
@@ -125,6 +126,8 @@ def _words(value: Any, depth: int = 3) -> str:
     if isinstance(value, list | tuple | set | frozenset):
         parts = [_words(one, depth - 1) for one in value] if depth else ["..."]
         return f"[{', '.join(sorted(parts) if isinstance(value, set | frozenset) else parts)}]"
+    if hasattr(value, "training_words"):
+        return str(value.training_words())
     if hasattr(value, "__qualname__"):
         return str(value.__qualname__)
     own = vars(value) if depth and hasattr(value, "__dict__") else {}

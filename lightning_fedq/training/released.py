@@ -7,6 +7,7 @@ counts both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,16 +50,7 @@ def check_release(
     if release_of(federation) is None:
         releases_of(federation, None)  # refuses a ledger of another release
         return
-    protects = [
-        type(callback).__name__
-        for callback in callbacks_of(trainer)
-        if isinstance(callback, ProtectsSamples) and callback.protects_samples
-    ]
-    if protects:
-        raise ValueError(
-            f"{protects[0]} says what one sample of a client costs, and a released evaluation is not in it; "
-            "leave release out of evaluate_clients, or leave the callback out"
-        )
+    check_samples(federation, callbacks_of(trainer))
     if num_byzantine_of(trainer, federation.planner):
         raise ValueError(
             "clients that lie are counted in a cohort, and a released evaluation asks everybody; leave "
@@ -69,6 +61,20 @@ def check_release(
         raise ValueError(
             "a target over='round' says nothing of what is released between rounds; use over='run', or leave "
             "release out of evaluate_clients"
+        )
+
+
+def check_samples(federation: Federation, callbacks: Sequence[object]) -> None:
+    """Refuse releases beside a claim about single samples.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    protects = [one for one in callbacks if isinstance(one, ProtectsSamples) and one.protects_samples]
+    if protects and release_of(federation) is not None:
+        raise ValueError(
+            f"{type(protects[0]).__name__} says what one sample of a client costs, and a released evaluation "
+            "is not in it; leave release out of evaluate_clients, or leave the callback out"
         )
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 from flwr.serverapp.strategy import FedAvg
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import DPSGD
+from lightning_fedq.callbacks import Langevin
 from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.flower import DecodingStrategy, client_app
 from lightning_fedq.flower.local_round import check_schedules
@@ -255,7 +255,7 @@ ROWS = [
     ),
     row(
         "{} works on clients that are simulated here, and the server has none; leave it out",
-        lambda: deployed(callbacks=[DPSGD(1.0, 1.0, delta=1e-5)]),
+        lambda: deployed(callbacks=[Langevin(0.1)]),
         deployed,
     ),
 ]

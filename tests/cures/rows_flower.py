@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg as Averages
 from flwr.serverapp.strategy import FedProx as Proximal
 
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
-from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.callbacks import DPSGD, Federated, Langevin
 from lightning_fedq.commands.flower import _address, _secret
 from lightning_fedq.flower import DecodingStrategy
 from lightning_fedq.flower.runtime import FlowerChangedError, check_flower
@@ -130,8 +130,8 @@ ROWS = [
     ),
     row(
         "works on the clients of a simulation; a real client trains one round at a time and keeps nothing",
-        lambda: check_client_callbacks([DPSGD(1.0, 1.0, delta=1e-5)]),
-        lambda: check_client_callbacks([]),
+        lambda: check_client_callbacks([Langevin(0.1)], fed()),
+        lambda: check_client_callbacks([DPSGD(1.0, 1.0, delta=1e-5)], fed()),
     ),
     row(
         "is the business of your own {}; leave it out, or use client_app and server_app, which carry it",

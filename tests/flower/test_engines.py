@@ -31,11 +31,10 @@ REFUSED = {
     "dropouts, one mean": _DROPS,
     "a schedule by batch": _STEPS,
     "a cycle": _STEPS,
-    "a plateau of the training": "conditioned on metric train_loss which is not available",
+    "a plateau of the training": "watches 'train_loss', which clients log in training",
     "streams": "the data are a stream",
     "leakage": "LeakageMonitor works on the clients of a simulation",
     "Langevin": "Langevin works on the clients of a simulation",
-    "DPSGD": "DPSGD works on the clients of a simulation",
     "secret cohorts": "cohorts='secret' are for simulations",
     "liars": "ByzantineClients works on the clients of a simulation",
 }

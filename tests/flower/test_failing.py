@@ -117,7 +117,7 @@ def test_words_of_any_other_error_stay_with_the_client(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings(
-    "ignore:train|shares|masked|confirm|unmask|contribute|register|evaluate:UserWarning"
+    "ignore:train|shares|masked|confirm|unmask|contribute|register|explain:UserWarning"
 )
 @pytest.mark.parametrize("kind", ["register", "contribute", "train", "shares", "masked", "confirm", "unmask"])
 def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -
                 continue
             told = client.reply(kind, fields)
             assert set(told) == {"refused"} and f"the field {name!r} must be" in told["refused"]
-    assert "there is no such question" in client.reply("evaluate", {})["refused"]
+    assert "there is no such question" in client.reply("explain", {})["refused"]
     assert "float32 or float64" in client.reply("train", {**asked["train"], "dtype": "float8"})["refused"]
 
 

@@ -142,6 +142,7 @@ def serve(
     rounds: int = ROUNDS,
     signed: bool = False,
     build: Callable[[], Any] = module,
+    trainer: dict[str, Any] | None = None,
 ) -> Outcome | None:
     """Run the server in a process of its own, and return what it ends with, or None where it was killed."""
     own = [Ed25519PrivateKey.from_private_bytes(bytes([client] * 32)) for client in range(CLIENTS)]
@@ -156,11 +157,11 @@ def serve(
         apps = clients(
             *(make, folder),
             identities=identities if signed else None,
-            trainer={"max_epochs": rounds},
+            trainer={"max_epochs": rounds, **(trainer or {})},
             module=build,
         )
         grid = ForkGrid(*apps, folder, dying or {})
-        one = deployment(make(), rounds, folder, directory=directory, module=build)
+        one = deployment(make(), rounds, folder, directory=directory, module=build, **(trainer or {}))
         _, server = one.run(grid)
         assert server.engine is not None
         return {

@@ -160,9 +160,13 @@ class ByCourse(Classifier):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         if self.kind == "plain":
             return optimizer
-        if self.kind == "plateau":
+        if self.kind.startswith("plateau"):
+            _, _, watched = self.kind.partition(" of ")
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_acc"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": plateau, "monitor": watched or "val_acc"},
+            }
         steps = self.trainer.estimated_stepping_batches
         cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
@@ -349,3 +353,35 @@ def test_what_clients_keep_needs_a_folder(tmp_path):
     with pytest.warns(UserWarning, match=r"keep something for themselves .*give client_app\(home="):
         _, server = deployment(new(), 1, tmp_path).run(LoopGrid(*clients(new, tmp_path, home=False)))
     assert server.records[0].num_received == 0
+
+
+class Logs(ByCourse):
+    """Logs its loss in training, and one of the same name in validation if it is told so."""
+
+    def __init__(self, both: bool) -> None:
+        super().__init__("plateau of loss")
+        self.both = both
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        if self.both:
+            self.log("loss", torch.ones(()))
+
+
+def test_a_plateau_of_what_clients_log_is_refused_before_anybody_is_charged(tmp_path):
+    """It ended with Lightning's error after one charged round. What validation logs, too, the server has."""
+    make = lambda: federated(COIN, local_epochs=1)  # noqa: E731
+    grid = LoopGrid(*clients(make, tmp_path / "one", module=lambda: Logs(False)))
+    with pytest.raises(RuntimeError, match="ReduceLROnPlateau watches 'loss', which clients log in training"):
+        deployment(make(), 1, tmp_path / "one", module=lambda: Logs(False)).run(grid)
+    assert {kind for kind, _ in grid.log} == {"register"}
+    both = lambda: Logs(True)  # noqa: E731
+    grid = LoopGrid(*clients(make, tmp_path / "two", module=both))
+    _, server = deployment(make(), 2, tmp_path / "two", module=both).run(grid)
+    expected = simulate(make(), 2, module=both())
+    assert torch.equal(server.engine.weights, expected.engine.weights)
