@@ -5,7 +5,7 @@ module) and its own loops into the Trainer for the time of the fit. The loops tr
 a fit of its own, on a copy (`clients`), each update through the round engine (`rounds`), the server's step
 into the module (`simulation`). The user's module holds the global model from the first to the last line.
 
-Here are the arguments, which become three frozen groups of settings (`training.settings`), and the hooks.
+Here are the arguments, which become four frozen groups of settings (`training.settings`), and the hooks.
 What belongs to one fit is made when it starts (`training.fit`), on the clients that there are
 (`training.population`).
 
@@ -57,7 +57,7 @@ from lightning_fedq.training.privacy_target import KeptTarget
 from lightning_fedq.training.resume import begin_again, check_federation
 from lightning_fedq.training.round_loop import install
 from lightning_fedq.training.secret_cohorts import check_choice_of_cohorts, check_processes, check_settings
-from lightning_fedq.training.settings import Clients, Local, Server, check_kinds
+from lightning_fedq.training.settings import Clients, Local, Protection, Server, group
 from lightning_fedq.training.statement import outcome
 from lightning_fedq.training.undo import Undo
 
@@ -200,55 +200,14 @@ class Federated(pl.Callback):
         constraints: Mapping[str, Constraint] | None = None,
         broadcast_bits: int | None = None,
     ) -> None:
-        check_kinds(mechanism=mechanism, seed=seed, ledger=ledger, privacy=privacy)
-        clients = Clients(
-            num_clients,
-            clients_per_round,
-            participation,
-            cohorts,
-            dropout_probability,
-            partition,
-            labels,
-            deadline,
-        )
-        own = Local(
-            algorithm,
-            local_epochs,
-            local_steps,
-            clients_per_step,
-            buffers,
-            local,
-            client_metrics,
-            check_isolation,
-            evaluate_clients,
-            shared,
-            constraints,
-        )
-        server = Server(
-            target,
-            ranges,
-            server_lr,
-            server_optimizer,
-            weighting,
-            aggregator,
-            secure_aggregation,
-            diagnostics,
-            broadcast_bits,
-        )
-        self._settle(mechanism, clients, own, server, seed, ledger, privacy)
+        given = {**locals(), "patterns": local}
+        protection, clients = group(Protection, given), group(Clients, given)
+        self._settle(protection, clients, group(Local, given), group(Server, given))
 
-    def _settle(
-        self,
-        mechanism: Mechanism,
-        clients: Clients,
-        local: Local,
-        server: Server,
-        seed: int | None,
-        ledger: Ledger | None,
-        privacy: PrivacyTarget | None,
-    ) -> None:
+    def _settle(self, protection: Protection, clients: Clients, local: Local, server: Server) -> None:
         """Take settings that are right by themselves, and refuse what does not go together."""
-        is_secret = check_choice_of_cohorts(clients, seed, privacy)
+        mechanism, seed, privacy = protection.mechanism, protection.seed, protection.privacy
+        is_secret, ledger = check_choice_of_cohorts(clients, seed, privacy), protection.ledger
         planner = clients.planner(secrets.randbits(63) if seed is None else seed)
         if is_secret:
             check_settings(planner, local, server, ledger is not None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,17 +41,6 @@ from lightning_fedq.functional.flatten import flatten, unflatten
 BufferMode = Literal["share", "local", "frozen"]
 _STATISTICS = ("running_mean", "running_var")
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def check_buffer_mode(mode: str) -> None:
-    """Refuse an unknown way with buffers.
-
-    Raises:
-        ValueError: Naming those there are.
-    """
-    if mode not in get_args(BufferMode):
-        known = " or ".join(map(repr, get_args(BufferMode)))
-        raise ValueError(f"buffers must be {known}, got {mode!r}")
 
 
 def layers_with_statistics(module: nn.Module) -> dict[str, nn.Module]:

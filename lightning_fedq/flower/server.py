@@ -59,6 +59,7 @@ from lightning_fedq.training.population import Holdings, Population, Stacks
 from lightning_fedq.training.release import seeded_keys
 from lightning_fedq.training.released import check_samples
 from lightning_fedq.training.schedule import Schedule
+from lightning_fedq.training.settings import Protection
 from lightning_fedq.training.undo import Undo
 
 
@@ -309,8 +310,9 @@ class FederatedServer(Federated):
 
     def __init__(self, federated: Federated, exchange: Exchange, roster: Roster) -> None:
         local = federated.local
+        ledger = None if federated.owns_ledger else federated.ledger
         self._settle(
-            federated.mechanism,
+            Protection(federated.mechanism, federated.seed, ledger, federated.privacy_target),
             replace(federated.clients, dropout_probability=0.0, partition=IID(), labels=None),
             replace(
                 local,
@@ -320,9 +322,6 @@ class FederatedServer(Federated):
                 check_isolation=False,
             ),
             replace(federated.server, diagnostics=False),
-            federated.seed,
-            None if federated.owns_ledger else federated.ledger,
-            federated.privacy_target,
         )
         self.planner = replace(self.planner, real_clients=True)
         self._exchange, self._roster = exchange, roster

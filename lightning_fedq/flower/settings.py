@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from lightning_fedq import __version__
@@ -279,27 +280,15 @@ def check_trained_elsewhere(federated: Federated) -> None:
             "which a mod does not know; `fedq plan` prints the setting to paste, or use client_app and "
             "server_app"
         )
-    local, server = federated.local, federated.server
-    of_training: dict[str, tuple[Any, Any]] = {
-        "algorithm": (local.algorithm, None),
-        "local_epochs": (local.local_epochs, 1),
-        "local_steps": (local.local_steps, None),
-        "buffers": (local.buffers, "share"),
-        "local": (local.patterns, ()),
-        "client_metrics": (local.client_metrics, None),
-        "evaluate_clients": (local.evaluate_clients, None),
-    }
-    of_strategy: dict[str, tuple[Any, Any]] = {
-        "server_lr": (server.server_lr, 1.0),
-        "server_optimizer": (server.server_optimizer, None),
-        "weighting": (server.weighting, "uniform"),
-        "aggregator": (server.aggregator, None),
-        "broadcast_bits": (server.broadcast_bits, None),
-    }
-    for whose, settings in (("train function", of_training), ("strategy", of_strategy)):
-        for name, (given, default) in settings.items():
-            if given != default:
+    given = {**vars(federated.local), **vars(federated.server), "local": federated.local.patterns}
+    defaults = signature(Federated).parameters
+    of_training = ("algorithm", "local_epochs", "local_steps", "buffers", "local")
+    of_training += ("client_metrics", "evaluate_clients")
+    of_strategy = ("server_lr", "server_optimizer", "weighting", "aggregator", "broadcast_bits")
+    for whose, names in (("train function", of_training), ("strategy", of_strategy)):
+        for name in names:
+            if given[name] != defaults[name].default:
                 raise ValueError(
-                    f"{name}={given!r} is the business of your own {whose}; leave it out, or use client_app "
-                    "and server_app, which carry it"
+                    f"{name}={given[name]!r} is the business of your own {whose}; leave it out, or use "
+                    "client_app and server_app, which carry it"
                 )

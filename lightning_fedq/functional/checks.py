@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import types
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SMALLEST, _LARGEST = 1e-100, 1e100
 """Squares and inverses of these, and products of three, are float64 numbers; squares of less vanish."""
@@ -33,48 +34,56 @@ _WORDS = {float: "a number", int: "an integer", bool: "True or False", str: "a t
 
 
 @cache
-def _hints(kind: type) -> dict[str, tuple[Any, ...]]:
-    """Alternatives of every field's annotation, but for classes whose annotations can't be read."""
+def _hints(kind: type) -> dict[str, tuple[tuple[Any, ...], str | None]]:
+    """Alternatives of every field's annotation and its words, but for classes where it can't be read."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         try:
-            found |= get_type_hints(base)
+            found |= get_type_hints(base, include_extras=True)
         except NameError:  # a name that only a type checker knows
             continue
-    union = (Union, types.UnionType)
-    named = {field.name for field in fields(kind)}
-    return {
-        name: get_args(hint) if get_origin(hint) in union else (hint,)
-        for name, hint in found.items()
-        if name in named
-    }
+    split = {}
+    for field in fields(kind):
+        if (hint := found.get(field.name)) is not None:
+            hint, *words = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+            union = get_origin(hint) in (Union, types.UnionType)
+            split[field.name] = (get_args(hint) if union else (hint,), words[0] if words else None)
+    return split
 
 
-def check_fields(instance: Any) -> None:
+def check_fields(instance: Any, *, named: bool = True) -> None:
     """Hold a frozen dataclass to the kinds that its annotations name. Numbers of NumPy become Python's.
 
-    Numbers, integers, truth values, texts, choices (`Literal`) and tuples of them are looked at; what is
-    annotated as anything else is left alone.
+    Numbers, integers, truth values, texts, choices (`Literal`) and tuples of them are looked at, and classes
+    where the annotation says in words what is wanted (`Annotated[kind, words]`); anything else is left alone.
+
+    Args:
+        instance: The dataclass.
+        named: Do errors name the class?
 
     Raises:
         TypeError: If a value is of another kind: what was wanted, what came, the cure.
         ValueError: If a choice is none of those that there are.
     """
     kind: type = type(instance)
-    for name, alternatives in _hints(kind).items():
+    of = f" of {kind.__name__}" if named else ""
+    for name, (alternatives, words) in _hints(kind).items():
         value = getattr(instance, name)
-        if any(_fits(value, one) for one in alternatives):
+        if any(_fits(value, one, classes=words is not None) for one in alternatives):
             object.__setattr__(instance, name, _plain(value))
             continue
-        wanted = " or ".join(_words(one) for one in alternatives)
+        if words is not None:
+            got = f"the class {value.__name__} itself" if isinstance(value, type) else repr(value)
+            raise TypeError(f"{name}{of} must be {words}; got {got}")
+        words = " or ".join(_words(one) for one in alternatives)
         choices = any(get_origin(one) is Literal for one in alternatives)
         if choices and (isinstance(value, str) or len(alternatives) == 1):
-            raise ValueError(f"{name} of {kind.__name__} must be {wanted}, got {value!r}")
+            raise ValueError(f"{name}{of} must be {words}, got {value!r}")
         got = "None" if value is None else f"{value!r} ({type(value).__name__})"
-        raise TypeError(f"{name} of {kind.__name__} must be {wanted}, got {got}{_cure(value, alternatives)}")
+        raise TypeError(f"{name}{of} must be {words}, got {got}{_cure(value, alternatives)}")
 
 
-def _fits(value: Any, wanted: Any) -> bool:
+def _fits(value: Any, wanted: Any, classes: bool = False) -> bool:
     origin, parts = get_origin(wanted), get_args(wanted)
     if origin is Literal:
         return isinstance(value, str) and value in parts
@@ -82,7 +91,10 @@ def _fits(value: Any, wanted: Any) -> bool:
         return isinstance(value, tuple) and all(_fits(one, parts[0]) for one in value)
     if wanted in (float, int):
         return isinstance(value, Real if wanted is float else Integral) and not isinstance(value, bool)
-    return wanted not in _WORDS or isinstance(value, wanted)
+    if origin is Callable and classes:
+        return callable(value)
+    looked_at = wanted in _WORDS or (classes and isinstance(wanted, type))
+    return not looked_at or isinstance(value, wanted)
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from lightning_fedq._lightning import pl, rank_zero_info
 from lightning_fedq.keys.randomness import SeededKeys
@@ -22,16 +22,6 @@ from lightning_fedq.training.undo import Undo
 
 ClientMetricsChoice = Literal["local", "shared", "none"]
 _EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"
-
-
-def check_choice(choice: str | None) -> None:
-    """Refuse what is no choice.
-
-    Raises:
-        ValueError: Naming the choices.
-    """
-    if choice is not None and choice not in get_args(ClientMetricsChoice):
-        raise ValueError(f"client_metrics must be 'local', 'shared', 'none' or None, got {choice!r}")
 
 
 def claims_something(mechanism: Mechanism, context: RoundContext) -> bool:

@@ -1,16 +1,15 @@
-"""Settings of a federation in three frozen groups: who takes part, what a client does, what the server does.
+"""Settings of a federation in frozen groups: what protects, who takes part, what a client and the server do.
 
-`Federated` takes them as flat arguments, because a YAML and a person write them so; here each has its place,
-its kind and its range. What depends on a fit is none of this (`training.fit`).
+`Federated` takes them as flat arguments, because a YAML and a person write them so, with their defaults; here
+each has its place, its kind and its range. What depends on a fit is none of this (`training.fit`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,9 +23,10 @@ from lightning_fedq.algorithms.byzantine.aggregation import (
 from lightning_fedq.clients.constraints import Constraint, check_constraints, shown
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.personal import check_patterns
-from lightning_fedq.clients.vector import BufferMode, Vector, check_buffer_mode
+from lightning_fedq.clients.vector import BufferMode, Vector
 from lightning_fedq.data.labels import Labels
 from lightning_fedq.data.partition import Partition
+from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.privacy.ledger import Ledger
@@ -42,61 +42,34 @@ from lightning_fedq.rounds import (
     check_aggregation,
 )
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.client_metrics import ClientMetricsChoice, check_choice
+from lightning_fedq.training.client_metrics import ClientMetricsChoice
 from lightning_fedq.training.secure_sum import check_secure_aggregation
 
-_KINDS: dict[str, tuple[Any, str]] = {
-    "mechanism": (Mechanism, "a mechanism, such as LDPQ(epsilon=1.0)"),
-    "num_clients": (Integral, "an integer"),
-    "clients_per_round": (Integral, "an integer, or None for everybody"),
-    "dropout_probability": (Real, "a number in [0, 1)"),
-    "deadline": (Deadline, "Deadline(seconds, durations=...), or None"),
-    "partition": (Partition, "a partition, such as IID() or Dirichlet(0.5)"),
-    "algorithm": (LocalAlgorithm, "a local algorithm, such as FedProx(mu=0.01), or None"),
-    "local_epochs": (Integral, "an integer"),
-    "local_steps": (Integral, "an integer, or None for local_epochs"),
-    "clients_per_step": (Integral, "an integer or 'auto'"),
-    "ranges": (RangeRule, "a rule, such as FixedRange(0.1) or AdaptiveRange()"),
-    "server_lr": (Real, "a number in (0, 1]"),
-    "server_optimizer": (
-        Callable,
-        "a function of the parameters, such as partial(torch.optim.Adam, lr=0.01)",
-    ),
-    "aggregator": (RobustAggregation, "a robust rule, such as RobustAggregation('median')"),
-    "secure_aggregation": (SecAgg, "SecAgg(), with its settings"),
-    "broadcast_bits": (Integral, "an integer from 1 to 16, or None for floats as they are"),
-    "seed": (Integral, "an integer, or None for a private run"),
-    "ledger": (Ledger, "the ledger of another Federated: other.ledger"),
-    "evaluate_clients": (ClientEvaluation, "ClientEvaluation(held_out=0.2), or None"),
-    "check_isolation": (bool, "True or False, or None for where it matters"),
-    "privacy": (PrivacyTarget, "PrivacyTarget(epsilon=8.0, delta=1e-5, adversary='secagg_server')"),
-}
-"""What `Federated` takes, and how it is written."""
-_NEVER_NONE = {
-    *("mechanism", "num_clients", "dropout_probability", "partition"),
-    *("local_epochs", "clients_per_step", "server_lr"),
-}
+Group = TypeVar("Group")
 
 
-def check_kinds(**settings: object) -> None:
-    """Refuse settings of another kind, which would fail later and in words that don't help.
+def group(kind: type[Group], given: Mapping[str, Any]) -> Group:
+    """One of the groups below, from the arguments of `Federated` by name."""
+    return kind(**{one.name: given[one.name] for one in fields(kind)})  # type: ignore[arg-type]
 
-    Args:
-        settings: By the names of `Federated`'s arguments. None where that is their default.
+
+@dataclass(frozen=True)
+class Protection:
+    """Mechanism, keys, charges and target: the arguments of `Federated` of these names.
 
     Raises:
-        TypeError: Naming the setting, what it is and what is wanted.
+        TypeError: If one is of another kind.
     """
-    for name, value in settings.items():
-        kind, wanted = _KINDS[name]
-        if not isinstance(value, kind) and (value is not None or name in _NEVER_NONE):
-            got = f"the class {value.__name__} itself" if isinstance(value, type) else repr(value)
-            raise TypeError(f"{name} must be {wanted}; got {got}")
 
+    mechanism: Annotated[Mechanism, "a mechanism, such as LDPQ(epsilon=1.0)"]
+    seed: Annotated[int | None, "an integer, or None for a private run"]
+    ledger: Annotated[Ledger | None, "the ledger of another Federated: other.ledger"]
+    privacy: Annotated[
+        PrivacyTarget | None, "PrivacyTarget(epsilon=8.0, delta=1e-5, adversary='secagg_server')"
+    ]
 
-def _check_fields(group: Any, **instead: object) -> None:
-    values = {field.name: getattr(group, field.name) for field in fields(group)} | instead
-    check_kinds(**{name: value for name, value in values.items() if name in _KINDS})
+    def __post_init__(self) -> None:
+        check_fields(self, named=False)
 
 
 @dataclass(frozen=True)
@@ -104,23 +77,21 @@ class Clients:
     """The population and what it holds: the arguments of `Federated` of these names.
 
     Raises:
-        ValueError: If `cohorts` is another word; the numbers are checked by `planner`.
+        ValueError: If a word is none that there is; the numbers are checked by `planner`.
         TypeError: If a setting is of another kind.
     """
 
-    num_clients: int
-    clients_per_round: int | None
+    num_clients: Annotated[int, "an integer"]
+    clients_per_round: Annotated[int | None, "an integer, or None for everybody"]
     participation: Participation
     cohorts: Cohorts
-    dropout_probability: float
-    partition: Partition
+    dropout_probability: Annotated[float, "a number in [0, 1)"]
+    partition: Annotated[Partition, "a partition, such as IID() or Dirichlet(0.5)"]
     labels: Labels
-    deadline: Deadline | None
+    deadline: Annotated[Deadline | None, "Deadline(seconds, durations=...), or None"]
 
     def __post_init__(self) -> None:
-        _check_fields(self)
-        if self.cohorts not in get_args(Cohorts):
-            raise ValueError(f"cohorts must be 'known' or 'secret', got {self.cohorts!r}")
+        check_fields(self, named=False)
 
     def planner(self, seed: int) -> RoundPlanner:
         """The planner, which draws the cohorts.
@@ -156,29 +127,27 @@ class Local:
         TypeError: If a setting is of another kind.
     """
 
-    algorithm: LocalAlgorithm | None
-    local_epochs: int
-    local_steps: int | None
-    clients_per_step: int | Literal["auto"]
+    algorithm: Annotated[LocalAlgorithm | None, "a local algorithm, such as FedProx(mu=0.01), or None"]
+    local_epochs: Annotated[int, "an integer"]
+    local_steps: Annotated[int | None, "an integer, or None for local_epochs"]
+    clients_per_step: Annotated[int | Literal["auto"], "an integer or 'auto'"]
     buffers: BufferMode
     patterns: Sequence[str]
     client_metrics: ClientMetricsChoice | None
-    check_isolation: bool | None
-    evaluate_clients: ClientEvaluation | None
-    shared: Sequence[str] = ()
-    constraints: Mapping[str, Constraint] | None = None
+    check_isolation: Annotated[bool | None, "True or False, or None for where it matters"]
+    evaluate_clients: Annotated[ClientEvaluation | None, "ClientEvaluation(held_out=0.2), or None"]
+    shared: Sequence[str]
+    constraints: Mapping[str, Constraint] | None
 
     def __post_init__(self) -> None:
+        check_fields(self, named=False)
         stack = 1 if self.clients_per_step == "auto" else self.clients_per_step
-        _check_fields(self, clients_per_step=stack)
         if self.local_epochs < 1:
             raise ValueError(f"local_epochs must be >= 1, got {self.local_epochs}")
         if self.local_steps is not None and self.local_steps < 1:
             raise ValueError(f"local_steps must be >= 1 or None, got {self.local_steps}")
         if stack < 1:
             raise ValueError(f"clients_per_step must be >= 1 or 'auto', got {stack}")
-        check_choice(self.client_metrics)
-        check_buffer_mode(self.buffers)
         object.__setattr__(self, "patterns", check_patterns(self.patterns))
         object.__setattr__(self, "shared", check_patterns(self.shared, "shared"))
         object.__setattr__(self, "constraints", check_constraints(self.constraints))
@@ -194,22 +163,19 @@ class Server:
     """
 
     target: Literal["updates", "weights"]
-    ranges: RangeRule | None
-    server_lr: float
-    server_optimizer: OptimizerFactory | None
+    ranges: Annotated[RangeRule | None, "a rule, such as FixedRange(0.1) or AdaptiveRange()"]
+    server_lr: Annotated[float, "a number in (0, 1]"]
+    server_optimizer: Annotated[
+        OptimizerFactory | None, "a function of the parameters, such as partial(torch.optim.Adam, lr=0.01)"
+    ]
     weighting: Weighting
-    aggregator: RobustAggregation | None
-    secure_aggregation: SecAgg | None
+    aggregator: Annotated[RobustAggregation | None, "a robust rule, such as RobustAggregation('median')"]
+    secure_aggregation: Annotated[SecAgg | None, "SecAgg(), with its settings"]
     diagnostics: bool
-    broadcast_bits: int | None = None
+    broadcast_bits: Annotated[int | None, "an integer from 1 to 16, or None for floats as they are"]
 
     def __post_init__(self) -> None:
-        _check_fields(self)
-        if self.weighting not in get_args(Weighting):
-            known = " or ".join(map(repr, get_args(Weighting)))
-            raise ValueError(f"weighting must be {known}, got {self.weighting!r}")
-        if self.target not in ("updates", "weights"):
-            raise ValueError(f"target must be 'updates' or 'weights', got {self.target!r}")
+        check_fields(self, named=False)
         if self.broadcast_bits is not None:
             Broadcast(self.broadcast_bits)  # refuses what is out of its range
 

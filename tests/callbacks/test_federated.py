@@ -348,8 +348,8 @@ def test_secure_keys_by_default() -> None:
         ({"local_epochs": 0}, "local_epochs must be >= 1, got 0"),
         ({"local_steps": 0}, "local_steps must be >= 1 or None, got 0"),
         ({"clients_per_step": 0}, "clients_per_step must be >= 1 or 'auto', got 0"),
-        ({"weighting": "size"}, "weighting must be 'uniform' or 'samples' or 'inverse_variance', got 'size'"),
-        ({"target": "weight"}, "target must be 'updates' or 'weights', got 'weight'"),
+        ({"weighting": "size"}, "weighting must be one of uniform, samples, inverse_variance, got 'size'"),
+        ({"target": "weight"}, "target must be one of updates, weights, got 'weight'"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

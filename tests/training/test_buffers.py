@@ -286,7 +286,7 @@ def test_resumed_with_shared_statistics(tmp_path: Path) -> None:
 
 
 def test_an_unknown_way() -> None:
-    with pytest.raises(ValueError, match="buffers must be 'share' or 'local' or 'frozen', got 'keep'"):
+    with pytest.raises(ValueError, match="buffers must be one of share, local, frozen, got 'keep'"):
         federated("keep")
 
 

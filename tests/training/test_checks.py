@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from inspect import signature
 from typing import Any
 
@@ -19,7 +20,7 @@ from lightning_fedq.training.checks import (
     check_setup,
     least_fraction,
 )
-from lightning_fedq.training.settings import _KINDS
+from lightning_fedq.training.settings import Clients, Local, Protection, Server
 from tests.digits_run import Classifier, Digits, make_trainer
 
 
@@ -210,6 +211,7 @@ def test_layers_without_a_shape_are_refused_with_the_cure() -> None:
         ({"partition": None}, "got None"),
         ({"clients_per_step": None}, "clients_per_step must be an integer or 'auto'; got None"),
         ({"clients_per_step": "all"}, "clients_per_step must be an integer or 'auto'; got 'all'"),
+        ({"diagnostics": "yes"}, "diagnostics must be True or False, got 'yes'"),
         ({"seed": "0"}, "seed must be an integer, or None for a private run; got '0'"),
         ({"privacy": 8.0}, "privacy must be PrivacyTarget"),
         ({"ranges": 0.1}, r"ranges must be a rule, such as FixedRange\(0.1\)"),
@@ -227,23 +229,11 @@ def test_settings_of_another_kind_are_refused_at_once(settings: dict[str, Any], 
         Federated(**{"mechanism": LDPQ(1.0), "num_clients": 4, **settings})
 
 
-def test_kinds_are_asked_for_by_every_argument_that_is_no_word() -> None:
-    """Words (weighting, target ...) have checks of their own; numpy's integers are integers."""
-    words = {
-        "self",
-        "participation",
-        "cohorts",
-        "labels",
-        "target",
-        "weighting",
-        "buffers",
-        "local",
-        "shared",
-        "constraints",
-        "diagnostics",
-        "client_metrics",
-    }
-    assert set(signature(Federated.__init__).parameters) - words == set(_KINDS)
+def test_every_argument_has_one_place_and_a_kind() -> None:
+    """Numpy's integers are integers."""
+    arguments = set(signature(Federated.__init__).parameters) - {"self", "local"} | {"patterns"}
+    places = [one.name for kind in (Protection, Clients, Local, Server) for one in fields(kind)]
+    assert sorted(places) == sorted(arguments)
     Federated(LDPQ(1.0), np.int64(4), dropout_probability=np.float64(0.1), seed=np.int32(1))
 
 

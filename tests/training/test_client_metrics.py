@@ -222,7 +222,7 @@ def test_samples_that_are_protected_inside_the_clients_count_as_a_claim(tmp_path
 
 
 def test_an_unknown_choice_is_refused():
-    with pytest.raises(ValueError, match="client_metrics must be 'local', 'shared', 'none' or None"):
+    with pytest.raises(ValueError, match="client_metrics must be one of local, shared, none or None"):
         Federated(LDPQ(0.1), 4, client_metrics="public")
 
 

@@ -466,10 +466,10 @@ def _largest(
 
     Args:
         curve: `(points + 2 reach,)`.
-        masses: See `_Losses`, as the next three.
-        starts: See there.
-        firsts: See there.
-        sides: See there.
+        masses: Those of all losses, one after the other.
+        starts: `(losses + 1,)` where each loss begins.
+        firsts: Place in `curve` of x = 0, by loss.
+        sides: 0 or 1, by loss.
         points: Values of x.
         small: Where both sides are this small they count as 0, because the slack is as much.
     """
