@@ -282,10 +282,9 @@ def check_trained_elsewhere(federated: Federated) -> None:
         )
     given = {**vars(federated.local), **vars(federated.server), "local": federated.local.patterns}
     defaults = signature(Federated).parameters
-    of_training = ("algorithm", "local_epochs", "local_steps", "buffers", "local")
-    of_training += ("client_metrics", "evaluate_clients")
+    training = ("algorithm", "local_epochs", "local_steps", "buffers", "local", "client_metrics")
     of_strategy = ("server_lr", "server_optimizer", "weighting", "aggregator", "broadcast_bits")
-    for whose, names in (("train function", of_training), ("strategy", of_strategy)):
+    for whose, names in (("train function", (*training, "evaluate_clients")), ("strategy", of_strategy)):
         for name in names:
             if given[name] != defaults[name].default:
                 raise ValueError(
