@@ -10,7 +10,7 @@ Each is imported when it is first used:
 from typing import TYPE_CHECKING
 
 from lightning_fedq import mechanisms
-from lightning_fedq.lazy import lazily
+from lightning_fedq.imports import lazily
 
 __version__ = "0.2.0"
 

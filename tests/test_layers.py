@@ -15,8 +15,7 @@ HOST = {"_lightning", "torch"}
 # What each room, or a low part of one, may import: parts of this package, and packages from outside. Not
 # listed are `cli`, `commands`, `flower` and `lab`, which stand on top; nobody may use `lab`.
 ALLOWED: dict[str, set[str]] = {
-    "extras": set(),
-    "lazy": set(),
+    "imports": set(),
     "functional": ARRAYS,
     "keys": {"numpy", "cryptography"},
     "wire": {"constriction", *ARRAYS},
@@ -32,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms.byzantine.robust": ARRAYS,
     "mechanisms": {
         *("mechanisms.interface", "privacy.losses", "privacy.accounting", "wire", "keys", "functional"),
-        "lazy",
+        "imports",
         *ARRAYS,
     },
     "privacy.run": {"mechanisms.interface", "torch"},
@@ -40,10 +39,10 @@ ALLOWED: dict[str, set[str]] = {
     "privacy.verdict": set(),
     "privacy.grid": {"privacy.losses", *ARRAYS},
     "privacy.accounting": {"mechanisms.interface", "privacy.losses", "privacy.grid", *ARRAYS},
-    "dpsgd.opacus": {"extras", "functional", "privacy.accounting", "privacy.grid", "opacus", *ARRAYS},
+    "dpsgd.opacus": {"imports", "functional", "privacy.accounting", "privacy.grid", "opacus", *ARRAYS},
     "dpsgd.statement": {"dpsgd.opacus", "privacy.verdict"},
     "privacy": {
-        *("mechanisms.interface", "extras", "functional", "keys", "dpsgd.opacus", "dpsgd.statement"),
+        *("mechanisms.interface", "imports", "functional", "keys", "dpsgd.opacus", "dpsgd.statement"),
         *("privacy.losses", "privacy.grid", "privacy.accounting", "privacy.verdict", "privacy.run"),
         *ARRAYS,
     },
@@ -68,8 +67,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"functional", "matplotlib", "numpy", *HOST},
-    "data.datasets": {"data", "extras", "sklearn", "torchvision", "PIL", "numpy", *HOST},
-    "data.models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
+    "data.datasets": {"data", "imports", "sklearn", "torchvision", "PIL", "numpy", *HOST},
+    "data.models": {"imports", "opacus", "torchvision", "torchmetrics", *HOST},
     "reports": {
         *("mechanisms.interface", "privacy.planning", "privacy", "privacy.verdict", "rounds"),
         *("jinja2", "markupsafe", "matplotlib", "PIL", "rich"),
@@ -101,7 +100,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "callbacks": {
         *(
-            "extras",
+            "imports",
             "algorithms.byzantine",
             "algorithms",
             "algorithms.byzantine.attacks",

@@ -28,7 +28,7 @@ def test_type_checkers_know_the_same_names() -> None:
         alias.name: node.module
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning_fedq.")
-        if node.module != "lightning_fedq.lazy"
+        if node.module != "lightning_fedq.imports"
         for alias in node.names
     }
     assert imported.pop("*") == "lightning_fedq.mechanisms"

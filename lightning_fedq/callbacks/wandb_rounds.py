@@ -23,7 +23,7 @@ from lightning_fedq.callbacks.tracking import (
     settings_of,
     values_of_round,
 )
-from lightning_fedq.extras import extra
+from lightning_fedq.imports import extra
 
 
 class WandbRounds(pl.Callback):

@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_fedq.extras import extra
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
+from lightning_fedq.imports import extra
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.grid import POINTS_PER_STD, LossGrid
 

@@ -5,7 +5,7 @@
 the extra `lightning-fedq[flower]`, and Python 3.11 or later, as Flower does.
 """
 
-from lightning_fedq.extras import extra
+from lightning_fedq.imports import extra
 
 with extra("flower", "lightning_fedq.flower"):
     import flwr  # noqa: F401

@@ -6,7 +6,7 @@ type checkers, editors and packers see what programs see.
 
 from typing import TYPE_CHECKING
 
-from lightning_fedq.lazy import lazily
+from lightning_fedq.imports import lazily
 
 # made by `make tables`
 if TYPE_CHECKING:

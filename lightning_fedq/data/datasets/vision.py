@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.data.datasets.tensors import TensorDataModule
-from lightning_fedq.extras import extra
+from lightning_fedq.imports import extra
 
 
 def _torchvision_datasets() -> Any:

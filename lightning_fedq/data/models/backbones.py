@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lightning_fedq.extras import extra
+from lightning_fedq.imports import extra
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 

@@ -6,7 +6,7 @@ A class is imported when it is first used: mechanisms use bounds of this room, a
 
 from typing import TYPE_CHECKING
 
-from lightning_fedq.lazy import lazily
+from lightning_fedq.imports import lazily
 
 if TYPE_CHECKING:
     from lightning_fedq.lab.leakage.estimate import LeakageEstimate

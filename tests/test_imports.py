@@ -6,7 +6,7 @@ import pytest
 
 from lightning_fedq.data.datasets import MNISTDataModule
 from lightning_fedq.data.models import ResNet18
-from lightning_fedq.extras import extra
+from lightning_fedq.imports import extra
 from lightning_fedq.mechanisms import GaussianNoise
 
 
