@@ -142,7 +142,7 @@ class DPSGD(pl.Callback):
         return self.seed is None
 
     def training_words(self) -> str:
-        """What both sides of a deployment compare; nothing of the secrets."""
+        """Numbers that both sides of a deployment compare, without the secrets."""
         return f"DPSGD({self.noise_multiplier}, {self.max_grad_norm}, delta={self.delta}, seed={self.seed})"
 
     @property

@@ -61,7 +61,7 @@ class NoisyMean:
             raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
 
     def centred(self, values: Tensor) -> Tensor:
-        """Clip values to the range, and return them around its middle, in units of half of it; float32."""
+        """Clip values to the range, and return them around its middle, in units of half of it, as float32."""
         half = (self.high - self.low) / 2.0
         return ((values.double().clamp(self.low, self.high) - self.low - half) / half).float()
 

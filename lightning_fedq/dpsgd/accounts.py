@@ -73,7 +73,7 @@ class SampleAccounts:
             self._check_prices()
 
     def history(self, client: int) -> list[list[float]]:
-        """What a client has spent, in plain numbers."""
+        """Charges of a client, in plain numbers."""
         return [list(entry) for entry in self._now().get(client, [])]
 
     def go_on(self, client: int, history: Sequence[Sequence[float]]) -> None:

@@ -147,7 +147,7 @@ class DeployedClient(RemoteClient):
         return self._locally(number, round, weights, kept).measured
 
     def _settled(self, number: int) -> tuple[KeptState | None, State]:
-        """What the client goes on with, and where it keeps it. Nothing where it keeps nothing."""
+        """State that the client goes on with, and its place. None where it keeps nothing."""
         fields, seed = self._told, self._federated.seed
         if not keeps_state(self._federated.local, callbacks_in(self._trainer)):
             return None, State()
