@@ -371,7 +371,7 @@ class RemoteClient(ABC):
         return answer
 
     def _measured(self, number: int, round: int, weights: Tensor) -> Measured:
-        """What is measured. The server hears of a failure where it hears all values, and else nothing."""
+        """Measured values. The server hears of a failure where it hears all values, and else nothing."""
         try:
             return self.measured(number, round, weights)
         except RefusedError:
