@@ -17,6 +17,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from lightning_fedq.algorithms import (
         SCAFFOLD,
+        ErrorFeedback,
         FedAdagrad,
         FedAdam,
         FedAvgM,
@@ -64,6 +65,7 @@ __all__ = [
     "ClientEvaluation",
     "Deadline",
     "Dirichlet",
+    "ErrorFeedback",
     "FeatureShards",
     "FedAdagrad",
     "FedAdam",
@@ -97,7 +99,16 @@ __all__ = [
 __all__ += mechanisms.__all__
 _NAMES = {
     "algorithms.byzantine.aggregation": ("RobustAggregation",),
-    "algorithms": ("SCAFFOLD", "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedProx", "FedYogi"),
+    "algorithms": (
+        "SCAFFOLD",
+        "ErrorFeedback",
+        "FedAdagrad",
+        "FedAdam",
+        "FedAvgM",
+        "FedDyn",
+        "FedProx",
+        "FedYogi",
+    ),
     "callbacks": (
         *("DPSGD", "ByzantineClients", "Federated", "Langevin"),
         *("PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "TailAveraging"),

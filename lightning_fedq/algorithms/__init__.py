@@ -1,6 +1,7 @@
 """Local algorithms of clients, `Federated(algorithm=...)`, and the server's optimisers by name."""
 
 from lightning_fedq.algorithms.base import Correction, LocalAlgorithm
+from lightning_fedq.algorithms.error_feedback import ErrorFeedback
 from lightning_fedq.algorithms.fed_dyn import FedDyn
 from lightning_fedq.algorithms.fed_prox import FedProx
 from lightning_fedq.algorithms.scaffold import SCAFFOLD
@@ -9,6 +10,7 @@ from lightning_fedq.algorithms.server import FedAdagrad, FedAdam, FedAvgM, FedYo
 __all__ = [
     "SCAFFOLD",
     "Correction",
+    "ErrorFeedback",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",

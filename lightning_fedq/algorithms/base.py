@@ -35,6 +35,10 @@ class Correction:
         """`(len(clients), dim)` their offsets, over the trained parameters. None are zeros."""
         return None
 
+    def sent(self, clients: Sequence[int], updates: Tensor) -> Tensor:
+        """What clients hand to the mechanism, `(len(clients), dim)`: updates, unless they hold some back."""
+        return updates
+
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
         """Clients have trained.
 

@@ -92,7 +92,8 @@ class Federated(pl.Callback):
         partition: Partition of the samples over the clients; a `FederatedDataModule` may say otherwise.
         labels: Labels for label-based partitions, if they are not found automatically: the index or key of
             the label in a sample, or one integer a sample.
-        algorithm: What clients add to their gradients: `FedProx(mu)`, `SCAFFOLD()` or `FedDyn(alpha)`; None
+        algorithm: What clients add to their gradients or keep back: `FedProx(mu)`, `SCAFFOLD()`,
+            `FedDyn(alpha)` or `ErrorFeedback(share)`; None
             is federated averaging.
         local_epochs: Passes of each client over its data in a round, >= 1. The Trainer's
             `limit_train_batches` shortens every pass of every client, as it would one loader's.

@@ -35,6 +35,9 @@ class Term(Corrected, Protocol):
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
         """Clients have trained."""
 
+    def sent(self, clients: Sequence[int], updates: Tensor) -> Tensor:
+        """What of it they hand to the mechanism."""
+
 
 class Trained(NamedTuple):
     """A stack that has trained.
@@ -119,7 +122,9 @@ class ClientWorker:
         vector.check_kept(clients, update, weights)
         self.clock.saw(client.trainer)
         if self.term is not None:
-            self.term.keep(clients, update[:, : vector.num_parameters], self.clock.moved)
+            trained = update[:, : vector.num_parameters]
+            self.term.keep(clients, trained, self.clock.moved)
+            trained.copy_(self.term.sent(clients, trained))
         stops = bool(client.trainer.should_stop)
         self.fit.drop(client)
         if side_by_side is not None:

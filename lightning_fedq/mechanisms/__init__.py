@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms.sigm import SIGM
     from lightning_fedq.mechanisms.sign_rr import SignRR
     from lightning_fedq.mechanisms.skellam import Skellam
+    from lightning_fedq.mechanisms.sparse import RandomK, TopK
     from lightning_fedq.mechanisms.stratified import StratifiedCorBin
     from lightning_fedq.mechanisms.subtractive_dither import SubtractiveDither
 
@@ -74,6 +75,7 @@ __all__ = [
     "PrivUnit",
     "PrivUnitG",
     "ProjUnit",
+    "RandomK",
     "RotatedAxes",
     "RotatedCoins",
     "SignRR",
@@ -81,6 +83,7 @@ __all__ = [
     "StratifiedCorBin",
     "SubtractiveDither",
     "TernGrad",
+    "TopK",
 ]
 _FILES = {
     "CPA": "cpa",
@@ -114,6 +117,7 @@ _FILES = {
     "PrivUnit": "priv_unit",
     "PrivUnitG": "priv_unit",
     "ProjUnit": "priv_unit",
+    "RandomK": "sparse",
     "RotatedAxes": "rotated_axes",
     "RotatedCoins": "rotated_coins",
     "SignRR": "sign_rr",
@@ -121,6 +125,7 @@ _FILES = {
     "StratifiedCorBin": "stratified",
     "SubtractiveDither": "subtractive_dither",
     "TernGrad": "qsgd",
+    "TopK": "sparse",
 }
 # end
 

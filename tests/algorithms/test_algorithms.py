@@ -1,4 +1,4 @@
-"""FedProx, SCAFFOLD and FedDyn against federations that are written out in plain PyTorch."""
+"""FedProx, SCAFFOLD, FedDyn and ErrorFeedback against federations that are written out in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import SCAFFOLD, FedDyn, FedProx, LocalAlgorithm
+from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx, LocalAlgorithm
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import FederatedDataModule, LabelShards
 from lightning_fedq.mechanisms import LDPQ, FedAvg
@@ -103,6 +103,11 @@ def reference(kind: str, strength: float = 0.0, rounds: int = ROUNDS, cohorts: A
                 own[c] = new
             elif kind == "dyn":
                 own[c] = own[c] - strength * updates[-1]
+            elif kind == "feedback":
+                wanted = updates[-1] + own[c]
+                least = wanted.abs().sort().values[-int(strength * len(x) + 0.5)]
+                updates[-1] = torch.where(wanted.abs() >= least, wanted, 0.0)
+                own[c] = wanted - updates[-1]
         mean = torch.stack(updates).mean(0)
         if kind == "scaffold":
             common = common + len(updates) / CLIENTS * torch.stack(changes).mean(
@@ -115,7 +120,13 @@ def reference(kind: str, strength: float = 0.0, rounds: int = ROUNDS, cohorts: A
     return x
 
 
-ALL = {"prox": (FedProx(0.5), 0.5), "scaffold": (SCAFFOLD(), 0.0), "dyn": (FedDyn(0.1), 0.1)}
+ALL = {
+    "prox": (FedProx(0.5), 0.5),
+    "scaffold": (SCAFFOLD(), 0.0),
+    "dyn": (FedDyn(0.1), 0.1),
+    "feedback": (ErrorFeedback(0.25), 0.25),
+}
+KEEP = ["scaffold", "dyn", "feedback"]
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -127,7 +138,7 @@ def test_it_is_the_paper_s(kind: str, clients_per_step: int) -> None:
     assert not torch.allclose(found, train(None)[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["scaffold", "dyn"])
+@pytest.mark.parametrize("kind", KEEP)
 def test_of_drawn_cohorts(kind: str) -> None:
     """The server's vector follows from the mean update, with the cohort's share of all clients."""
     algorithm, strength = ALL[kind]
@@ -153,7 +164,7 @@ class GivesUp(pl.Callback):
             engine.abort("for a test")
 
 
-@pytest.mark.parametrize("kind", ["scaffold", "dyn"])
+@pytest.mark.parametrize("kind", KEEP)
 @pytest.mark.parametrize("stops", [False, True])
 def test_clients_keep_nothing_of_a_round_that_was_given_up(kind: str, stops: bool) -> None:
     """Two of four in each cohort: the next one does not write over what it left."""
@@ -236,6 +247,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path: Any) -> None:
         ({"algorithm": SCAFFOLD(), "server_lr": 0.5}, ValueError, "plain mean update"),
         ({"algorithm": FedDyn(), "weighting": "samples"}, ValueError, "plain mean update"),
         ({"algorithm": FedDyn(), "target": "weights"}, ValueError, "plain mean update"),
+        ({"algorithm": ErrorFeedback(), "weighting": "samples"}, ValueError, "plain mean update"),
         ({"algorithm": "FedProx"}, TypeError, "a local algorithm, such as FedProx"),
         ({"algorithm": FedProx}, TypeError, "the class FedProx itself"),
     ],
@@ -249,6 +261,8 @@ def test_numbers_out_of_range() -> None:
     for make in (lambda: FedProx(-1.0), lambda: FedProx(float("nan")), lambda: FedDyn(0.0)):
         with pytest.raises(ValueError, match="must be a finite number"):
             make()
+    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got 0"):
+        ErrorFeedback(0.0)
 
 
 @pytest.mark.parametrize(

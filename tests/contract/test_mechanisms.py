@@ -66,6 +66,8 @@ ROWS: list[Mechanism] = [
     m.QSGD(levels=4),
     m.TernGrad(),
     m.DRIVE(),
+    m.TopK(share=0.1),
+    m.RandomK(share=0.1),
     m.EDEN(bits=3),
     m.BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=1),
     m.AdaptiveClip(m.GaussianNoise(clip_norm=4.0, noise_multiplier=0.5)),

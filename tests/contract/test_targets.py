@@ -19,6 +19,8 @@ WITHOUT = {
     "SubtractiveDither": "SubtractiveDither has no privacy parameter",
     "QSGD": "QSGD has no privacy parameter",
     "TernGrad": "TernGrad has no privacy parameter",
+    "TopK": "TopK has no privacy parameter",
+    "RandomK": "RandomK has no privacy parameter",
     "DRIVE": "DRIVE has no privacy parameter",
     "EDEN": "EDEN has no privacy parameter",
     "NearOptimalUtility": "NearOptimalUtility gets its noise from a leakage .* take GaussianNoise",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import SCAFFOLD, FedDyn, FedProx
+from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
 from lightning_fedq.callbacks import PrivacyBudget, TailAveraging
 from lightning_fedq.data.models import Classifier
 from lightning_fedq.flower import client_app
@@ -209,6 +209,7 @@ KEEPS: dict[str, Any] = {
     "a mean of all batches, cut": (averaging, STEPS, lambda: {"max_steps": 8}),
     "a mean of all batches, kept": (averaging, {"buffers": "local", **SOME}, dict),
     "FedDyn": (module, {"algorithm": FedDyn(0.1)}, dict),
+    "ErrorFeedback, some": (module, {"algorithm": ErrorFeedback(0.1), **SOME}, dict),
     "FedDyn, some": (module, {"algorithm": FedDyn(0.1), **SOME}, dict),
     "SCAFFOLD": (lambda: ByCourse("plain"), {"algorithm": SCAFFOLD(), **STEPS}, dict),
     "SCAFFOLD, some": (lambda: ByCourse("plain"), {"algorithm": SCAFFOLD(), **STEPS, **SOME}, dict),

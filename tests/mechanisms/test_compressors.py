@@ -1,4 +1,4 @@
-"""QSGD, TernGrad, DRIVE and EDEN: published constants, exact variances, what is sent."""
+"""QSGD, TernGrad, DRIVE, EDEN, top-k and random-k: published constants, exact variances, what is sent."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import DRIVE, EDEN, QSGD, TernGrad
+from lightning_fedq.mechanisms import DRIVE, EDEN, QSGD, RandomK, TernGrad, TopK
 from lightning_fedq.mechanisms.drive import lloyd_max
 from lightning_fedq.mechanisms.interface import NonPrivate
 from lightning_fedq.wire.coding import UndecodableError
@@ -40,6 +40,32 @@ def test_the_quantisers_of_a_normal_are_the_published_ones():
     assert lloyd_max(1)[0][1] == pytest.approx(math.sqrt(2.0 / math.pi), abs=1e-12)
     assert lloyd_max(2)[0][2:] == pytest.approx([0.452780, 1.510418], abs=1e-6)
     assert lloyd_max(3)[0][4:] == pytest.approx([0.245094, 0.756005, 1.343909, 2.151946], abs=1e-6)
+
+
+def test_what_top_k_and_random_k_lose_is_the_published_part():
+    """Top-k at most 1 - k / d of the square, and all but the largest; random-k d / k - 1 on average."""
+    update = torch.randn(1000, generator=torch.Generator().manual_seed(2)).double()
+    [lost] = errors_of(TopK(0.1), update.float(), 1)
+    assert torch.equal(lost.nonzero()[:, 0], update.abs().argsort()[:900].sort().values)
+    assert lost.square().sum() <= 0.9 * update.square().sum()
+    square, mechanism = torch.tensor(0.0), RandomK(0.1)
+    for round in range(400):
+        context = context_of(mechanism, (0, 1), (1000,), round=round)
+        symbols = encode(mechanism, update.expand(2, -1), context).symbols
+        assert symbols.shape == (2, 100)
+        found = decode(mechanism, symbols, (0, 1), context).double() / 2
+        assert int((found != 0).sum()) == 100  # the same places at both
+        square = square + (found - update).square().sum() / update.square().sum() / 400
+    assert square.item() == pytest.approx(9.0, rel=0.05)  # 400 rounds: 5 standard errors
+
+
+def test_a_place_that_is_not_there_is_refused():
+    mechanism, context = TopK(0.5), context_of(TopK(0.5), (0,), (4,))
+    symbols = encode(mechanism, torch.ones(1, 4), context).symbols
+    with pytest.raises(ValueError, match=r"places must lie in \[0, 4\); drop the client"):
+        decode(mechanism, symbols + 3, (0,), context)
+    with pytest.raises(ValueError, match=r"share must be in \(0, 1\]"):
+        RandomK(1.5)
 
 
 @pytest.mark.parametrize(

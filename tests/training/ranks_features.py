@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import SCAFFOLD, FedDyn, FedProx
+from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import (
     DPSGD,
@@ -290,6 +290,7 @@ FEATURES: dict[str, Feature] = {
     "a layer of their own, in stacks": Feature(federated={"local": ["head.*"], "clients_per_step": 3}),
     "FedProx": Feature(federated={"algorithm": FedProx(0.1)}),
     "FedDyn": Feature(federated={"algorithm": FedDyn(0.1), "clients_per_round": 4}),
+    "ErrorFeedback": Feature(federated={"algorithm": ErrorFeedback(0.1), "clients_per_round": 4}),
     "SCAFFOLD": Feature(_plain_sgd, federated={"algorithm": SCAFFOLD(), "local_steps": 2}),
     "SCAFFOLD, some": Feature(
         _plain_sgd, federated={"algorithm": SCAFFOLD(), "local_steps": 2, "clients_per_round": 4}
