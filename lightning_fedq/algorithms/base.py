@@ -36,7 +36,7 @@ class Correction:
         return None
 
     def sent(self, clients: Sequence[int], updates: Tensor) -> Tensor:
-        """What clients hand to the mechanism, `(len(clients), dim)`: updates, unless they hold some back."""
+        """Updates as clients hand them to the mechanism, `(len(clients), dim)`: less what they hold back."""
         return updates
 
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:

@@ -36,7 +36,7 @@ class Term(Corrected, Protocol):
         """Clients have trained."""
 
     def sent(self, clients: Sequence[int], updates: Tensor) -> Tensor:
-        """What of it they hand to the mechanism."""
+        """Updates as they hand them to the mechanism."""
 
 
 class Trained(NamedTuple):
