@@ -41,6 +41,10 @@ class FedDyn(LocalAlgorithm):
 
     Raises:
         ValueError: If alpha is not a finite number above 0.
+
+    Example:
+        >>> FedDyn(alpha=0.1)  # Federated(..., algorithm=this)
+        FedDyn(alpha=0.1)
     """
 
     remembers: ClassVar[bool] = True

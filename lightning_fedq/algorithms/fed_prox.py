@@ -19,6 +19,10 @@ class FedProx(LocalAlgorithm):
 
     Raises:
         ValueError: If mu is negative or not finite.
+
+    Example:
+        >>> FedProx(mu=0.1)  # Federated(..., algorithm=this)
+        FedProx(mu=0.1)
     """
 
     mu: float = 0.01

@@ -49,7 +49,12 @@ class _Variates(KeptOffsets):
 
 @dataclass(frozen=True)
 class SCAFFOLD(LocalAlgorithm):
-    """Every client corrects its gradients by how they have differed from the others' in earlier rounds."""
+    """Every client corrects its gradients by how they have differed from the others' in earlier rounds.
+
+    Example:
+        >>> SCAFFOLD()  # Federated(..., algorithm=this)
+        SCAFFOLD()
+    """
 
     remembers: ClassVar[bool] = True
     alike: ClassVar[bool] = True

@@ -22,6 +22,14 @@ class FedAvgM(SGD):
         params: Given by `Federated`.
         lr: Learning rate of the server.
         momentum: In [0, 1).
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.zeros(2))
+        >>> server = FedAvgM([weights], lr=1.0, momentum=0.9)
+        >>> weights.grad = -torch.ones(2)  # minus the mean update
+        >>> _ = server.step(), server.step()
+        >>> weights.data
+        tensor([2.9000, 2.9000])
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float = 1.0, momentum: float = 0.9) -> None:
@@ -78,7 +86,16 @@ class _Adaptive(Optimizer):
 
 
 class FedAdagrad(_Adaptive):
-    """v + m^2."""
+    """v + m^2.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.zeros(2))
+        >>> server = FedAdagrad([weights], lr=0.1)
+        >>> weights.grad = -torch.ones(2)  # minus the mean update
+        >>> _ = server.step()
+        >>> weights.data
+        tensor([0.0999, 0.0999])
+    """
 
     def __init__(
         self, params: Iterable[Tensor], lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3
@@ -92,7 +109,16 @@ class FedAdagrad(_Adaptive):
 
 
 class FedYogi(_Adaptive):
-    """v - (1 - beta2) m^2 sign(v - m^2)."""
+    """v - (1 - beta2) m^2 sign(v - m^2).
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.zeros(2))
+        >>> server = FedYogi([weights], lr=0.1)
+        >>> weights.grad = -torch.ones(2)  # minus the mean update
+        >>> _ = server.step()
+        >>> weights.data
+        tensor([0.9050, 0.9050])
+    """
 
     @staticmethod
     def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:
@@ -101,7 +127,16 @@ class FedYogi(_Adaptive):
 
 
 class FedAdam(_Adaptive):
-    """beta2 v + (1 - beta2) m^2, without bias correction."""
+    """beta2 v + (1 - beta2) m^2, without bias correction.
+
+    Example:
+        >>> weights = torch.nn.Parameter(torch.zeros(2))
+        >>> server = FedAdam([weights], lr=0.1)
+        >>> weights.grad = -torch.ones(2)  # minus the mean update
+        >>> _ = server.step()
+        >>> weights.data
+        tensor([0.9050, 0.9050])
+    """
 
     @staticmethod
     def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:

@@ -50,6 +50,9 @@ class ByzantineClients(pl.Callback):
 
     Raises:
         ValueError: If a setting is out of its range, or the attack does not fit the mechanism.
+
+    Example:
+        >>> liars = ByzantineClients(0.2, "sign_flip")  # behind Federated in trainer.callbacks
     """
 
     only_simulated = True

@@ -97,6 +97,9 @@ class DPSGD(pl.Callback):
 
     Raises:
         ValueError: If a setting is out of its range.
+
+    Example:
+        >>> dpsgd = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-5)  # in trainer.callbacks
     """
 
     def __init__(

@@ -40,6 +40,9 @@ class Langevin(pl.Callback):
 
     Raises:
         ValueError: If step_size or burn_in is out of range.
+
+    Example:
+        >>> sampler = Langevin(step_size=1e-4)  # behind Federated in trainer.callbacks
     """
 
     only_simulated = True

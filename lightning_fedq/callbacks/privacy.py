@@ -58,6 +58,9 @@ class PrivacyBudget(pl.Callback):
 
     Raises:
         ValueError: If a setting is out of its range.
+
+    Example:
+        >>> budget = PrivacyBudget(8.0, 1e-5, "secagg_server")  # behind Federated in trainer.callbacks
     """
 
     def __init__(

@@ -25,6 +25,9 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
         monitor: A logged metric to show; None is `val_acc`, `val/acc`, or else the first of validation.
         interval: Seconds between lines where there is no terminal, >= 0.
         file: File to write to; None is standard error.
+
+    Example:
+        >>> callbacks = [RoundProgressBar()]  # beside Federated(...)
     """
 
     def __init__(

@@ -30,6 +30,9 @@ class ReloadBest(pl.Callback):
 
     Raises:
         ValueError: If patience or mode is none of these; on validation, if `monitor` was not logged.
+
+    Example:
+        >>> callbacks = [ReloadBest("val_acc", mode="max", patience=3)]  # beside Federated(...)
     """
 
     def __init__(

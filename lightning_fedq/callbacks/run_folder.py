@@ -77,6 +77,9 @@ class RunFolder(pl.Callback):
             refuses another at its start.
         show: Print the summary when the training ends.
         baseline: A value of the metric to draw as a line, such as that of a central training.
+
+    Example:
+        >>> callbacks = [RunFolder("digits", "runs")]  # behind Federated(...), writes runs/digits
     """
 
     def __init__(

@@ -37,6 +37,9 @@ class TrackedRounds(pl.Callback):
     Raises:
         ValueError: At the start of the training, if the Trainer has none of these loggers, or if a
             `RunFolder` stands behind this callback: its report would not be written yet when it is sent.
+
+    Example:
+        >>> callbacks = [TrackedRounds()]  # behind Federated(...), with a TensorBoardLogger
     """
 
     follows_clients: ClassVar[bool] = True

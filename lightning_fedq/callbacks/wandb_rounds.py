@@ -32,6 +32,9 @@ class WandbRounds(pl.Callback):
     Raises:
         ValueError: At the start of the training, if the Trainer has no `WandbLogger`, or if a `RunFolder`
             stands behind this callback: its report would not be written yet when it is sent.
+
+    Example:
+        >>> callbacks = [WandbRounds()]  # behind Federated(...), with a WandbLogger
     """
 
     follows_clients: ClassVar[bool] = True

@@ -43,6 +43,10 @@ class NoisyMean:
     References:
         Kairouz, Liu, Steinke, The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
         Aggregation, ICML 2021.
+
+    Example:
+        >>> NoisyMean("val_acc", std=0.05)  # ClientEvaluation(0.2, release=this)
+        NoisyMean(metric='val_acc', std=0.05, low=0.0, high=1.0, max_dropped=0)
     """
 
     metric: str
@@ -104,6 +108,10 @@ class ClientEvaluation:
     Raises:
         ValueError: If a number is out of its range.
         TypeError: If `release` is of another kind.
+
+    Example:
+        >>> ClientEvaluation(held_out=0.2, every_n_rounds=5)  # Federated(..., evaluate_clients=this)
+        ClientEvaluation(held_out=0.2, every_n_rounds=5, release=None)
     """
 
     held_out: float | Sequence[Dataset[Any] | DataLoader[Any]] = 0.2

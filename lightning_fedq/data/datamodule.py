@@ -53,6 +53,11 @@ class FederatedDataModule(pl.LightningDataModule):
     Raises:
         ValueError: If both `partition` and `clients` are given, or a dataset has no batch size.
         TypeError: If `clients` and `data` do not go together.
+
+    Example:
+        >>> import torch
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(6, 2), torch.zeros(6))
+        >>> module = FederatedDataModule(data, batch_size=2, clients=[[0, 1, 2, 3], [4, 5]])
     """
 
     def __init__(

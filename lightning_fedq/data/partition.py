@@ -106,6 +106,11 @@ class IID(Partition):
     """IID partition: a random permutation cut into equal parts. Sizes differ by at most one.
 
     A single client has the samples in their own order.
+
+    Example:
+        >>> parts = IID().split(None, 10, 3, torch.Generator().manual_seed(0))
+        >>> [len(part) for part in parts]
+        [4, 3, 3]
     """
 
     needs_labels = False
@@ -288,6 +293,12 @@ class LabelShards(Partition):
 
     References:
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
+
+    Example:
+        >>> labels = torch.arange(100) % 10
+        >>> parts = LabelShards(2).split(labels, 100, 5, torch.Generator().manual_seed(0))
+        >>> [labels[part].unique().tolist() for part in parts]
+        [[1, 4], [5, 7], [3, 9], [0, 8], [2, 6]]
     """
 
     needs_labels = True

@@ -39,6 +39,10 @@ class Natural(Partition):
         by: User of a sample: an index or key of its items, a column of a Hugging Face data set, a function
             of the sample, or one value for each sample.
         merge: Let a client be several users, where there are more users than clients.
+
+    Example:
+        >>> Natural("writer")  # FederatedDataModule(..., partition=this): a column of a Hugging Face data set
+        Natural(by='writer', merge=False)
     """
 
     needs_labels = False
@@ -111,6 +115,11 @@ class QuantitySkew(Partition):
     Args:
         alpha: Concentration, > 0; small is skewed, large is close to IID.
         least: Fewest samples of a client, >= 1.
+
+    Example:
+        >>> parts = QuantitySkew(0.5).split(None, 100, 4, torch.Generator().manual_seed(0))
+        >>> [len(part) for part in parts]
+        [1, 5, 28, 66]
     """
 
     needs_labels = False
@@ -145,6 +154,10 @@ class FeatureShards(Partition):
         by: Number of a sample: an index or key of its items, a column of a Hugging Face data set, a function
             of the sample, or one number for each sample. None is the mean of the sample's first item.
         shards_per_client: >= 1; with 1 every client has a range of its own.
+
+    Example:
+        >>> FeatureShards("brightness", shards_per_client=2)
+        FeatureShards(by='brightness', shards_per_client=2)
     """
 
     needs_labels = False

@@ -49,6 +49,11 @@ class AggregateGaussian(CommonSteps):
         rounds: Rounds that the budget has to last for, >= 1.
         entropy_code: "range" or "elias"; behind secure aggregation neither applies.
         target: Law of the error; "laplace" carries no claim, because l2 clipping does not bound the l1 norm.
+
+    Example:
+        >>> mechanism = AggregateGaussian(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
+        >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
+        3.315
     """
 
     symbol_dtype = torch.int64

@@ -119,6 +119,10 @@ class BandedGaussian(Mechanism):
 
     Raises:
         ValueError: If a value is out of range.
+
+    Example:
+        >>> round(BandedGaussian(clip_norm=1.0, noise_multiplier=0.5, band=1).sigma, 6)  # of the sum
+        1.0
     """
 
     homomorphic = True

@@ -34,6 +34,10 @@ class CorBin(OneBitMechanism):
         epsilon: Local budget per coordinate and round, > 0, in nats.
         shared_bits: How many random bits a coordinate a pair shares, 0 to 32; None is unlimited (all 32).
             0 is LDP-FL.
+
+    Example:
+        >>> round(CorBin(epsilon=1.0).coin.high / 2**32, 3)  # chance of the likelier bit
+        0.731
     """
 
     shared_bits: int | None = 5
@@ -87,6 +91,10 @@ class AugCorBin(CorBin):
         epsilon: Local budget per coordinate and round, > 0, in nats.
         shared_bits: Bits of a coin that a pair shares, as for `CorBin`.
         unpaired_fraction: gamma in [0, 1]; n - 2 floor((1 - gamma) n / 2) clients work alone.
+
+    Example:
+        >>> round(AugCorBin(epsilon=1.0).coin.high / 2**32, 3)  # chance of the likelier bit
+        0.731
     """
 
     unpaired_fraction: float = 0.2

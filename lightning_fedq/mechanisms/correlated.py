@@ -47,6 +47,13 @@ class CorrelatedQuantization(Mechanism):
 
     Args:
         levels: k in [2, 256]; 2 is one bit a coordinate, k costs ceil(log2 k) bits.
+
+    Example:
+        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> mechanism = CorrelatedQuantization(levels=16)
+        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
+        64
     """
 
     homomorphic = True

@@ -98,6 +98,13 @@ class CSGM(SubsampledMechanism):
         bits: Bits per coordinate that is sent, 2 to 16; from 1 with even levels.
         levels: "odd" has 2^bits - 1 levels, 0 among them; "even" is the paper's form of 2^bits levels, whose
             claims are weaker, because an update of zero is sent as one of two levels around it.
+
+    Example:
+        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> mechanism = CSGM(clip_value=1.0, noise_multiplier=1.0)
+        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
+        32
     """
 
     bits: int = 2

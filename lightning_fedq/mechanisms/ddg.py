@@ -47,6 +47,11 @@ class DistributedDiscreteGaussian(ModularNoise):
         granularity: Grid of the integers, > 0, in units of clip_norm.
         bits: Symbols are integers modulo 2^bits, 2 to 31; sums beyond half the modulus wrap around.
         max_dropped: Dropouts that the claims allow for; noise of that many clients is not counted.
+
+    Example:
+        >>> mechanism = DistributedDiscreteGaussian(clip_norm=1.0, local_sigma=0.5, granularity=0.01)
+        >>> mechanism.steps  # clip_norm in steps of the grid
+        50.0
     """
 
     def __post_init__(self) -> None:

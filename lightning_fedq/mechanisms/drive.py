@@ -66,6 +66,13 @@ class EDEN(ScaledLevels):
     References:
         Vargaftik et al., EDEN: Communication-Efficient and Robust Distributed Mean Estimation for Federated
         Learning, ICML 2022
+
+    Example:
+        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> mechanism = EDEN(bits=2)
+        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
+        96
     """
 
     unbiased = False
@@ -123,6 +130,13 @@ class DRIVE(EDEN):
 
     References:
         Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, NeurIPS 2021
+
+    Example:
+        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> mechanism = DRIVE()
+        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
+        80
     """
 
     bits: int = 1

@@ -27,6 +27,13 @@ class FedAvg(Mechanism):
 
     References:
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
+
+    Example:
+        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> mechanism = FedAvg()
+        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
+        512
     """
 
     homomorphic = False

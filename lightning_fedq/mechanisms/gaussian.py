@@ -35,6 +35,11 @@ class GaussianNoise(VectorNoise):
 
     Raises:
         ValueError: If neither or both of noise and budget are given, or a value is out of range.
+
+    Example:
+        >>> mechanism = GaussianNoise(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
+        >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
+        3.29
     """
 
     law = "gaussian"
@@ -48,6 +53,10 @@ class PerCoordinateGaussian(CoordinateNoise):
     Args:
         epsilon: Budget per coordinate and round, > 0, in nats.
         delta: Per coordinate and round, in (0, 1).
+
+    Example:
+        >>> round(PerCoordinateGaussian(epsilon=1.0, delta=1e-5).noise.scale, 3)  # std, in radii
+        7.461
     """
 
     law = "gaussian"

@@ -167,6 +167,11 @@ class HandedOnGaussian(ModularNoise):
 
     Raises:
         ValueError: If a value is out of range.
+
+    Example:
+        >>> mechanism = HandedOnGaussian(1.0, local_sigma=0.5, granularity=0.01, num_cohorts=10)
+        >>> mechanism.share_std  # of the shares that are handed on, in units of the update
+        10.0
     """
 
     hands_on = True

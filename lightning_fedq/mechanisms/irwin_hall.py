@@ -156,6 +156,11 @@ class IrwinHall(CommonSteps):
         delta: Leave out.
         rounds: Leave out.
         entropy_code: "range", "elias" or "fixed"; behind secure aggregation none applies.
+
+    Example:
+        >>> mechanism = IrwinHall(clip_norm=1.0, noise_multiplier=1.0)
+        >>> mechanism.multiplier
+        1.0
     """
 
     @property

@@ -30,6 +30,11 @@ class LaplaceNoise(VectorNoise):
 
     Raises:
         ValueError: If neither or both of noise and budget are given, or a value is out of range.
+
+    Example:
+        >>> mechanism = LaplaceNoise(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
+        >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
+        2.92
     """
 
     law = "laplace"
@@ -46,6 +51,10 @@ class PerCoordinateLaplace(CoordinateNoise):
 
     Args:
         epsilon: Budget per coordinate and round, > 0, in nats.
+
+    Example:
+        >>> PerCoordinateLaplace(epsilon=1.0).noise.scale  # in radii
+        2.0
     """
 
     law = "laplace"

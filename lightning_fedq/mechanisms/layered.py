@@ -113,6 +113,11 @@ class LayeredGaussian(ExactError):
         target: Law of a message's error. "laplace" makes it Laplace exactly, and the mean's the law of a mean
             of Laplace errors, which is none; it carries no claim, because l2 clipping does not bound the l1
             norm.
+
+    Example:
+        >>> mechanism = LayeredGaussian(clip_norm=1.0, epsilon=8.0, delta=1e-5, rounds=30)
+        >>> round(mechanism.multiplier, 3)  # noise over the distance of any two updates
+        3.315
     """
 
     homomorphic = False

@@ -198,6 +198,10 @@ class MVU(GridChannel):
         epsilon: Local budget per coordinate and round, > 0, in nats.
         input_bits: b_in, bits of the grid that values are rounded to, 1 to 4.
         output_bits: b_out, bits on the wire per coordinate, 1 to 4.
+
+    Example:
+        >>> [round(value, 2) for value in MVU(epsilon=1.0).values.tolist()]  # of the outputs, in radii
+        [-2.71, -1.92, 1.92, 2.71]
     """
 
     _coins = "mvu coins"

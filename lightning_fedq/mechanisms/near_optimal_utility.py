@@ -38,6 +38,11 @@ class NearOptimalUtility(AdditiveNoise):
     References:
         Zhang, Chen, Yang, Towards Achieving Near-optimal Utility for Privacy-Preserving Federated Learning
         via Data Generation and Parameter Distortion, 2022/23.
+
+    Example:
+        >>> mechanism = NearOptimalUtility(1.0, leakage_budget=0.3, noise_std=1.0, measured_leakage=0.3)
+        >>> mechanism.noise.scale
+        1.0
     """
 
     law = "gaussian"

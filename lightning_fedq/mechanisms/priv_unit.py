@@ -254,6 +254,10 @@ class PrivUnit(PrivUnitG):
     References:
         Bhowmick, Duchi, Freudiger, Kapoor, Rogers, Protection Against Reconstruction and Its Applications in
         Private Federated Learning, 2018
+
+    Example:
+        >>> PrivUnit(epsilon=4.0, clip_norm=1.0).choice(1024).num_top  # of 1,024 directions
+        67
     """
 
     _spherical: ClassVar[bool] = True
@@ -272,6 +276,10 @@ class ProjUnit(PrivUnitG):
     References:
         Asi, Feldman, Nelson, Nguyen, Talwar, Fast Optimal Locally Private Mean Estimation via Random
         Projections, NeurIPS 2023
+
+    Example:
+        >>> ProjUnit(epsilon=4.0, clip_norm=1.0).choice(8192).num_top  # of 1,024 directions
+        67
     """
 
     subspace: int = 256

@@ -36,6 +36,13 @@ class QSGD(ScaledLevels):
     References:
         Alistarh, Grubic, Li, Tomioka, Vojnovic, QSGD: Communication-Efficient SGD via Gradient Quantization
         and Encoding, NeurIPS 2017
+
+    Example:
+        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> mechanism = QSGD(levels=7)
+        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
+        128
     """
 
     levels: int = 7
@@ -92,6 +99,13 @@ class TernGrad(QSGD):
 
     References:
         Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017
+
+    Example:
+        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> mechanism = TernGrad()
+        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
+        96
     """
 
     levels: int = 1

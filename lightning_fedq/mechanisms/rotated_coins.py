@@ -117,6 +117,10 @@ class RotatedCoins(Mechanism):
 
     References:
         Chen, Ozgur, Kairouz, The Poisson Binomial Mechanism for Secure and Private Federated Learning, 2022.
+
+    Example:
+        >>> round(RotatedCoins(clip_norm=1.0, epsilon=1.0).coin.high / 2**32, 3)  # chance of the likelier bit
+        0.731
     """
 
     homomorphic = True

@@ -54,6 +54,13 @@ class SIGM(SubsampledMechanism):
         flatten: Rotate updates first, see `SubsampledMechanism`.
         entropy_code: "range" codes each symbol on its law given dither and step; "fixed" gives every symbol
             as many bits.
+
+    Example:
+        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> mechanism = SIGM(clip_value=1.0, noise_multiplier=1.0)
+        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
+        208
     """
 
     entropy_code: Literal["range", "fixed"] = "range"

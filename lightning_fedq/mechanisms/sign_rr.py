@@ -38,6 +38,10 @@ class SignRR(OneBitMechanism):
         aggregation: "mean" of the signs without the coin's shrinkage; "plain_mean" with it; or "majority",
             the sign of the sum (0 for a draw). Each is scaled by the radius.
         zero_is_positive: Count a coordinate that equals the centre as +1 rather than flip a fair coin.
+
+    Example:
+        >>> round(SignRR(epsilon=1.0).coin.high / 2**32, 3)  # chance of the true sign
+        0.731
     """
 
     unbiased = False

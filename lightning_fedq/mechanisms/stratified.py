@@ -37,6 +37,10 @@ class StratifiedCorBin(OneBitMechanism):
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.
         group_size: g >= 2.
+
+    Example:
+        >>> round(StratifiedCorBin(epsilon=1.0).coin.high / 2**32, 3)  # chance of the likelier bit
+        0.731
     """
 
     group_size: int = 10

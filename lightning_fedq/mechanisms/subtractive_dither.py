@@ -37,6 +37,13 @@ class SubtractiveDither(Mechanism):
 
     Args:
         bits: Bits per coordinate, 2 to 16; the step is radius / (2^(bits - 1) - 1).
+
+    Example:
+        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> mechanism = SubtractiveDither(bits=4)
+        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
+        64
     """
 
     homomorphic = True

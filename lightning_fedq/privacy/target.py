@@ -60,6 +60,11 @@ class PrivacyTarget:
     Raises:
         ValueError: If a value is missing or out of its range.
         TypeError: If a value is of another kind.
+
+    Example:
+        >>> target = PrivacyTarget(epsilon=8.0, delta=1e-5, adversary="secagg_server")
+        >>> target.against.name
+        'SECAGG_SERVER'
     """
 
     epsilon: float

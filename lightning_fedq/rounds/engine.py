@@ -44,6 +44,16 @@ class RoundEngine(RoundServer):
     Attributes:
         transform: Applied to all updates as they come in; None leaves them as they are.
         tampering: Clients that lie, between training, encoding and the wire; None if nobody does.
+
+    Example:
+        >>> from lightning_fedq import FedAvg, FixedRange
+        >>> from lightning_fedq.keys.randomness import SeededKeys
+        >>> planner, keys = RoundPlanner(4, seed=0), SeededKeys(0)
+        >>> engine = RoundEngine(FedAvg(), planner, keys, torch.zeros(3), [3], FixedRange(1.0))
+        >>> plan = engine.start()
+        >>> engine.receive(plan.survivors, torch.ones(4, 3))
+        >>> engine.finish().uplink_bits, engine.weights
+        (384, tensor([1., 1., 1.]))
     """
 
     def __init__(

@@ -62,6 +62,10 @@ class RobustAggregation:
         num_byzantine: How many rows (buckets, if there are any) the rule has to withstand, >= 0; for
             trimmed_mean, krum and multi_krum.
         bucket_size: Clients per bucket, >= 1; 1 is without buckets. Who shares one is drawn every round.
+
+    Example:
+        >>> RobustAggregation("trimmed_mean", num_byzantine=2)  # Federated(..., aggregator=this)
+        RobustAggregation(rule='trimmed_mean', num_byzantine=2, bucket_size=1)
     """
 
     rule: Rule

@@ -52,6 +52,9 @@ class LeakageMonitor(pl.Callback):
 
     Raises:
         ValueError: If a setting is out of its range.
+
+    Example:
+        >>> callbacks = [LeakageMonitor(every_n_rounds=5)]  # behind Federated(...)
     """
 
     only_simulated = True

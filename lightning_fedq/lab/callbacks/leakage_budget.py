@@ -96,6 +96,9 @@ class LeakageBudget(pl.Callback):
 
     Raises:
         ValueError: If a setting is out of its range.
+
+    Example:
+        >>> callbacks = [LeakageBudget(probe=16)]  # behind Federated(NearOptimalUtility(...))
     """
 
     skips_empty = True

@@ -64,6 +64,10 @@ class FixedRange(RangeRule):
     Args:
         radius: Half-width, > 0, in units of what is quantised.
         center: Centre.
+
+    Example:
+        >>> FixedRange(0.1)  # Federated(..., ranges=this): [-0.1, 0.1] in every round
+        FixedRange(radius=0.1, center=0.0)
     """
 
     radius: float
@@ -99,6 +103,10 @@ class PreviousMinMax(RangeRule):
     Args:
         margin: Factor on the half-range, >= 1; the paper's is 1.
         floor: Smallest radius, as a fraction of the largest segment's; keeps an all-zero bias from freezing.
+
+    Example:
+        >>> PreviousMinMax(margin=1.2)  # Federated(..., ranges=this, target="weights")
+        PreviousMinMax(margin=1.2, floor=0.001)
     """
 
     margin: float = 1.1
@@ -148,6 +156,10 @@ class AdaptiveRange(RangeRule):
         growth: Largest factor up per round, >= 1.
         shrink: Largest factor down per round, in (0, 1].
         floor: Smallest radius, in units of the update, > 0.
+
+    Example:
+        >>> AdaptiveRange(initial=0.01)  # Federated(..., ranges=this)
+        AdaptiveRange(initial=0.01, multiple=4.0, growth=2.0, shrink=0.95, floor=1e-06)
     """
 
     initial: float = 1.0
