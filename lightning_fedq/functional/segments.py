@@ -17,7 +17,11 @@ def segment_lines(segments: Sequence[int], *values: Tensor) -> NDArray[np.float6
         segments: Their lengths.
         *values: `(segments,)` each.
     """
-    return np.stack([np.cumsum(segments), *(value.detach().double().cpu().numpy() for value in values)])
+    lines = np.empty((1 + len(values), len(segments)))
+    np.add.accumulate(np.asarray(segments), out=lines[0])
+    for line, value in zip(lines[1:], values, strict=True):
+        line[:] = value.detach().cpu().numpy()
+    return lines
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]

@@ -70,6 +70,14 @@ def _projection(key: bytes, rows: int, columns: int) -> Tensor:
     return torch.from_numpy((basis * np.sign(triangle.diagonal())).T.copy())
 
 
+@lru_cache(maxsize=1)
+def _ordered(mechanism: PrivUnitG, dim: int, public: PublicRandomness) -> Tensor:
+    """A rotated update of `dim` coordinates, a power of two, that is closest to the first k directions."""
+    codebook = mechanism._lift(mechanism._codebook(dim, public), dim, public)
+    ordered: Tensor = torch.linalg.pinv(codebook) @ mechanism._falling()
+    return ordered
+
+
 @dataclass(frozen=True)
 class PrivUnitG(Mechanism):
     """A private one of K public normal vectors, close to the update's direction: log2(K) bits a client.
@@ -223,11 +231,18 @@ class PrivUnitG(Mechanism):
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:
         """See `Mechanism.worst_pair`: closest to the first k directions, and its opposite."""
+        dim = context.dim
+        if dim == self._size(dim):  # nothing is padded, so what is solved in the codebook is turned
+            first = rotate_each_back(_ordered(self, dim, public)[None], [client], dim, public)[0]
+            return first, -first
         codebook = self._lift(self._codebook(context.dim, public), context.dim, public)
         seen = rotate_each_back(codebook, [client] * self.directions, context.dim, public)
-        falling = torch.arange(self.directions, 0, -1, dtype=torch.float64) - (self.directions + 1) / 2.0
-        first = torch.linalg.pinv(seen) @ falling
+        first = torch.linalg.pinv(seen) @ self._falling()
         return first, -first
+
+    def _falling(self) -> Tensor:
+        """Closeness of an update to each direction, falling from the first to the last, on average 0."""
+        return torch.arange(self.directions, 0, -1, dtype=torch.float64) - (self.directions + 1) / 2.0
 
     def lever(self, client: int, context: RoundContext) -> float | None:
         """Length of one decoded message over that of an honest mean, `clip_norm`. Of unit vectors alone."""

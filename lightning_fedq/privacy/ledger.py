@@ -296,15 +296,16 @@ class Ledger:
                 is reached.
             OSError: If the journal can't be written; then nothing is charged and nothing may be sent.
         """
-        rows = torch.tensor(sorted(set(clients)), dtype=torch.int64)
-        outside = bool(((rows < 0) | (rows >= self.num_clients)).any())
-        if len(rows) != len(clients) or outside:
+        listed = sorted(set(clients))
+        rows = torch.tensor(listed, dtype=torch.int64)
+        outside = bool(listed) and not 0 <= listed[0] <= listed[-1] < self.num_clients
+        if len(listed) != len(clients) or outside:
             raise ValueError(
                 f"clients must be distinct and in [0, {self.num_clients}), got {tuple(clients)[:10]}"
             )
-        last = self._streams[rows]
+        last = self._streams.numpy()[listed]
         used = (last[:, 0] > round) | ((last[:, 0] == round) & (last[:, 1] >= attempt))
-        if bool(used.any()):
+        if used.any():
             raise RuntimeError(
                 f"round {round}, attempt {attempt} was charged before for {rows[used].tolist()[:10]}; "
                 "a stream serves one payload. Abandon the round, so that the next start is a new attempt"
@@ -317,8 +318,8 @@ class Ledger:
             self.journal.append(round, attempt, state, who, dim, terms, self._id, number)
             if self._repeatable is not None:
                 self._repeatable[round, attempt] = state
-        self._streams[rows] = torch.tensor([round, attempt])
-        self.charges[rows] += 1
+        self._streams.numpy()[listed] = round, attempt
+        self.charges.numpy()[listed] += 1
         self.rounds += 1
         self.dim = max(self.dim, dim)
 

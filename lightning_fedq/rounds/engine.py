@@ -42,6 +42,7 @@ class RoundEngine(RoundServer):
         **options: See `RoundServer`.
 
     Attributes:
+        client_keys: Keys of all clients, the same as the server's.
         transform: Applied to all updates as they come in; None leaves them as they are.
         tampering: Clients that lie, between training, encoding and the wire; None if nobody does.
 
@@ -69,7 +70,7 @@ class RoundEngine(RoundServer):
         **options: Any,
     ) -> None:
         super().__init__(mechanism, planner, keys, weights, segments, ranges, **options)
-        self._client_keys, self.diagnostics = keys, diagnostics
+        self.client_keys, self.diagnostics = keys, diagnostics
         self.transform: UpdateTransform | None = None
         self.tampering: Tampering | None = None
         self._exact: Tensor | None = None
@@ -136,7 +137,7 @@ class RoundEngine(RoundServer):
     def _take(self, clients: Sequence[int], updates: Tensor) -> None:
         mechanism, context = self.mechanism, self._context
         encoded = encode_updates(
-            mechanism, self.target, self._client_keys, clients, updates, self.weights, context
+            mechanism, self.target, self.client_keys, clients, updates, self.weights, context
         )
         message = encoded.message
         if self._unchecked:

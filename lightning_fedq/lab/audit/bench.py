@@ -33,6 +33,7 @@ from lightning_fedq.mechanisms.interface import (
 )
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.rounds import RoundEngine
 
@@ -211,6 +212,7 @@ class Bench:
         mechanism: Mechanism under audit, as it is shipped.
         seed: Seed of the audit's own keys.
         segments: Length of each layer, two of them.
+        times: How often both layers are repeated in a round.
         concentrated: Put the whole difference into the first coordinate; else all coordinates differ.
         num_clients: Size of the cohort.
         num_dropped: How many of them do not answer.
@@ -235,14 +237,16 @@ class Bench:
         dropout_probability: float = 0.0,
         min_survivors: int | None = None,
         level: Adversary = Adversary.OUTSIDER,
+        times: int = 1,
     ) -> None:
-        self.mechanism, self.segments, self.concentrated = mechanism, segments, concentrated
+        self.mechanism, self.segments, self.concentrated = mechanism, segments * times, concentrated
+        self.times = times
         self.everybody, self._to_center = everybody, to_center
         if min_survivors is not None:
             num_dropped = num_clients - min_survivors
         self.keys: list[Keys] = [SeededKeys(3 * seed + world) for world in range(3)]
         self._decoy, self._level = SeededKeys(3 * seed + (1 << 50)), level
-        self.dim = sum(segments)
+        self.dim = sum(self.segments)
         self._turns = _TURNS if mechanism.hands_on else 1
         self._planner = FixedPlanner(
             num_clients * self._turns,
@@ -256,7 +260,8 @@ class Bench:
         self.groups = self._planner.plan(0, mechanism).groups
         self.clients = tuple(range(num_clients - num_dropped))
         """Who may answer."""
-        self._range = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+        ones = torch.ones(2 * times, dtype=torch.float64)
+        self._range = 0.0 * ones, ones
         self.claims = {claim.adversary: claim for claim in mechanism.claims(self.context(0))}
         self.failure = 0.0
         """Chance of rounds that the claims do not speak of. Delta pays for it."""
@@ -271,6 +276,7 @@ class Bench:
         opposite = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
         self.others = torch.stack([opposite if c % 2 else high for c in self.clients])
         self._engines: dict[int, RoundEngine] = {}
+        self._lone: RoundEngine | None = None
         self._weights: Array | None = None
         self.num_symbols = self._probe()
         self.behind = mechanism.core(self.context(0))[1].dim - self.dim
@@ -283,10 +289,17 @@ class Bench:
         self.rotated = self.symbolic and not self.aligned and mechanism.homomorphic and self.follows_streams
         """Is there one symbol for every rotated coordinate, all of which differ alike?"""
         self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
+        self._told: tuple[int, Keys, RoundContext, PublicRandomness] | None = None
 
     @classmethod
     def of(
-        cls, case: AuditCase, seed: int, segments: tuple[int, int], num_clients: int, level: Adversary
+        cls,
+        case: AuditCase,
+        seed: int,
+        segments: tuple[int, int],
+        num_clients: int,
+        level: Adversary,
+        times: int = 1,
     ) -> Bench:
         """The bench of a case, for so many clients."""
         return cls(
@@ -301,6 +314,7 @@ class Bench:
             dropout_probability=case.dropout_probability,
             min_survivors=case.min_survivors,
             level=level,
+            times=times,
         )
 
     @property
@@ -329,18 +343,19 @@ class Bench:
 
     def pair(self, victim: int, round: int, keys: Keys) -> tuple[Tensor, Tensor]:
         """The worst neighbours of a round. Streams that the adversary does not hold are decoys."""
+        told = (round, keys) if self.follows_streams else (0, self.keys[2])
+        if self._told is None or self._told[:2] != told:
+            public = PublicRandomness(HeldKeys(self._level, told[1], self._decoy), told[0])
+            self._told, self._pairs = (*told, self.context(told[0]), public), {}
         if victim in self._pairs:
             return self._pairs[victim]
-        known = HeldKeys(self._level, keys, self._decoy)
-        public = PublicRandomness(known, round)
-        high, low = self.mechanism.worst_pair(victim, self.context(round), public)
+        high, low = self.mechanism.worst_pair(victim, *self._told[2:])
         if self._to_center:
             low = self.context(round).expand(self._range[0])
         if self.concentrated and not self.follows_streams:
             low = torch.cat([low[:1], torch.zeros(self.dim - 1, dtype=torch.float64)])
             high = torch.cat([high[:1], torch.zeros(self.dim - 1, dtype=torch.float64)])
-        if not self.follows_streams:
-            self._pairs[victim] = high, low
+        self._pairs[victim] = high, low
         return high, low
 
     def _labels(self, turned: int, high: Tensor, low: Tensor) -> Integers:
@@ -348,7 +363,8 @@ class Bench:
         if self.concentrated or self.everybody:
             return labels
         if self.aligned:
-            labels[self.segments[0] :] = 1 - turned
+            first, second = self.segments[:2]
+            labels[np.arange(self.dim) % (first + second) >= first] = 1 - turned
         labels[(high == low).numpy()] = -1
         return labels
 
@@ -356,32 +372,57 @@ class Bench:
         """Play one round of one world, in the course of a run. The victim changes with every other round."""
         victim = self.clients[(round // 2) % len(self.clients)]
         if world not in self._engines:
-            self._engines[world] = self._engine(self.keys[world])
+            self._engines[world] = self._engine(self.keys[world], self.segments)
         return self._play(self._engines[world], self.keys[world], victim, round, (round + world) % 2)
 
-    def play_alone(self, keys: Keys, victim: int, turned: int, round: int = 0) -> Played:
-        """Play one round with keys of its own. `turned` says which of the inputs the first layer holds."""
-        return self._play(self._engine(keys), keys, victim, round, turned)
+    def play_alone(
+        self, keys: Keys, victim: int, turned: int, round: int = 0, told: Keys | None = None
+    ) -> Played:
+        """Play one round with keys of its own.
 
-    def _engine(self, keys: Keys) -> RoundEngine:
-        start = torch.zeros(self.dim, dtype=torch.float64)
+        Args:
+            keys: The keys.
+            victim: The victim.
+            turned: The input that the first layer holds, 0 or 1.
+            round: Round number.
+            told: Keys that say all that the adversary holds, where many rounds have that in common.
+        """
+        if self._turns > 1 or self.mechanism.separation > 1:  # its noise hangs on the engine's past
+            return self._play(self._engine(keys, self.segments), keys, victim, round, turned)
+        if self._lone is None:
+            self._lone = self._engine(keys, self.segments)
+        self._lone.keys = self._lone.client_keys = keys
+        self._lone.ledger = Ledger(self._planner.num_clients, repr(self.mechanism))
+        return self._play(self._lone, keys, victim, round, turned, told)
+
+    def _engine(self, keys: Keys, segments: tuple[int, ...]) -> RoundEngine:
+        start = torch.zeros(sum(segments), dtype=torch.float64)
         engine = RoundEngine(
-            self.mechanism, self._planner, keys, start, self.segments, FixedRange(1.0), diagnostics=False
+            self.mechanism, self._planner, keys, start, segments, FixedRange(1.0), diagnostics=False
         )
         engine.tampering = Wire()
         return engine
 
-    def _play(self, engine: RoundEngine, keys: Keys, victim: int, round: int, turned: int) -> Played:
-        high, low = self.pair(victim, round, keys)
+    def _play(
+        self,
+        engine: RoundEngine,
+        keys: Keys,
+        victim: int,
+        round: int,
+        turned: int,
+        told: Keys | None = None,
+    ) -> Played:
+        told = told or keys
+        high, low = self.pair(victim, round, told)
         labels = self._labels(turned, high, low)
         round *= self._turns
         engine.round, engine.attempt = round, 0
         engine.weights = torch.zeros(self.dim, dtype=torch.float64)
         plan = engine.start()
-        context, answer = engine.context(plan), plan.survivors
+        answer = plan.survivors
         updates = self.others[list(answer)].clone()
         if self.everybody:
-            updates = torch.stack([self.pair(client, round, keys)[turned] for client in answer])
+            updates = torch.stack([self.pair(client, round, told)[turned] for client in answer])
         else:
             updates[answer.index(victim)] = torch.where(torch.from_numpy(labels) == 1, low, high)
         engine.receive(answer, updates)
@@ -394,7 +435,7 @@ class Bench:
         public = PublicRandomness(keys, round)
         played = Played(
             self.mechanism,
-            context,
+            wire.context,
             answer,
             victim,
             wire.symbols,
@@ -413,24 +454,20 @@ class Bench:
         """
         rows = [self._rest(engine) for _ in range(self._turns - 1)]
         if self._weights is None:
-            zeros = [self._zeros(block) for block in range(max(_MEASURED // self.dim, 1))]
-            precision = np.linalg.inv(np.cov(np.concatenate(zeros, 1)))
+            # the noise of a coordinate is that of any other, so many are measured in one block
+            zeros = self._engine(SeededKeys(_ZEROS_SEED), (_MEASURED - 1, 1))
+            precision = np.linalg.inv(np.cov(np.stack([self._rest(zeros) for _ in range(self._turns)])))
             self._weights = precision[0] / np.linalg.norm(precision[0])
         later: Array = self._weights[1:] @ np.stack(rows)
         return replace(played, own_weight=float(self._weights[0]), later=later)
 
     def _rest(self, engine: RoundEngine) -> Array:
         """Released sum of a round of zeros."""
-        engine.weights = torch.zeros(self.dim, dtype=torch.float64)
+        engine.weights = torch.zeros_like(engine.weights)
         answer = engine.start().survivors
-        engine.receive(answer, torch.zeros(len(answer), self.dim, dtype=torch.float64))
+        engine.receive(answer, torch.zeros(len(answer), engine.weights.numel(), dtype=torch.float64))
         engine.finish()
         return np.asarray((engine.weights * len(answer)).numpy(), np.float64)
-
-    def _zeros(self, block: int) -> Array:
-        """Released sums of a block of zeros, `(turns, dim)`."""
-        engine = self._engine(SeededKeys(_ZEROS_SEED + block))
-        return np.stack([self._rest(engine) for _ in range(self._turns)])
 
     def calibration(self, at_most: int) -> list[Played]:
         """Some rounds that are not counted. `at_most` so many."""

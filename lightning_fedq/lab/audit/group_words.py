@@ -17,6 +17,7 @@ about one message, about all messages of the group, about one and the shared wor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise, permutations, product
@@ -32,7 +33,8 @@ from lightning_fedq.lab.audit.views import View
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
 
 Words = NDArray[np.uint64]
-Law = dict[tuple[int, ...], Fraction]
+Law = dict[tuple[int, ...], int]
+"""Masses, in units that all laws of a group have in common."""
 
 _DIM = 1024
 _MANY = 64
@@ -179,19 +181,23 @@ class _Encoder:
 def _laws(
     shares: list[Fraction], ones: NDArray[np.int64], victim: int, own: int, others: Sequence[int]
 ) -> dict[str, Law]:
-    """Laws of what each view sees, with value `own` of the victim and `others` of the rest, in order."""
+    """Laws of what each view sees, with value `own` of the victim and `others` of the rest, in order.
+
+    In units of one over 2^32 for every client, times the shares' common denominator.
+    """
+    whole, common = _TOP + 1, _common(shares)
     laws: dict[str, Law] = {name: {} for name in ("one", "all", "word", "sum")}
     values = [*others[:victim], own, *others[victim:]]
     for piece, share in enumerate(shares):
-        chances = [Fraction(int(ones[value, who, piece]), _TOP + 1) for who, value in enumerate(values)]
+        chances = [int(ones[value, who, piece]) for who, value in enumerate(values)]
         for bits in product((0, 1), repeat=len(values)):
-            mass = share
+            mass = int(share * common)
             for bit, chance in zip(bits, chances, strict=True):
-                mass *= chance if bit else 1 - chance
+                mass *= chance if bit else whole - chance
             mine = bits[victim]
             views = {"one": (mine,), "all": bits, "word": (mine, piece), "sum": (sum(bits),)}
             for name, seen in views.items():
-                laws[name][seen] = laws[name].get(seen, Fraction(0)) + mass
+                laws[name][seen] = laws[name].get(seen, 0) + mass
     return laws
 
 
@@ -205,12 +211,18 @@ _VIEWS = {
 }
 
 
-def _excess(first: Law, second: Law, view: View) -> str:
-    """Where the first law is beyond the claim, in words."""
+def _common(shares: list[Fraction]) -> int:
+    """Common denominator."""
+    return math.lcm(*(share.denominator for share in shares))
+
+
+def _excess(first: Law, second: Law, view: View, unit: int) -> str:
+    """Where the first law is beyond the claim, in words. Masses are divided by `unit`."""
     for epsilon in view.epsilons:
         odds = Fraction(float(np.exp(epsilon))) * _ODDS
-        beyond = (p - odds * second.get(s, Fraction(0)) for s, p in first.items())
-        delta = float(sum((max(mass, Fraction(0)) for mass in beyond), Fraction(0)))
+        more, less = odds.denominator, odds.numerator
+        beyond = sum(max(more * p - less * second.get(s, 0), 0) for s, p in first.items())
+        delta = float(Fraction(beyond, more * unit))
         if delta > (allowed := view.allowed(epsilon)) + 2.0**-40:
             return f"at epsilon {epsilon:.3g} delta is {delta:.9g}, {allowed:.9g} is claimed"
     return ""
@@ -239,12 +251,13 @@ def enumerate_group_words(mechanism: Mechanism, seeds: tuple[int, ...] = (0, 1))
         except UnlikeError as unlike:
             return [str(unlike)]
         shares, ones = encoder.pieces()
+        unit = _common(shares) * (_TOP + 1) ** len(encoder.group)
         claims = [c for c in mechanism.claims(encoder.context) if not isinstance(c.loss, NonPrivate)]
         views = [(_VIEWS[c.adversary], _share(c, mechanism.num_symbols(encoder.context))) for c in claims]
         rest = product(range(encoder.size), repeat=len(encoder.group) - 1)
         for victim, others in product(encoder.group, rest):
             laws = [_laws(shares, ones, victim, own, others) for own in range(encoder.size)]
             for (one, two), (seen, view) in product(permutations(laws, 2), views):
-                if excess := _excess(one[seen], two[seen], view):
+                if excess := _excess(one[seen], two[seen], view, unit):
                     differs.append(f"{name}, a group against the {view.name}: {excess}")
     return sorted(set(differs))

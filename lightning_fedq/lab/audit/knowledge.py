@@ -40,6 +40,8 @@ from lightning_fedq.lab.audit.views import Array, Finding, View
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Mechanism, PrivacyClaim
 
 SEGMENTS = (104, 101)
+_CROWD = 16
+"""Clients, where all are attacked at once."""
 _CLASSES = 8
 _DISTANCES = 16
 _MOST = 700.0  # e^epsilon stays a float
@@ -97,8 +99,10 @@ def audit_knowledge(
     if trials < 4 or trials % 4:
         raise ValueError(f"trials must be a positive multiple of 4, got {trials}")
     case = attacked if isinstance(attacked, AuditCase) else AuditCase(attacked)
-    size = num_clients or case.num_clients or cohort_size(case.mechanism)
+    size = num_clients or case.num_clients or (_CROWD if case.everybody else cohort_size(case.mechanism))
     segments = SEGMENTS
+    if case.everybody:  # a message is a cell: as many cells as of four clients in all repetitions
+        cells = min(cells, 4 * repetitions)
     if case.concentrated or case.everybody:
         segments = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS
     findings: list[Finding] = []
@@ -148,7 +152,7 @@ def _trials(bench: Bench, sight: _Sight, victim: int, held: int, trials: int) ->
     for trial in range(trials):
         fresh = SeededKeys(_FRESH + held * trials + trial)
         keys = HeldKeys(sight.adversary, known, fresh, insiders)
-        yield bench.play_alone(keys, victim, trial % 2)
+        yield bench.play_alone(keys, victim, trial % 2, told=known)
 
 
 def _judge(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -98,24 +100,31 @@ class FixedPlanner(RoundPlanner):
         first = round % self.turns * size
         return list(range(first, first + size))
 
+    @cached_property
+    def _groups(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+        """Groups of every cohort that had its turn."""
+        return {}
+
     def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
-        """See `RoundPlanner.plan`."""
-        cohort, groups, start = self.cohort(round), [], 0
-        for size in mechanism.group_sizes(len(cohort)):
-            groups.append(tuple(cohort[start : start + size]))
-            start += size
+        """See `RoundPlanner.plan`. Always of the same mechanism."""
+        cohort = self.cohort(round)
+        if (groups := self._groups.get(cohort[0])) is None:
+            ends = [*itertools.accumulate(mechanism.group_sizes(len(cohort)))]
+            cut = itertools.pairwise([0, *ends])
+            groups = self._groups[cohort[0]] = tuple(tuple(cohort[start:end]) for start, end in cut)
         silent = frozenset(cohort[len(cohort) - self.num_dropped :])
         if self.dropout_probability:
             silent = super().plan(round // 2, mechanism).dropped
             silent -= {(round // 2) % self.num_clients}
-        return RoundPlan(round, tuple(groups), silent, self.seed)
+        return RoundPlan(round, groups, silent, self.seed)
 
 
 class Wire(Tampering):
-    """Stands between encoder and wire (`rounds.Tampering`), changes nothing and keeps the messages."""
+    """Stands between encoder and wire (`rounds.Tampering`), changes nothing, keeps messages and context."""
 
     def __init__(self) -> None:
         self.symbols = torch.empty(0)
+        self.context: RoundContext
 
     def send(
         self,
@@ -126,5 +135,5 @@ class Wire(Tampering):
         rand: ClientRandomness,
     ) -> Message:
         """See `rounds.Tampering.send`."""
-        self.symbols = message.symbols.clone()
+        self.symbols, self.context = message.symbols.clone(), context
         return message

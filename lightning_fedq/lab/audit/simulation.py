@@ -83,6 +83,7 @@ def audit(
     alpha: float = 1e-3,
     seed: int = 0,
     concentrated: bool = False,
+    times: int = 1,
 ) -> tuple[Finding, ...]:
     """Try to refute a mechanism's claims by simulation.
 
@@ -93,6 +94,9 @@ def audit(
         seed: Seed of the audit's own keys.
         concentrated: Put the whole difference into one coordinate, for claims about a whole vector; one
             encoding is one draw then. A case says so itself.
+        times: Repetitions of both layers in a round, which then gives so many times the draws and
+            takes little longer. A claim about a whole vector leaves each coordinate of a longer one less, so
+            there the case is to be one of so many coordinates, see `Mechanism.audit_cases`.
 
     Returns:
         One finding per view. Empty for a mechanism that claims nothing against anybody.
@@ -103,9 +107,9 @@ def audit(
     case = attacked if isinstance(attacked, AuditCase) else AuditCase(attacked, concentrated)
     segments = SEGMENTS
     if case.concentrated or case.everybody:
-        segments = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS
+        segments, times = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS, 1
     size = case.num_clients or (CROWD if case.everybody else cohort_size(case.mechanism))
-    first = Bench.of(case, seed, segments, size, Adversary.SERVER)
+    first = Bench.of(case, seed, segments, size, Adversary.SERVER, times)
     fewest = 64 if case.concentrated else FEWEST_ROUNDS * first.draws
     if draws < fewest:
         raise ValueError(f"draws must be >= {fewest}, got {draws}")
@@ -116,7 +120,7 @@ def audit(
     for level, who in levels:
         adversaries = tuple(one for one in who if one in _SUMS or not case.only_sums)
         promised = [look.promise for run in runs for look in run.looks]
-        bench = Bench.of(case, seed, segments, size, level)
+        bench = Bench.of(case, seed, segments, size, level, times)
         runs += [run] if (run := _Run(bench, adversaries, draws, promised)).looks else []
     for run in runs:
         run.play(max(draws // len(runs), fewest))
@@ -197,16 +201,16 @@ def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before
         ("the released sum", Adversary.OUTSIDER, Played.released, True),
         ("a curious client", Adversary.CLIENT, others, len(bench.clients) > 1),
     ]
-    if not any(claims.values()):
+    found: list[tuple[str, PrivacyClaim, Callable[[Played], Array]]] = []
+    for name, who, extract, possible in wanted:
+        claim, promised = claims.get(who), [*before, *(one.loss for _, one, _ in found)]
+        if claim is not None and possible and (claim.loss not in promised or extract is Played.group):
+            found.append((name, claim, extract))
+    if not found:
         return []
     sample = bench.calibration(min(max(rounds // 4, 8), MOST_CALIBRATIONS))
     calibration = [played for played in sample if len(played.clients) >= _FEWEST_ANSWERS]
-    looks: list[_Look] = []
-    for name, who, extract, possible in wanted:
-        claim, promised = claims.get(who), [*before, *(look.promise for look in looks)]
-        if claim is not None and possible and (claim.loss not in promised or extract is Played.group):
-            looks.append(_look(bench, name, claim, extract, calibration))
-    return looks
+    return [_look(bench, *one, calibration) for one in found]
 
 
 def _look(
@@ -225,7 +229,7 @@ def _look(
     sample = [extract(played) for played in calibration]
     bins, positions = Bins(np.concatenate(sample)), len(sample[0])
     loss, copies = share_of(bench, claim, positions)
-    view = View(name, loss, copies, positions, bins.size, bench.failure)
+    view = View(name, loss, copies, positions, bins.size, bench.failure, positions // bench.times)
     return _Look(extract, bins, view, claim.loss)
 
 
@@ -253,11 +257,15 @@ class _Joint:
         self._size, positions = look.bins.coarse_size, one.counts.shape[2]
         name, outcomes = one.name, look.bins.coarse_size**2
         failure = 1.0 - (1.0 - one.failure) ** 2
-        self.views = [View(f"{name}, two rounds", one.loss, 2 * one.copies, positions, outcomes, failure)]
-        self._split = bench.segments[0]
-        self._second = bench.segments[1]
+        times, copies = bench.times, 2 * one.copies
+        period = positions // times
+        self.views = [
+            View(f"{name}, two rounds", one.loss, copies, positions, outcomes, failure, period),
+        ]
+        self._first, self._second = bench.segments[:2]
         if bench.aligned and positions == bench.dim and not bench.concentrated:
-            two = View(f"{name}, two layers", one.loss, 2 * one.copies, self._second, outcomes, failure)
+            number, period = times * self._second, self._second
+            two = View(f"{name}, two layers", one.loss, copies, number, outcomes, failure, period)
             self.views.append(two)
         self._previous: dict[int, tuple[Integers, Integers]] = {}
 
@@ -269,8 +277,10 @@ class _Joint:
             earlier, before = self._previous[world]
             self.views[0].add(half, earlier, self._size * before + coarse)
         if len(self.views) > 1:
-            both = self._size * coarse[: self._second] + coarse[self._split :]
-            self.views[1].add(half, labels[: self._second], both)
+            period, end = self._first + self._second, self._second
+            one, held = coarse.reshape(-1, period), labels.reshape(-1, period)
+            both = self._size * one[:, :end] + one[:, self._first :]
+            self.views[1].add(half, held[:, :end].flatten(), both.flatten())
 
 
 class _WireBits:
@@ -288,7 +298,8 @@ class _WireBits:
         loss, copies = share_of(bench, claim, bench.num_symbols)
         width = bits // bench.num_symbols
         symbol_of = np.minimum(np.arange(bits) // width, bench.num_symbols - 1)
-        return cls(View("bits on the wire", loss, copies, bits, 2), symbol_of)
+        period = width * (bench.num_symbols // bench.times)
+        return cls(View("bits on the wire", loss, copies, bits, 2, period=period), symbol_of)
 
     def add(self, half: int, played: Played) -> None:
         bits = np.unpackbits(np.frombuffer(Bench.packed(played), np.uint8)).astype(np.int64)

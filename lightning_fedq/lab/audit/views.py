@@ -154,12 +154,22 @@ class View:
         positions: Number of positions.
         outcomes: Number of outcomes of a position.
         failure: Chance of rounds that the loss does not speak of, which delta pays for.
+        period: Positions of one stretch, where the positions are several ones and some that pad them. A place
+            in a stretch is judged over all of them, too: with the draws of as many rounds of one stretch.
     """
 
     def __init__(
-        self, name: str, loss: Loss, copies: int, positions: int, outcomes: int, failure: float = 0.0
+        self,
+        name: str,
+        loss: Loss,
+        copies: int,
+        positions: int,
+        outcomes: int,
+        failure: float = 0.0,
+        period: int | None = None,
     ) -> None:
         self.name, self.copies, self.outcomes, self.failure = name, copies, outcomes, failure
+        self._period, self._allowed = period or positions, dict[float, float]()
         if (one := loss.composed(copies)) is not None:
             loss, self.copies = one, 1
         self.loss = loss
@@ -176,9 +186,11 @@ class View:
 
     def allowed(self, epsilon: float) -> float:
         """The delta that the claim grants at epsilon."""
-        if self.copies == 1:
-            return min(float(self.loss.curve(np.array([epsilon]))[0]) + self.failure, 1.0)
-        return min(self._composed.delta(epsilon) + self.failure, 1.0)
+        if (known := self._allowed.get(epsilon)) is None:
+            one = self.copies == 1
+            curve = self.loss.curve(np.array([epsilon]))[0] if one else self._composed.delta(epsilon)
+            known = self._allowed[epsilon] = min(float(curve) + self.failure, 1.0)
+        return known
 
     @cached_property
     def _composed(self) -> LossGrid:
@@ -216,9 +228,15 @@ class View:
         # two orders of the labels, two bounds a test; half goes to the divergences, where some are claimed
         share = 0.25 * alpha * 0.5 / len(self.epsilons) / (2.0 if divergences else 1.0)
         allowed = [self.allowed(epsilon) for epsilon in self.epsilons]
+        looked_at = [(together, "pooled"), (self.counts, "position")]
+        if (times := positions // self._period) > 1:
+            stretches = self.counts[:, :, : times * self._period]
+            places = stretches.reshape(2, 2, times, self._period, self.outcomes).sum(2)
+            looked_at.insert(1, (places, "place"))
+        share *= 2.0 / len(looked_at)
         results = [
             self._test(counts[:, [first, 1 - first]], share / counts.shape[2], allowed, what)
-            for counts, what in ((together, "pooled"), (self.counts, "position"))
+            for counts, what in looked_at
             for first in (0, 1)
         ]
         alarm = next((found for _, _, found in results if found), "")

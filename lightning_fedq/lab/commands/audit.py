@@ -51,15 +51,25 @@ DITHERS = (0, 1 << 51, (1 << 52) - 1)
 BANDS = (2, 4)
 """Bands of correlated noise; the simulation plays band 1."""
 _DIM = 1024
+_MOST_TIMES = 4
+_FEWEST_LONG = 200
+"""Rounds that there are at least where layers are repeated: each shows a fault of one place only once."""
 
 
-def findings_of(case: AuditCase, draws: int, alpha: float, seed: int = 0) -> tuple[Finding, ...]:
-    """Audit one case."""
+def times_of(draws: int) -> int:
+    """Number of times that both layers stand in a round, for so many draws of a coordinate."""
+    return min(max(draws // (_FEWEST_LONG * sum(bench.SEGMENTS)), 1), _MOST_TIMES)
+
+
+def findings_of(
+    case: AuditCase, draws: int, alpha: float, seed: int = 0, times: int = 1
+) -> tuple[Finding, ...]:
+    """Audit one case. `times` is what it is a case of, see `cases`."""
     if case.concentrated:
         draws = max(draws // CONCENTRATED_SHARE, 64)
     if case.everybody:
         draws = max(draws // EVERYBODY_SHARE, FEWEST_ROUNDS * bench.CROWD)
-    return audit(case, draws, alpha=alpha, seed=seed)
+    return audit(case, draws, alpha=alpha, seed=seed, times=times)
 
 
 def claimed_losses(mechanism: Mechanism) -> dict[Adversary, Loss]:
@@ -72,12 +82,14 @@ def claimed_losses(mechanism: Mechanism) -> dict[Adversary, Loss]:
     return {claim.adversary: claim.loss for claim in claims}
 
 
-def cases(kind: type[Mechanism]) -> tuple[AuditCase, ...]:
-    """Cases in which a mechanism is audited.
+def cases(kind: type[Mechanism], times: int = 1) -> tuple[AuditCase, ...]:
+    """Cases in which a mechanism is audited. None if it claims nothing.
 
-    None if it claims nothing.
+    Args:
+        kind: Class of the mechanism.
+        times: How often both layers stand in a round.
     """
-    found = example(kind).audit_cases(_DIM)
+    found = example(kind).audit_cases(times * _DIM)
     return tuple(
         case
         for case in found
@@ -105,14 +117,15 @@ def enumeration(names: Sequence[str]) -> list[str]:
 def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
     """Lines of the table for one mechanism: name, view, claim, lower bound, draws, CPU seconds, verdict."""
     kind = mechanism_class(name)
-    found = cases(kind)
+    times = times_of(draws)
+    found = cases(kind, times)
     if not found:
         loss = claimed_losses(example(kind))[Adversary.OUTSIDER]
         assert isinstance(loss, NonPrivate)
         yield name, "", "no guarantee", "", "", "", f"nothing to refute: {loss.reason}"
     for case in found:
         start = time.process_time()
-        findings = findings_of(case, draws, alpha / len(found))
+        findings = findings_of(case, draws, alpha / len(found), times=times)
         seconds = f"{time.process_time() - start:.0f}"
         title = f"{name}, {case.title}" if case.title else name
         for finding in findings:

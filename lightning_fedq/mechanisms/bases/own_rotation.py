@@ -29,17 +29,16 @@ def parts(count: int, size: int) -> list[tuple[int, int]]:
 
 def _signs(clients: Sequence[int], size: int, rand: PublicRandomness) -> tuple[Tensor, Tensor]:
     """The outer and the inner sign flips of each client, `(clients, D)` of +1 and -1."""
-    signs = np.empty((2, len(clients), size), np.float64)
+    words = np.empty((2, len(clients), -(-size // 8)), np.uint8)
     for row, client in enumerate(clients):
         if row and client == clients[row - 1]:
-            signs[:, row] = signs[:, row - 1]
+            words[:, row] = words[:, row - 1]
             continue
         packed = rand.shared_with_server(client, _ROTATION)
-        for flips in signs[:, row]:
-            words = np.empty(-(-size // 8), np.uint8)
-            packed.fill(words)
-            flips[:] = 1.0 - 2.0 * np.unpackbits(words, count=size)
-    return torch.from_numpy(signs[0]), torch.from_numpy(signs[1])
+        packed.fill(words[0, row])
+        packed.fill(words[1, row])
+    outer, inner = 1.0 - 2.0 * np.unpackbits(words, axis=2, count=size)
+    return torch.from_numpy(outer), torch.from_numpy(inner)
 
 
 def rotate_each(rows: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness) -> Tensor:

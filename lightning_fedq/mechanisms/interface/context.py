@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -115,14 +116,14 @@ class RoundContext:
                 f"center and radius need one value per segment, shape {expected}, "
                 f"got {tuple(self.center.shape)} and {tuple(self.radius.shape)}"
             )
-        if not bool(torch.isfinite(self.center).all() and torch.isfinite(self.radius).all()):
+        radii = self.radius.tolist()
+        if not all(map(math.isfinite, (*self.center.tolist(), *radii))):
             raise ValueError("center and radius must be finite; check the range rule and the global model")
         if not 0 <= self.num_corrupt <= len(clients):
             raise ValueError(
                 f"num_corrupt must be in [0, cohort size = {len(clients)}], got {self.num_corrupt}"
             )
-        if bool((self.radius.double() < SMALLEST_RADIUS).any()):  # float32 has no such number
-            smallest = self.radius.min().item()
+        if (smallest := min(radii)) < SMALLEST_RADIUS:  # float32 has no such number
             raise ValueError(
                 f"radius must be > 0 in every segment, {SMALLEST_RADIUS:g} at least, so that 1 / radius is a "
                 f"number; got {smallest}; set a floor"
