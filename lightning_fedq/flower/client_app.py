@@ -19,7 +19,7 @@ from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.held_out import num_held_out
 from lightning_fedq.flower.client import Measured, RemoteClient
 from lightning_fedq.flower.kept import NEVER, KeptState
-from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, train_locally
+from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, keeps_more, train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
 from lightning_fedq.flower.settings import (
     TRAVELS,
@@ -90,8 +90,7 @@ class DeployedClient(RemoteClient):
         """
         module, local, nothing = self._module(), self._federated.local, torch.zeros(0)
         check_counted(module, local)
-        frozen = any(not parameter.requires_grad for parameter in module.parameters())
-        counts = local.buffers == "share" and (frozen or any(True for _ in module.buffers()))
+        counts = local.buffers == "share" and keeps_more(module)
         try:
             with own_draws():
                 found = train_locally(
@@ -100,9 +99,12 @@ class DeployedClient(RemoteClient):
         except RefusedError:
             raise
         except Exception as error:  # of the user's data, which say nothing to the server here
-            if any(map(of_each_client, callbacks_in(self._trainer))):
+            needs = ["DPSGD"] if any(map(of_each_client, callbacks_in(self._trainer))) else []
+            needs += [] if local.evaluate_clients is None else ["evaluate_clients"]
+            if needs:
                 rank_zero_warn(str(error))
-                raise RefusedError("DPSGD can't train here; the client's own log says why") from error
+                words = f"{' and '.join(needs)} can't work here; the client's own log says why"
+                raise RefusedError(words) from error
             if counts:
                 rank_zero_warn(f"what travels was not tried out: {type(error).__name__}: {error}")
             return {}

@@ -268,7 +268,8 @@ class LocalRound(pl.Callback):
         self._clock = Clock(trainer, longest)
         mode = self._federated.local.buffers
         found, logged = Rehearsed.by_layers(pl_module), dict[str, None]()
-        if self._rule is None:
+        # later messages rehearse where that finds more than the layers say; the first one also to fail early
+        if self._rule is None and (self._task is None or (mode != "frozen" and keeps_more(pl_module))):
             trial = Trial(ClientFit(trainer), self._clock, lambda: loader, logged)
             found = rehearse(trial, pl_module, self._stacks(), mode).told(pl_module)
         optimizers = trainer.strategy
@@ -479,6 +480,11 @@ class LocalRound(pl.Callback):
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Take everything off again."""
         self._undo.all()
+
+
+def keeps_more(module: torch.nn.Module) -> bool:
+    """Are there tensors that a training may change beside those that it trains?"""
+    return any(True for _ in module.buffers()) or not all(p.requires_grad for p in module.parameters())
 
 
 _COUNTED = "use momentum=0.1, or buffers='local' or 'frozen'"

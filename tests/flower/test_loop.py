@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
 from lightning_fedq.algorithms import SCAFFOLD
-from lightning_fedq.callbacks import Federated, Langevin
+from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.models import MLP
 from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
@@ -134,22 +134,6 @@ def test_against_a_lying_server_both_sides_need_identities(tmp_path):
         clients(active, tmp_path)
     with pytest.raises(ValueError, match=r"give server_app\(directory=...\)"):
         server_app(module, active())
-
-
-def test_sample_level_privacy_on_a_client_is_refused_where_the_person_sits(tmp_path):
-    own = {"callbacks": [Langevin(0.1)]}
-    with pytest.raises(ValueError, match="Langevin works on the clients of a simulation"):
-        clients(lambda: federated(COIN), tmp_path, trainer=own)
-
-
-def test_sample_level_privacy_on_the_server_is_refused_before_anybody_is_charged(tmp_path):
-    make = lambda: federated(COIN)  # noqa: E731
-    grid = LoopGrid(*clients(make, tmp_path))
-    with pytest.raises(
-        ValueError, match="Langevin works on clients that are simulated here, and the server has"
-    ):
-        deployment(make(), 1, tmp_path, callbacks=[Langevin(0.1)]).run(grid)
-    assert {kind for kind, _ in grid.log} == {"register"}
 
 
 @slow

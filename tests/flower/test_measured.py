@@ -246,6 +246,9 @@ def test_what_cannot_be_is_refused_before_anybody_is_charged(tmp_path: Path) -> 
         "give both sides evaluate_clients"
         in nothing.reply("evaluate", question(simulate(settings(), 1)))["refused"]
     )
+    most = lambda: settings(evaluate_clients=ClientEvaluation(0.999))  # noqa: E731
+    with pytest.raises(RuntimeError, match="evaluate_clients can't work here; the client's own log says why"):
+        trained(tmp_path, most)
     unknown = lambda: settings(COIN, NoisyMean("accuracy", 0.5))  # noqa: E731
     with pytest.raises(RuntimeError, match="release names 'accuracy', and validation_step logs val_loss"):
         trained(tmp_path, unknown)

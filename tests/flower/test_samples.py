@@ -132,7 +132,7 @@ def normed() -> Classifier:
 
 
 def test_what_does_not_go_together_is_refused_before_anybody_is_charged(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"DPSGD can't train here; the client's own log says why"):
+    with pytest.raises(RuntimeError, match=r"DPSGD can't work here; the client's own log says why"):
         grid = LoopGrid(*clients(make, tmp_path, trainer=private(), module=normed))
         deployment(make(), 1, tmp_path, module=normed, **private()).run(grid)
     released = ClientEvaluation(0.2, release=NoisyMean("val_acc", 0.5))
