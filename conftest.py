@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.longest import long_functions
-from tests.tried import take_as_tried
+from tests.tried import without_forks
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
@@ -102,9 +102,6 @@ def _untried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     Elsewhere than in `TRIED` and in tests that are marked `tried`, the rehearsal runs in the test's process,
     and whether clients are isolated is taken as tried.
     """
-    files = sys.modules.get("lightning_fedq.training.files")
     path = request.path.as_posix()
-    if files is None or "tried" in request.keywords or any(f"/tests/{part}" in path for part in TRIED):
-        return
-    monkeypatch.setattr(files, "why_no_forks", lambda trainer: "a test of something else")
-    take_as_tried(monkeypatch)
+    if "tried" not in request.keywords and not any(f"/tests/{part}" in path for part in TRIED):
+        without_forks(monkeypatch)

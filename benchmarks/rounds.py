@@ -64,6 +64,7 @@ def run_loop(job: Workload, data: Federation, rounds: int, clock: Clock, device:
 
 OURS: dict[str, dict[str, Any]] = {
     "ours-fedavg": {"mechanism": "FedAvg", "seed": 0},
+    "ours-alone": {"mechanism": "FedAvg", "seed": 0, "clients_per_step": 1},
     "ours-stacked": {"mechanism": "FedAvg", "seed": 0, "clients_per_step": 10},
     "ours-corbin": {"mechanism": "CorBin", "epsilon": 5.0, "seed": 0},
     "ours-corbin-secure": {"mechanism": "CorBin", "epsilon": 5.0, "seed": None},

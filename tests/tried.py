@@ -15,3 +15,11 @@ def take_as_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             trial.IsolationTrial, "check", lambda self, clients: said("forks" if len(clients) > 1 else None)
         )
+
+
+def without_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, what is tried before the first round is tried in this process, and isolation is taken."""
+    files = sys.modules.get("lightning_fedq.training.files")
+    if files is not None:
+        monkeypatch.setattr(files, "why_no_forks", lambda trainer: "a test of something else")
+        take_as_tried(monkeypatch)

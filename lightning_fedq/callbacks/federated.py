@@ -433,7 +433,7 @@ class Federated(pl.Callback):
         """See `unprotected.LetsOut`."""
         log = self.client_log
         measured = where_it_went(self.client_evaluations, log is not None and log.shared)
-        return " ".join(filter(None, (measured, self.fit.isolation)))
+        return " ".join(filter(None, (measured, self.fit.isolation, self.fit.averages)))
 
     def _logged_elsewhere(self, name: str, value: Any) -> None:
         if self.client_log is not None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.client_loop import ClientLoop
 
 
 class ClientTrainer:
@@ -96,6 +97,30 @@ def own_attributes(trainer: Any) -> list[str]:
     return [name for name in vars(trainer) if name not in _attributes_of_trainers()]
 
 
+def _twin(one: Any) -> Any:
+    """A shallow copy, past the ways in which its class would have itself copied."""
+    twin = object.__new__(type(one))
+    vars(twin).update(vars(one))
+    return twin
+
+
+@functools.lru_cache(64)
+def _lightning_kind(kind: Any) -> Any:
+    return type(f"Lightning{kind.__name__}", (pl.core.optimizer.LightningOptimizer, kind), {})
+
+
+def _as_lightning_s(optimizer: Any, strategy: Any) -> Any:
+    """An optimiser as Lightning wraps it, without a new class for each."""
+    if isinstance(optimizer, pl.core.optimizer.LightningOptimizer):
+        return pl.core.optimizer.LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
+    kind: Any = type(optimizer)
+    wrapped: Any = object.__new__(_lightning_kind(kind))
+    nothing = pl.core.optimizer.do_nothing_closure
+    vars(wrapped).update(_optimizer=optimizer, _strategy=weakref.proxy(strategy))
+    vars(wrapped).update(_on_before_step=nothing, _on_after_step=nothing)
+    return wrapped
+
+
 def new_child(home: Any) -> Any:
     """A Trainer for one client of `home`'s fit, which still lacks module, optimisers and callbacks.
 
@@ -110,11 +135,11 @@ def new_child(home: Any) -> Any:
     child.state = type(home.state)(fn=home.state.fn, status=home.state.status, stage=home.state.stage)
     child.should_stop = False
     child.training = True
-    child._data_connector = copy(home._data_connector)
+    child._data_connector = _twin(home._data_connector)
     child._data_connector.trainer = child
     child._logger_connector = type(home._logger_connector)(child)
-    child._accelerator_connector = copy(home._accelerator_connector)
-    strategy = copy(home.strategy)
+    child._accelerator_connector = _twin(home._accelerator_connector)
+    strategy = _twin(home.strategy)
     child._accelerator_connector.strategy = strategy
     if hasattr(strategy, "on_its_own"):  # asks no other rank
         strategy.on_its_own = True
@@ -122,9 +147,9 @@ def new_child(home: Any) -> Any:
     child.fit_loop = loops._FitLoop(child, home.min_epochs, home.max_epochs)
     child.fit_loop.epoch_loop.min_steps, child.fit_loop.epoch_loop.max_steps = home.min_steps, home.max_steps
     child.fit_loop.epoch_loop.val_loop._combined_loader = home.fit_loop.epoch_loop.val_loop._combined_loader
-    child.fit_loop.epoch_progress = copy(home.fit_loop.epoch_progress)
-    child.fit_loop.epoch_progress.current = copy(home.fit_loop.epoch_progress.current)
-    child.fit_loop.epoch_progress.total = copy(home.fit_loop.epoch_progress.total)
+    child.fit_loop.epoch_loop.__class__ = ClientLoop
+    child.fit_loop.epoch_progress = progress = _twin(home.fit_loop.epoch_progress)
+    progress.current, progress.total = _twin(progress.current), _twin(progress.total)
     return child
 
 
@@ -141,7 +166,8 @@ def equip(
     strategy = child.strategy
     strategy._lightning_module = strategy.model = module
     strategy._precision_plugin = precision
-    strategy.optimizers = list(optimizers)
+    strategy._optimizers = list(optimizers)
+    strategy._lightning_optimizers = [_as_lightning_s(one, strategy) for one in optimizers]
     strategy.lr_scheduler_configs = list(schedules)
     child.callbacks, child.datamodule = callbacks, datamodule
     selector = child._data_connector._datahook_selector

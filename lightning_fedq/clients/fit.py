@@ -98,7 +98,8 @@ class ClientFit:
                 for parameter in group["params"]:
                     parameter.grad = None
             optimizer.state.clear()
-        user_s = {id(one) for one in _tensors(self._home.lightning_module)}  # of metrics that are shared
+        shared = self.shares_metrics  # whose metrics are the user's
+        user_s = {id(one) for one in _tensors(self._home.lightning_module)} if shared else ()
         for tensor in _tensors(client.module):
             if id(tensor) not in user_s:
                 tensor.grad = None
@@ -210,7 +211,12 @@ class ClientFit:
 
 
 def _tensors(module: pl.LightningModule) -> list[Any]:
-    return [*module.parameters(), *module.buffers()]
+    return [
+        t
+        for part in module.modules()
+        for t in (*part._parameters.values(), *part._buffers.values())
+        if t is not None
+    ]
 
 
 def _parts(trainer: Any) -> tuple[Any, ...]:

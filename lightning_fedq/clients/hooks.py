@@ -21,6 +21,11 @@ BATCH_HOOKS = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
+STEP_HOOKS = (
+    *("backward", *BATCH_HOOKS, "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"),
+    *("on_before_batch_transfer", "on_after_batch_transfer"),
+)
+"""Hooks of a module, or a data module, within a step."""
 _OF_THE_FIT = (
     *("Checkpoint", "EarlyStopping", "ProgressBar", "LearningRateMonitor", "DeviceStatsMonitor", "Timer"),
     *("ModelSummary", "WeightAveraging", "StochasticWeightAveraging", "BaseFinetuning", "ModelPruning"),

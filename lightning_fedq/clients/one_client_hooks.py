@@ -10,23 +10,9 @@ from __future__ import annotations
 from torch import nn
 
 from lightning_fedq._lightning import is_overridden, pl
-from lightning_fedq.clients.hooks import BATCH_HOOKS, looks_at_batches, overrides
+from lightning_fedq.clients.hooks import BATCH_HOOKS, STEP_HOOKS, looks_at_batches, overrides
 
-_MODULE_HOOKS = (
-    "backward",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_batch_transfer",
-    "on_after_batch_transfer",
-    "on_train_epoch_end",
-)
+_MODULE_HOOKS = (*STEP_HOOKS, "on_train_epoch_end")
 
 
 def one_client_hook(trainer: pl.Trainer) -> str | None:

@@ -72,8 +72,8 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
     with torch.random.fork_rng(devices), pl.utilities.seed.isolate_rng(include_cuda=False):
         try:
 
-            def begin() -> Client:
-                client = fit.copy(0, alone=True)
+            def begin(seed: int = 0) -> Client:
+                client = fit.copy(seed, alone=True)
                 call_start_hooks(client.trainer, client.callbacks)
                 vector.hold_statistics(client.module)
                 return client
@@ -122,7 +122,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _try(
-    begin: Callable[[], Client], names: Sequence[str], batch: Any, buffer_names: Sequence[str]
+    begin: Callable[..., Client], names: Sequence[str], batch: Any, buffer_names: Sequence[str]
 ) -> Rehearsal:
     client = begin()
     trainer, module = client.trainer, client.module
@@ -178,12 +178,15 @@ def _try(
         return Rehearsal(f"parameters {unused} get no gradient, which a stack can't tell from a zero one")
     if gradients[0]:
         for row in (0, num_clients - 1):
-            alone = begin().module
+            alone = begin(1 + row).module  # generators that it holds are each client's own
             seed_everywhere(row)  # as the stack's turns
             single(alone, tree_map_only(Tensor, itemgetter(row), batch))
             of_alone = [attrgetter(name)(alone).grad for name in names]
             if not _are_alike([one[row] for one in gradients[0]], of_alone):
-                return Rehearsal("training_step has other gradients in a stack than for a client alone")
+                return Rehearsal(
+                    "training_step has other gradients in a stack than for a client alone; a generator of "
+                    "its own, say, would be one for all"
+                )
     return Rehearsal(None, counter.get_total_flops())
 
 

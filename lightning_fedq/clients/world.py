@@ -254,7 +254,9 @@ class World:
         for *_, modes in self._frozen:  # an evaluation may have left them otherwise
             for part, training in modes:
                 part.training = training
-        return _Unpickler(io.BytesIO(self._bytes), self, seed, made).load()
+        unpickler = pickle.Unpickler(io.BytesIO(self._bytes))
+        unpickler.persistent_load = _Made(self, seed, made).__getitem__  # type: ignore[method-assign]
+        return unpickler.load()
 
     def clone(self, number: int) -> Tensor:
         """A clone of a piece of memory, in the place of the last clone if nobody has that any more."""
@@ -264,30 +266,26 @@ class World:
         return last.copy_(whole)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Reads a world, for one client."""
+class _Made(dict[Any, Any]):
+    """Objects that `_Pickler.persistent_id` has left out, by key: the table, and what one client has new."""
 
-    def __init__(self, file: io.BytesIO, world: World, seed: int, made: dict[Any, Any]) -> None:
-        super().__init__(file)
-        self._world, self._seed, self._made = world, seed, made
+    def __init__(self, world: World, seed: int, instead: dict[Any, Any]) -> None:
+        super().__init__(enumerate(world.table))
+        self.update(instead)
+        self._world, self._seed = world, seed
 
-    def persistent_load(self, key: Any) -> Any:
-        """Return an object that `_Pickler.persistent_id` has left out."""
-        table, made = self._world.table, self._made
-        if type(key) is int:
-            return made[key] if key in made else table[key]
+    def __missing__(self, key: tuple[str, Any]) -> Any:
         kind, what = key
         if kind == "id":
             return id(what)
         if kind == "original":
-            return table[what]
-        if key not in made:
-            if kind == "memory":
-                made[key] = self._world.clone(what)
-            else:
-                self._seed = (self._seed + _APART) % 2**63
-                made[key] = new_generator(table[what], self._seed)
-        return made[key]
+            return self._world.table[what]
+        if kind == "memory":
+            self[key] = self._world.clone(what)
+        else:
+            self._seed = (self._seed + _APART) % 2**63
+            self[key] = new_generator(self._world.table[what], self._seed)
+        return self[key]
 
 
 class _Pickler(pickle.Pickler):

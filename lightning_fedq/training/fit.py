@@ -55,6 +55,7 @@ from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.secure_sum import check_modulus
 from lightning_fedq.training.settings import check_broadcast
 from lightning_fedq.training.simulation import RoundStart, Simulation
+from lightning_fedq.training.stale import untried
 from lightning_fedq.training.undo import Undo
 from lightning_fedq.training.unprotected import lengths_tell
 
@@ -106,6 +107,9 @@ class FederatedFit:
         self._clock = Clock(trainer, self._schedule.longest)
         self._aside, self._beside = Aside(trainer), RecordsBeside()
         rehearsed, names = population.rehearse(trainer, self._clock, self._aside)
+        self.averages = untried(trainer, why) if (why := self._why_untried()) else ""
+        if self.averages:
+            rank_zero_info(self.averages)
         saved = loaded or {}
         rehearsed = rehearsed._replace(constraints={**rehearsed.constraints, **saved.get("constraints", {})})
         self.vector = Vector(
@@ -168,6 +172,14 @@ class FederatedFit:
         return {"engine": self.engine}
 
     # ---- start ------------------------------------------------------------------------------------
+
+    def _why_untried(self) -> str:
+        """Why hooks that use averages of one's own were not tried, see `stale_hooks`. "" if they were."""
+        if not isinstance(self.population, SimulatedClients):
+            return "clients train elsewhere"
+        if self._federation.batch_rule is not None or self.population.holdings.holds_streams:
+            return "there is no rehearsal"
+        return self._aside.why
 
     def _is_at(self, vector: Vector) -> bool:
         """Has this server stepped, and is a model still its own?"""

@@ -41,9 +41,7 @@ def stale_hooks(trained: Client, before: Client) -> str:
         trained: A client that has trained.
         before: One that has not. It is given the other's parameters and buffers.
     """
-    called, hooks = _callbacks(trained), ("on_save_checkpoint", *_HOOKS)
-    own = any(overrides(one, hook) for one in called for hook in hooks)
-    if not own and not any(is_overridden(hook, trained.module, pl.LightningModule) for hook in hooks):
+    if not _called(_callbacks(trained), trained.module):
         return ""
     with torch.no_grad():
         theirs = dict(_tensors(trained.module))
@@ -52,6 +50,32 @@ def stale_hooks(trained: Client, before: Client) -> str:
                 tensor.data.copy_(theirs[name])
     one, other = in_fork(lambda: _after_hooks(trained)), in_fork(lambda: _after_hooks(before))
     return next((hook for hook in one if one[hook] != other[hook]), "")
+
+
+def untried(trainer: Any, why: str) -> str:
+    """Sentence of a run and its page about hooks that are not tried. "" where there are none.
+
+    Args:
+        trainer: The user's, in its fit.
+        why: Why they are not.
+    """
+    names = _called([one for one in trainer.callbacks if _is_user_s(one)], trainer.lightning_module)
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"{', '.join(names[:3])}{more} were not tried ({why}): weights that such hooks put in, from what "
+        "hooks of batches keep beside the model, an average say, are the first ones; EMAWeightAveraging "
+        "averages the global model."
+    )
+
+
+def _called(callbacks: list[Any], module: Any) -> list[str]:
+    """Hooks of a validation, a checkpoint or the end that somebody overrides, with whose they are."""
+    hooks = ("on_save_checkpoint", *_HOOKS)
+    found = [f"{type(one).__name__}.{hook}" for one in callbacks for hook in hooks if overrides(one, hook)]
+    own = [hook for hook in hooks if is_overridden(hook, module, pl.LightningModule)]
+    return found + [f"{type(module).__name__}.{hook}" for hook in own]
 
 
 def _after_hooks(client: Client) -> dict[str, Digests]:
@@ -80,8 +104,11 @@ def _callbacks(client: Client) -> list[Any]:
     """Its copies, and the user's own of which it has none."""
     copied = [type(one) for one in client.callbacks]
     own = [*client.callbacks, *(one for one in client.trainer.home.callbacks if type(one) not in copied)]
-    no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
-    return [one for one in own if not (isinstance(one, no) or is_ours(one))]
+    return [one for one in own if _is_user_s(one)]
+
+
+def _is_user_s(one: Any) -> bool:
+    return not (isinstance(one, pl.callbacks.Checkpoint | pl.callbacks.ProgressBar) or is_ours(one))
 
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

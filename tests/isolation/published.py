@@ -69,6 +69,8 @@ class Case(pl.LightningModule):
     """The warning where a number ends as it began."""
     crosses: ClassVar[bool] = False
     """Does it go on counting from client to client, so that several are refused and one is not?"""
+    draws: ClassVar[bool] = False
+    """Does it draw? A plain training has other seeds."""
     flags: ClassVar[dict[str, Any]] = {}
     data: ClassVar[type[Data]] = Data
 

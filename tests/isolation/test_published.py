@@ -23,7 +23,9 @@ from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Message, RoundContext
 from tests.digits_run import make_trainer
-from tests.isolation.published import CASES, BehindManyInAGlobal, Case, Data
+from tests.isolation import published_more
+from tests.isolation.published import CASES, BehindManyInAGlobal, Bfloat, Case, Data
+from tests.tried import without_forks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -71,8 +73,14 @@ def federate(kind: type[Case], clients: int, rounds: int = 1, **settings: Any) -
     return module, fed
 
 
-@pytest.mark.parametrize("kind", CASES)
-def test_one_client_is_the_plain_training(kind: type[Case]) -> None:
+def is_more(kind: type[Case]) -> bool:
+    return kind.__module__ == published_more.__name__
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CASES if not kind.draws])
+def test_one_client_is_the_plain_training(kind: type[Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_more(kind):
+        without_forks(monkeypatch)
     before, after = states(kind)
     try:
         with warnings.catch_warnings(record=True) as warned:
@@ -97,12 +105,19 @@ def test_one_client_is_the_plain_training(kind: type[Case]) -> None:
 def several() -> Iterator[Any]:
     """All rows; the trial of those whose memory is a client's own takes longest and is slow."""
     for kind in CASES:
+        if kind.draws:
+            yield pytest.param(kind, False, id=kind.__name__)
         outside = kind.crosses or kind.refused or kind.data is not Data or "Held" in kind.__name__
-        yield pytest.param(kind, marks=() if outside else pytest.mark.slow)
+        outside = outside and not is_more(kind)
+        yield pytest.param(kind, True, id=f"{kind.__name__}-tried", marks=() if outside else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("kind", list(several()))
-def test_three_clients_alone_and_in_stacks(kind: type[Case]) -> None:
+@pytest.mark.parametrize(("kind", "tried"), list(several()))
+def test_three_clients_alone_and_in_stacks(
+    kind: type[Case], tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not tried:
+        without_forks(monkeypatch)
     refused = kind.refused or ("update of a client that trains twice" if kind.crosses else "")
     try:
         federate(kind, 3, clients_per_step=1, check_isolation=True)
@@ -119,7 +134,36 @@ def test_three_clients_alone_and_in_stacks(kind: type[Case]) -> None:
             return
         raise
     for client, update in alone.items():
-        torch.testing.assert_close(Exact.updates[client], update, atol=1e-6, rtol=0)
+        assert differs(Exact.updates[client], update) <= tolerance(kind, update)
+
+
+def differs(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+def tolerance(kind: type[Case], update: Tensor) -> float:
+    """Difference of a client in a stack to itself alone, whose sums are in another order.
+
+    With bf16 each rounds what it multiplies to half a spacing, 2^-8 of its size, so that the two may be one
+    spacing apart, of the update's largest entry. PyTorch itself, one sample after the other in place of a
+    batch, is .3 to .96 of half a spacing apart here, the stack .6 to .91.
+    """
+    return float(update.abs().max()) * 2**-7 if kind.flags.get("precision") == "bf16-mixed" else 1e-6
+
+
+def test_bf16_s_tolerance_finds_one_sample_that_is_left_out() -> None:
+    class Skips(Bfloat):
+        def loss(self, batch: Any) -> Tensor:
+            each = torch.nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="none")
+            return each[1:].sum() / len(each)
+
+    CASES.remove(Skips)
+    found = []
+    for kind in (Bfloat, Skips):
+        federate(kind, 3, clients_per_step=1, check_isolation=False)
+        found.append(dict(Exact.updates))
+    for client, update in found[0].items():
+        assert differs(found[1][client], update) > 10 * tolerance(Bfloat, update)
 
 
 class _OwnRandom(random.Random):
@@ -194,5 +238,5 @@ def test_where_a_global_has_more_than_is_looked_at_it_is_said(monkeypatch: pytes
         reached_by([BehindManyInAGlobal.training_step])
 
 
-def test_there_are_ninety() -> None:
-    assert len(CASES) >= 90
+def test_there_are_so_many() -> None:
+    assert len(CASES) >= 165

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from tests.isolation.shapes import ROWS
 from tests.isolation.worlds import CLIENTS, ROUNDS, Records, Shape, difference, federate, moved, share
-from tests.tried import take_as_tried
+from tests.tried import take_as_tried, without_forks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 FIRST_AND_LAST = (0, CLIENTS - 1)
+CLIENTS_OWN = ("values", "objects", "functions", "layers", "callbacks", "optimizers")
+"""Kinds of rows that keep what they keep in a client's own world; others outlive it, or show it."""
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
 
 
@@ -29,34 +31,57 @@ def refused(row: type[Shape], clients_per_step: int, error: ValueError) -> bool:
     return not Records.updates and any(re.search(pattern, str(error)) for pattern in words)
 
 
+def kind_of(row: type[Shape]) -> str:
+    """The module that it is in."""
+    return row.__module__.rpartition(".")[2]
+
+
 def cases() -> Iterator[Any]:
-    """All rows, alone and in stacks; of the places every sixth is fast, one for each way to be shown."""
+    """All rows. Slow is what repeats: the trial of what is a client's by construction, most places."""
     for number, row in enumerate(ROWS):
-        kind = row.__module__.rpartition(".")[2]
-        for size in (1, 2):
-            slow = (size > 1 and kind in ("leaving", "places")) or (kind == "places" and number % 7)
-            yield pytest.param(row, size, id=f"{row.__name__}-{size}", marks=pytest.mark.slow if slow else ())
+        own = kind_of(row) in CLIENTS_OWN
+        slow = pytest.mark.slow if kind_of(row) == "places" and number % 7 else ()
+        yield pytest.param(row, not own or not number % 7, id=row.__name__, marks=slow)
+        if own and number % 7:
+            yield pytest.param(row, True, id=f"{row.__name__}-tried", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("row", "clients_per_step"), list(cases()))
-def test_one_client_s_data_move_nobody_else(
-    row: type[Shape], clients_per_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def check(row: type[Shape], changed: Sequence[int], clients_per_step: int, folder: Path) -> None:
+    """Only the client moves whose data are others, or the row is refused."""
     try:
-        before = federate(row, None, clients_per_step, tmp_path)
+        before = federate(row, None, clients_per_step, folder)
     except ValueError as error:
         if refused(row, clients_per_step, error):
             return
         raise
     assert len(before.updates) == ROUNDS * CLIENTS
-    take_as_tried(monkeypatch)  # the trial let it pass; what follows looks for what it has missed
+    with pytest.MonkeyPatch.context() as patch:
+        take_as_tried(patch)  # the trial let it pass; what follows looks for what it has missed
+        for client in changed:
+            after = federate(row, client, clients_per_step, folder)
+            assert moved(before, after) == [client]
+            assert difference(before.visible, after.visible) == ""
+
+
+@pytest.mark.parametrize(("row", "tried"), list(cases()))
+def test_one_client_s_data_move_nobody_else(
+    row: type[Shape], tried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not tried:
+        without_forks(monkeypatch)
     # who comes first meets all others; the last one's data reach them in the next round, by what outlives it
-    kind = row.__module__.rpartition(".")[2]
-    outlives = clients_per_step == 1 and kind in ("data", "outside", "escapes", "leaving", "places")
-    for client in FIRST_AND_LAST[: 2 if outlives else 1]:
-        after = federate(row, client, clients_per_step, tmp_path)
-        assert moved(before, after) == [client]
-        assert difference(before.visible, after.visible) == ""
+    check(row, FIRST_AND_LAST[: 1 if kind_of(row) in CLIENTS_OWN else 2], 1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(r, marks=pytest.mark.slow if kind_of(r) in ("leaving", "places") else ()) for r in ROWS],
+    ids=lambda row: row.__name__,
+)
+def test_nor_does_it_in_stacks(row: type[Shape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind_of(row) in CLIENTS_OWN:  # the same trial as alone
+        without_forks(monkeypatch)
+    check(row, FIRST_AND_LAST[:1], 2, tmp_path)
 
 
 @pytest.mark.slow

@@ -206,6 +206,18 @@ def test_an_average_that_the_fit_never_gets_is_refused(kind: Any) -> None:
         federate(row(kind), 1)
 
 
+def test_where_it_is_not_tried_the_run_and_its_page_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lightning_fedq.training.files.why_no_forks", lambda trainer: "no forks here")
+    said = "AtTheEnd.on_train_end were not tried (no forks here): weights that such hooks put in"
+    module, fed = federate(row(AtTheEnd), 1)
+    assert said in caplog.text
+    assert said in fed.lets_out(module.trainer)
+    _, fed = federate(row(pl.Callback), 1)
+    assert fed.fit.averages == ""
+
+
 @pytest.mark.parametrize("kind", [*FINE, InASubmodule])
 def test_what_follows_from_the_model_ends_as_plain_training(kind: Any) -> None:
     after = states(row(kind))[1]

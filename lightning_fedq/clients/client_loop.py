@@ -1,0 +1,171 @@
+"""Lightning's loop over a client's batches, in which a step calls only what somebody listens to.
+
+A step of Lightning's calls some twenty hooks, most of which nobody overrides; for a small client they take
+longer than the step. `ClientLoop` looks, before each step, whether any hook, callback, profiler, precision,
+clipping or accumulation would do something in it. If none does, the step is what is left of Lightning's own:
+the batch on its device, `training_step`, `zero_grad`, `backward` in the optimiser's closure, schedules,
+counts, and what is logged. Else it is Lightning's, and from `training_step` on, if that has set something.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.clients.hooks import BATCH_HOOKS, STEP_HOOKS
+
+_loops: Any = pl.loops
+_call: Any = pl.trainer.call
+_automatic: Any = _loops.optimization.automatic
+_takes_parameter: Any = _loops.training_epoch_loop.is_param_in_hook_signature
+
+_OF_DATA = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_OF_STRATEGY = (
+    *("training_step", "backward", "optimizer_step", "batch_to_device", "on_train_batch_start"),
+    *("pre_backward", "post_backward", "post_training_step"),
+)
+
+
+def _originals(kind: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(kind, name) for name in names if hasattr(kind, name)}
+
+
+_HOOKS = {
+    pl.LightningModule: _originals(pl.LightningModule, (*STEP_HOOKS, *_OF_DATA, "clip_gradients")),
+    pl.LightningDataModule: _originals(pl.LightningDataModule, _OF_DATA),
+    pl.Callback: _originals(pl.Callback, BATCH_HOOKS),
+    pl.strategies.Strategy: _originals(pl.strategies.Strategy, _OF_STRATEGY),
+}
+"""Lightning's own, as they are when this is imported."""
+_wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def _is_plain(one: Any, base: type) -> bool:
+    """Are all of these hooks Lightning's own, in the class and in the instance?"""
+    kind, held = type(one), vars(one)
+    return all(getattr(kind, name) is own and name not in held for name, own in _HOOKS[base].items())
+
+
+def _wants_index(step: Any) -> bool:
+    """Does `training_step` take the number of the batch, too? Found by its signature, once a function."""
+    function = getattr(step, "__func__", None)
+    if function is None:
+        return bool(_takes_parameter(step, "batch_idx", min_args=2))
+    if function not in _wanted:
+        _wanted[function] = bool(_takes_parameter(step, "batch_idx", min_args=2))
+    return _wanted[function]
+
+
+class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
+    """Lightning's epoch loop, with steps that leave out what nobody listens to."""
+
+    _quiet = True
+    """Was the step quiet when `training_step` had run?"""
+
+    def is_quiet(self) -> bool:
+        """Would every hook of a step be Lightning's own, which does nothing?"""
+        trainer = self.trainer
+        strategy, module, data = trainer.strategy, trainer.lightning_module, trainer.datamodule
+        return (
+            type(trainer.precision_plugin) is pl.plugins.precision.Precision
+            and type(trainer.profiler) is pl.profilers.PassThroughProfiler
+            and trainer.accumulate_grad_batches == 1
+            and not trainer.gradient_clip_val
+            and not self.restarting
+            and module.automatic_optimization
+            and strategy.model is module
+            and trainer.world_size == 1
+            and not self.automatic_optimization._skip_backward
+            and _is_plain(module, pl.LightningModule)
+            and _is_plain(strategy, pl.strategies.Strategy)
+            and (data is None or _is_plain(data, pl.LightningDataModule))
+            and all(_is_plain(callback, pl.Callback) for callback in trainer.callbacks)
+        )
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Train on one batch."""
+        if isinstance(data_fetcher, _loops.fetchers._DataLoaderIterDataFetcher) or not self.is_quiet():
+            super().advance(data_fetcher)
+            return
+        trainer, progress = self.trainer, self.batch_progress
+        self.val_loop.restarting = False
+        batch, *_ = next(data_fetcher)
+        index = self.batch_idx + 1
+        progress.is_last_batch = data_fetcher.done
+        connector, strategy = trainer._logger_connector, trainer.strategy
+        batch = trainer.lightning_module.transfer_batch_to_device(batch, strategy.root_device, 0)
+        progress.increment_ready()
+        connector.on_batch_start(batch)
+        if batch is None:
+            self._warning_cache.warn("train_dataloader yielded None; no step was taken")
+        else:
+            progress.increment_started()
+            output = self._step(strategy._lightning_optimizers[0].optimizer, batch, index)
+        progress.increment_processed()
+        if trainer.lr_scheduler_configs:
+            self.update_lr_schedulers("step", update_plateau_schedulers=False)
+            if self._num_ready_batches_reached():
+                self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        if batch is not None and not self._quiet:
+            for call in (_call._call_callback_hooks, _call._call_lightning_module_hook):
+                call(trainer, "on_train_batch_end", output, batch, index)
+        results = self._results
+        if not results:  # nothing was logged
+            results.batch = results.batch_size = None
+            progress.increment_completed()
+            return
+        connector.on_batch_end()
+        progress.increment_completed()
+        connector.update_train_step_metrics()
+
+    def _step(self, optimizer: Any, batch: Any, index: int) -> Any:
+        """`training_step`, `zero_grad` and `backward`, in the closure of the optimiser's step."""
+        trainer, own = self.trainer, self.automatic_optimization
+        module, done = trainer.lightning_module, own.optim_progress.optimizer
+        said = vars(module)  # which hook it is in, by which `log` knows what it may do
+
+        def in_hook(name: str, call: Callable[..., Any], *args: Any) -> Any:
+            before, said["_current_fx_name"] = said["_current_fx_name"], name
+            found = call(*args)
+            said["_current_fx_name"] = before
+            return found
+
+        def train() -> Any:
+            step = module.training_step
+            args = (batch, index) if _wants_index(step) else (batch,)
+            found = in_hook("training_step", step, *args)
+            self._quiet = self.is_quiet()  # what it has set is listened to at once
+            return own.output_result_cls.from_training_step_output(found, trainer.accumulate_grad_batches)
+
+        def zero() -> None:
+            if not self._quiet:
+                own._on_before_zero_grad(optimizer)
+                own._optimizer_zero_grad(index, optimizer)
+                return
+            done.zero_grad.increment_ready()
+            done.zero_grad.increment_started()
+            in_hook("optimizer_zero_grad", optimizer.zero_grad)
+            done.zero_grad.increment_completed()
+
+        def backward(loss: Any) -> None:
+            if self._quiet:
+                in_hook("backward", loss.backward)
+            else:
+                _call._call_strategy_hook(trainer, "backward", loss, optimizer)
+
+        closure = _automatic.Closure(train, backward, zero)
+
+        def train_and_look() -> Any:
+            loss = closure()
+            if not self._quiet:
+                trainer.precision_plugin._after_closure(module, optimizer)
+            return loss
+
+        done.step.increment_ready()
+        in_hook("optimizer_step", partial(optimizer.step, closure=train_and_look))
+        result = closure.consume_result()
+        done.step.increment_completed()
+        return {} if result.loss is None else result.asdict()

@@ -1,0 +1,190 @@
+"""A client's steps leave out what nobody listens to, and are Lightning's bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.client_loop import ClientLoop
+from lightning_fedq.clients.hooks import BATCH_HOOKS
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CALLS: list[tuple[Any, ...]] = []
+"""Hooks that have run, with the step, the learning rate and the weights that they saw."""
+
+
+class Book(pl.loggers.Logger):
+    """Keeps what is logged."""
+
+    name, version = "book", 0
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        CALLS.append(("logged", step, sorted((k, v) for k, v in metrics.items() if "seconds" not in k)))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing of a training."""
+
+
+def listening(name: str, parent: Any) -> Callable[..., Any]:
+    """A hook that notes that it was called, and does what Lightning's does."""
+
+    def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        module = self if isinstance(self, pl.LightningModule) else args[1] if len(args) > 1 else None
+        if module is not None and name not in BATCH_HOOKS[:2]:
+            CALLS.append((name, module.global_step, float(next(module.parameters()).double().sum())))
+        else:
+            CALLS.append((name,))
+        return getattr(parent, name)(self, *args, **kwargs)
+
+    return hook
+
+
+def module_with(**members: Any) -> Callable[[], Classifier]:
+    return lambda: type("Own", (Classifier,), members)(nn.Sequential(nn.Dropout(0.2), nn.Linear(64, 10)))
+
+
+def scheduled(interval: str) -> Callable[[Any], Any]:
+    def configure(self: Any) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": interval}}
+
+    return configure
+
+
+def noisy(self: Any, batch: Any, batch_idx: int) -> Any:
+    """Logs of all kinds, a dictionary, and a step that is skipped."""
+    loss = nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
+    self.log("each", loss, on_step=True, on_epoch=True, prog_bar=True)
+    self.log("number", batch_idx + self.trainer.global_step, on_step=False, on_epoch=True)
+    CALLS.append((batch_idx, self.trainer.global_step, self.trainer.is_last_batch, self._current_fx_name))
+    return None if batch_idx == 1 else {"loss": loss, "more": loss.detach()}
+
+
+def begins_to_listen(self: Any, batch: Any, batch_idx: int) -> Any:
+    """A hook that is there from the second step on, and a setting from the third."""
+    if batch_idx == 1:
+        self.on_after_backward = lambda: CALLS.append(("late", float(self.backbone[1].weight.grad.sum())))
+    self.trainer.gradient_clip_val = 0.01 if batch_idx > 2 else None
+    return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
+
+
+def without_number(self: Any, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
+
+
+def by_hand(self: Any, batch: Any, batch_idx: int) -> None:
+    optimizer = self.optimizers()
+    optimizer.zero_grad()
+    self.manual_backward(nn.functional.cross_entropy(self.backbone(batch[0]), batch[1]))
+    optimizer.step()
+
+
+def automatic_off(self: Any) -> None:
+    Classifier.__init__(self, nn.Sequential(nn.Linear(64, 10)))
+    self.automatic_optimization = False
+
+
+def twice(self: Any) -> Any:
+    return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+def callback_with(name: str) -> pl.Callback:
+    return type("Listens", (pl.Callback,), {name: listening(name, pl.Callback)})()
+
+
+MODULE_HOOKS = [*BATCH_HOOKS, "backward", "optimizer_step", "optimizer_zero_grad"]
+MODULE_HOOKS += ["configure_gradient_clipping", "on_before_batch_transfer", "transfer_batch_to_device"]
+MODULE_HOOKS += ["on_after_batch_transfer"]
+Row = tuple[Callable[[], Any], dict[str, Any], bool | None]
+ROWS: dict[str, Row] = {
+    "plain": (module_with(), {}, True),
+    "logs, dictionaries, skipped": (module_with(training_step=noisy), {}, True),
+    "no number": (module_with(training_step=without_number), {}, True),
+    "a schedule of steps": (module_with(configure_optimizers=scheduled("step")), {}, True),
+    "a schedule of epochs": (module_with(configure_optimizers=scheduled("epoch")), {}, True),
+    "several closures": (module_with(configure_optimizers=twice), {}, True),
+    "listens later": (module_with(training_step=begins_to_listen), {}, None),
+    "by hand": (
+        lambda: type("Own", (Classifier,), {"training_step": by_hand, "__init__": automatic_off})(),
+        {},
+        False,
+    ),
+    "accumulates": (module_with(), {"accumulate_grad_batches": 2}, False),
+    "clips norms": (module_with(), {"gradient_clip_val": 0.05}, False),
+    "clips values": (module_with(), {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}, False),
+    "mixed precision": (module_with(), {"precision": "bf16-mixed"}, False),
+    "a profiler": (module_with(), {"profiler": "simple"}, False),
+    "a lambda": (
+        module_with(),
+        {
+            "callbacks": [
+                pl.callbacks.LambdaCallback(on_after_backward=lambda *args: CALLS.append(("lambda",)))
+            ]
+        },
+        False,
+    ),
+    "a callback of other hooks": (
+        module_with(),
+        {"callbacks": [pl.callbacks.LambdaCallback(on_train_epoch_end=lambda *args: None)]},
+        True,
+    ),
+}
+for one in MODULE_HOOKS:
+    ROWS[f"the module's {one}"] = (module_with(**{one: listening(one, pl.LightningModule)}), {}, False)
+for one in BATCH_HOOKS:
+    ROWS[f"a callback's {one}"] = (module_with(), {"callbacks": [callback_with(one)]}, False)
+
+
+def train(make: Callable[[], Any], settings: dict[str, Any]) -> tuple[dict[str, Tensor], list[Any], Any]:
+    CALLS.clear()
+    torch.manual_seed(0)
+    settings = dict(settings)
+    fed = Federated(FedAvg(), 4, seed=0, clients_per_step=1, client_metrics="shared", diagnostics=False)
+    trainer = pl.Trainer(
+        callbacks=[*settings.pop("callbacks", ()), fed],
+        max_epochs=2,
+        accelerator="cpu",
+        logger=Book(),
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    module = make()
+    trainer.fit(module, datamodule=Digits(160))
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {n: t.detach().clone() for n, t in module.state_dict().items()}, list(CALLS), metrics
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_step_is_lightning_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, settings, quiet = ROWS[name]
+    found, own = [], ClientLoop.is_quiet
+    monkeypatch.setattr(ClientLoop, "is_quiet", lambda self: found.append(own(self)) or found[-1])
+    weights, calls, metrics = train(make, settings)
+    assert set(found) == ({quiet} if quiet is not None else {True, False})
+    monkeypatch.setattr(ClientLoop, "is_quiet", lambda self: False)
+    expected, expected_calls, expected_metrics = train(make, settings)
+    assert expected.keys() == weights.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(weights[key], tensor), key
+    assert calls == expected_calls
+    assert metrics == expected_metrics
+    assert "the module's" not in name or any(name.endswith(f" {call[0]}") for call in calls)
+
+
+def test_what_lightning_s_classes_are_given_is_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(pl.LightningModule, "on_after_backward", lambda self: seen.append(1))
+    train(*ROWS["plain"][:2])
+    assert len(seen) >= 2 * 16
