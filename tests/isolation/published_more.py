@@ -10,8 +10,8 @@ import collections
 import functools
 import math
 import random
+import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -575,9 +575,9 @@ class OwnTransfer(Case):
 class MemoryMapped(Case):
     class data(Data):
         def setup(self, stage: str) -> None:
-            path = Path(self.trainer.default_root_dir) / "inputs.npy"  # type: ignore[union-attr]
-            np.save(path, self.inputs.numpy())
-            self.mapped = np.load(path, mmap_mode="r")
+            with tempfile.TemporaryFile() as file:
+                self.mapped = np.memmap(file, np.float32, "w+", shape=(SIZE, 6))
+            self.mapped[:] = self.inputs.numpy()
 
         def train_set(self) -> Any:
             return [(torch.tensor(self.mapped[n]), self.labels[n]) for n in range(SIZE)]
