@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from lightning_fedq.flower.secure import RemoteSum
 from lightning_fedq.keys.party_keys import Identities
@@ -199,3 +200,18 @@ def test_a_client_whose_key_its_identity_has_not_signed_is_turned_away(tmp_path:
         pytest.raises(RuntimeError, match="4 clients are needed and 3 have registered"),
     ):
         Halves(settings, tmp_path, known)
+
+
+def test_a_partner_s_key_that_the_server_has_exchanged_is_refused(tmp_path: Path) -> None:
+    """Whoever holds the exchanged one would know what the pair shares."""
+    played, known = halves(tmp_path), X25519PrivateKey.generate().public_key().public_bytes_raw()
+
+    def tells(kind: str, client: int, fields: Fields) -> Fields:
+        if (kind, client) == ("train", 0):
+            return {**fields, "peer_keys": known + fields["peer_keys"][32:]}
+        return fields
+
+    played.line.tells = tells
+    assert played.round().num_received == CLIENTS - 1
+    assert "is not signed by its identity" in played.line.answers["train", 0]["refused"]
+    assert not (tmp_path / "client-0" / "streams.jsonl").exists()  # nothing was encoded

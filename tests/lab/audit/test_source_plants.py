@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.audit.source_plants import CLAIMS, HANDED_ON, SECRET_COHORTS, SWEEPS, Plant
+from tests.lab.audit.source_plants import CLAIMS, HANDED_ON, LAYERS, SECRET_COHORTS, SWEEPS, Plant
 
-PLANTS = (*SECRET_COHORTS, *HANDED_ON, *SWEEPS, *CLAIMS)
+PLANTS = (*SECRET_COHORTS, *HANDED_ON, *SWEEPS, *CLAIMS, *LAYERS)
 ROOT = Path(__file__).parents[3]
 
 
