@@ -27,6 +27,7 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
@@ -264,3 +265,26 @@ def test_real_clients_and_a_simulation_have_one_clip_and_one_model(tmp_path):
     assert torch.equal(server.engine.weights, expected.engine.weights)
     assert torch.equal(server.engine.ranges.radius, expected.engine.ranges.radius)
     assert server.engine.ranges.radius[0] != 0.05
+
+
+def test_the_figures_beside_flower():
+    """docs/guides/adaptive_clip.md: one split of the noise, and what noise of a moved clip is worth."""
+    theirs = pytest.importorskip("flwr.supercore.differential_privacy")
+    clients, rounds, z0 = 100, 30, 4.0
+    count_std, noise = theirs.compute_adaptive_noise_params(z0, clients, None)
+    share = (z0 / (2.0 * count_std)) ** 2
+    one = AdaptiveClip(GaussianNoise(1.0, z0 / 2.0), share=share)
+    context = context_of(one, (0, 1, 2))
+    [claim] = [c for c in one.claims(context) if c.adversary is Adversary.SERVER]
+    std = 1.0 * one._scale(context) * math.sqrt(one.mechanism.noise.variance)
+    assert std == pytest.approx(noise, rel=2e-3)  # the grid's variance
+
+    def epsilon(*mus):
+        return GaussianLoss(1.0 / math.sqrt(rounds * sum(mu * mu for mu in mus)), "").epsilon(1e-5, 1)
+
+    assert (
+        claim.loss.epsilon(1e-5, rounds) == pytest.approx(epsilon(2 / z0)) == pytest.approx(14.83, abs=5e-3)
+    )
+    moved = noise * math.exp(-0.2 * 0.5)
+    figures = epsilon(1 / z0), epsilon(1 / moved, 0.5 / count_std), epsilon(2 / moved, 1 / count_std)
+    assert figures == pytest.approx((6.33, 7.00, 16.55), abs=5e-3)
