@@ -76,6 +76,8 @@ MECHANISMS: list[Mechanism] = [
     m.TernGrad(),
     m.DRIVE(),
     m.EDEN(),
+    m.TopK(),
+    m.RandomK(),
 ]
 
 Row = list[str]
