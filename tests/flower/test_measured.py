@@ -62,8 +62,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("choice", ["shared", "local"])
+@pytest.mark.parametrize(
+    "name, choice",
+    [
+        ("every client's own model, some train", "shared"),
+        ("every client's own model, some train", "local"),
+        ("a mean by samples, few bits down", "shared"),
+        ("released behind masks", "local"),
+    ],
+)
 def test_real_clients_measure_what_simulated_ones_do(name: str, choice: str, tmp_path: Path) -> None:
     make = lambda: settings(client_metrics=choice, **OPTIONS[name])  # noqa: E731
     expected, found = simulate(make(), 2), trained(tmp_path, make)
@@ -154,9 +161,7 @@ def test_a_lost_answer_leaves_the_others(tmp_path: Path) -> None:
         assert (measured.released and measured.released.num_clients) == answered
 
 
-@pytest.mark.parametrize(
-    "words", ["[1, 2]", '{"global": {"other": 1.0}}', '{"global": {"val_acc": "x"}}', "{"]
-)
+@pytest.mark.parametrize("words", ['{"global": {"other": 1.0}}', "{"])
 def test_one_client_that_says_nonsense_is_left_out(words: str, tmp_path: Path) -> None:
     def lies(kind: str, client: int, reply: Message) -> Message:
         if (kind, client) != ("evaluate", 0):
