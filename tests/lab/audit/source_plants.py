@@ -852,6 +852,13 @@ LAYERS = (
         "privacy/test_damaged_journal.py::test_a_log_with_any_bit_flipped_is_refused",
     ),
     _plant(
+        "masks that were only counted pass as run",
+        "secagg/terms.py",
+        'ran=self.run == "masked",',
+        "ran=True,",
+        "training/test_figures.py::test_what_masks_would_give_is_no_epsilon_of_a_run_without",
+    ),
+    _plant(
         "rotated coins count the victim's own as cover",
         "mechanisms/rotated_coins.py",
         "others = max(len(context.cohort) - 1 - self.max_dropped - known, 0)",
