@@ -18,6 +18,7 @@ from lightning_fedq.mechanisms import (
     SIGM,
     LayeredGaussian,
     SignRR,
+    TopK,
 )
 from lightning_fedq.mechanisms.interface import Mechanism, Neighbours, RoundContext
 from lightning_fedq.privacy.accounting import spent
@@ -163,6 +164,11 @@ ROWS = [
         "levels must lie within +-{}, got {}; drop the client that sent something else",
         lambda: received(QSGD(levels=3), wrong=True),
         lambda: dropped(QSGD(levels=3)),
+    ),
+    row(
+        "places must lie in [0, {}); drop the client that sent something else",
+        lambda: decode(TopK(), torch.full((1, 2), 99), (0,), context_of(TopK(), (0,), (64,))),
+        lambda: dropped(TopK()),
     ),
     row(
         "messages must hold bits, 0 or 1; drop the client that sent something else",
