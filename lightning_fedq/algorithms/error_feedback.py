@@ -52,6 +52,10 @@ class ErrorFeedback(LocalAlgorithm):
 
     Raises:
         ValueError: If the share is out of range.
+
+    Example:
+        >>> from lightning_fedq import Federated, TopK
+        >>> federated = Federated(TopK(0.1), num_clients=5, algorithm=ErrorFeedback(0.1))
     """
 
     remembers: ClassVar[bool] = True

@@ -101,6 +101,10 @@ class TopK(_Sparse):
     Args:
         share: Share of the coordinates that is sent, in (0, 1].
 
+    Example:
+        >>> TopK(share=0.1).share
+        0.1
+
     References:
         Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018
     """
@@ -163,6 +167,10 @@ class RandomK(_Sparse):
 
     Args:
         share: Share of the coordinates that is sent, in (0, 1].
+
+    Example:
+        >>> RandomK(share=0.1).share
+        0.1
 
     References:
         Konecny, McMahan, Yu, Richtarik, Suresh, Bacon, Federated Learning: Strategies for Improving
