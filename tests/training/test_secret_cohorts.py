@@ -304,7 +304,7 @@ def test_no_journal_is_written(tmp_path):
         ({"client_metrics": "local"}, "S8, .*client_metrics='none'"),
         ({"client_metrics": "shared"}, "S8, .*client_metrics='none'"),
         ({"ledger": Ledger(20, repr(NOISE))}, "S9, .*ledger"),
-        ({"cohorts": "hidden"}, "'known' or 'secret', got 'hidden'"),
+        ({"cohorts": "hidden"}, "one of known, secret, got 'hidden'"),
         ({"cohorts": "known", "privacy": TARGET}, "Federated.cohorts='secret'"),
     ],
 )

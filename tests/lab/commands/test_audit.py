@@ -12,7 +12,7 @@ from lightning_fedq.lab.audit.views import Finding
 from lightning_fedq.lab.commands import audit as command
 
 NOTHING_CLAIMED = {"CorrelatedQuantization", "FedAvg", "IrwinHall", "SubtractiveDither"}
-NOTHING_CLAIMED |= {"QSGD", "TernGrad", "DRIVE", "EDEN"}
+NOTHING_CLAIMED |= {"QSGD", "TernGrad", "DRIVE", "EDEN", "TopK", "RandomK"}
 
 
 def test_clean_mechanisms_pass(capsys):
