@@ -22,7 +22,6 @@ import locale
 import os
 import queue
 import random
-import signal
 import sys
 import threading
 import types
@@ -371,13 +370,6 @@ _row(
     shown="checkpoint",
 )
 _row("OfATyping", **_of(typing), shown="end")
-_row(
-    "InTheRecordOfASignal",
-    lambda s, x: signal.signal(signal.SIGUSR2, functools.partial(_defaults, x)),
-    lambda s: getattr(signal.getsignal(signal.SIGUSR2), "args", (0.0,))[0],
-    lambda: signal.signal(signal.SIGUSR2, signal.SIG_DFL),
-    shown="checkpoint",
-)
 _row(
     "OnAFunctionOfNumpy",
     lambda s, x: np.seterrcall(functools.partial(_defaults, x)),
