@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
         *("mechanisms.interface", "privacy.planning", "privacy", "privacy.verdict", "rounds"),
         *("jinja2", "markupsafe", "matplotlib", "PIL", "rich"),
     },
-    "algorithms": {"torch"},
+    "algorithms": {"functional", "torch"},
     "clients": {"data", "functional", "mechanisms", "torchmetrics", "numpy", *HOST},
     "training": {
         *(

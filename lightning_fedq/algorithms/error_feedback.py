@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.algorithms.base import Correction, KeptOffsets, LocalAlgorithm
+from lightning_fedq.functional.segments import num_kept
 
 
 class _Memory(KeptOffsets):
@@ -32,8 +33,7 @@ class _Memory(KeptOffsets):
 
     def sent(self, clients: Sequence[int], updates: Tensor) -> Tensor:
         wanted = updates + self.rows(clients).to(updates)
-        count = max(round(self.share * wanted.shape[1]), 1)
-        places = wanted.abs().topk(count, dim=1, sorted=False).indices
+        places = wanted.abs().topk(num_kept(self.share, wanted.shape[1]), dim=1, sorted=False).indices
         sent = torch.zeros_like(wanted).scatter_(1, places, wanted.gather(1, places))
         self.opened.update(zip(clients, (wanted - sent).to(self.server), strict=True))
         return sent

@@ -93,3 +93,8 @@ def saturate(
                 put[j] = left if distance < 0.0 else side
             start = stop
     return outside
+
+
+def num_kept(share: float, dim: int) -> int:
+    """Coordinates that are sent: a share of them, one at least."""
+    return max(round(share * dim), 1)

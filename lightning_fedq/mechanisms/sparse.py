@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fedq.functional.segments import num_kept
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.scaled import widest
 from lightning_fedq.mechanisms.interface import (
@@ -35,11 +36,6 @@ from lightning_fedq.mechanisms.interface import (
 from lightning_fedq.wire.coding import Code, FixedLength
 
 _FLOATS = FixedLength(32, signed=True)
-
-
-def num_kept(share: float, dim: int) -> int:
-    """Coordinates that are sent: a share of them, one at least."""
-    return max(round(share * dim), 1)
 
 
 @dataclass(frozen=True)

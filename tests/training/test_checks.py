@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from inspect import signature
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -229,11 +230,28 @@ def test_settings_of_another_kind_are_refused_at_once(settings: dict[str, Any], 
         Federated(**{"mechanism": LDPQ(1.0), "num_clients": 4, **settings})
 
 
+KINDS = [
+    (field.name, get_args(get_type_hints(kind, include_extras=True)[field.name])[1])
+    for kind in (Protection, Clients, Local, Server)
+    for field in fields(kind)
+    if get_origin(get_type_hints(kind, include_extras=True)[field.name]) is Annotated
+]
+
+
+@pytest.mark.parametrize(("name", "words"), KINDS, ids=[name for name, _ in KINDS])
+def test_every_kind_is_asked_for_in_its_own_words(name: str, words: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"{name} must be {words}; got ")):
+        Federated(**{"mechanism": LDPQ(1.0), "num_clients": 4, name: object()})
+
+
 def test_every_argument_has_one_place_and_a_kind() -> None:
     """Numpy's integers are integers."""
     arguments = set(signature(Federated.__init__).parameters) - {"self", "local"} | {"patterns"}
     places = [one.name for kind in (Protection, Clients, Local, Server) for one in fields(kind)]
     assert sorted(places) == sorted(arguments)
+    words = {"participation", "cohorts", "labels", "buffers", "patterns", "client_metrics", "shared"}
+    words |= {"constraints", "target", "weighting", "diagnostics"}  # words, and what has a check of its own
+    assert {name for name, _ in KINDS} == set(places) - words
     Federated(LDPQ(1.0), np.int64(4), dropout_probability=np.float64(0.1), seed=np.int32(1))
 
 

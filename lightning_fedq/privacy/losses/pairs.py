@@ -72,7 +72,7 @@ class PmfPairs(_OfPairs):
     """A loss dominated, at every epsilon, by the worst of some pairs of probability mass functions.
 
     Args:
-        pairs: `(p, q)` pairs, both orders listed where they differ; each p and q sums to 1.
+        pairs: `(p, q)` pairs, in either order, as both are looked at; each p and q sums to 1.
         note: Where the pairs come from, one line for the report.
     """
 
