@@ -298,9 +298,10 @@ class Federated(pl.Callback):
             self.kept_target.end_round(engine, trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say what was protected from whom."""
+        """Say what was protected from whom, and what stood idle."""
         for line in outcome(self, trainer):
             rank_zero_info(line)
+        self.fit.say_idle_cores()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""

@@ -38,7 +38,7 @@ from lightning_fedq.training.journal import keep_journal, say_at_start
 from lightning_fedq.training.metrics import ClientMetrics
 from lightning_fedq.training.population import Population, SimulatedClients
 from lightning_fedq.training.protocol import Federation
-from lightning_fedq.training.rank_checks import agree_on_start, say_who_is_idle
+from lightning_fedq.training.rank_checks import agree_on_start, idle_cores, say_who_is_idle
 from lightning_fedq.training.ranks import EndOfRound, OtherRankStoppedError, RankEngine
 from lightning_fedq.training.records import (
     log_round,
@@ -513,6 +513,22 @@ class FederatedFit:
         last = self.client_evaluations[-1] if self.client_evaluations else None
         if self._evaluator is not None and last is not None and last.round == self.records[-1].round:
             last.log(self._trainer, self._evaluator.exact)
+
+    def say_idle_cores(self) -> None:
+        """Say what ranks would have brought, where they can do what this fit did."""
+        federation, population = self._federation, self.population
+        takes_ranks = (
+            isinstance(population, SimulatedClients)
+            and population.ranks is None
+            and federation.batch_rule is None
+            and federation.clients.cohorts != "secret"
+            and self.engine.tampering is None
+            and all(map(len, population.holdings.client_indices))
+            and self.vector.parameters[0].device.type == "cpu"
+        )
+        stacks = -(-federation.planner.cohort_size // self.clients_per_step)
+        if takes_ranks and (words := idle_cores(self.simulation.seconds, stacks)) is not None:
+            rank_zero_info(words)
 
     def replace_weights(self, weights: Tensor) -> None:
         """Let server and module go on with other weights `(dim,)`. Between rounds."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import rank_zero_warn
@@ -12,6 +14,9 @@ from lightning_fedq.data.batches import Stack
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.training.rank_group import RankGroup
 from lightning_fedq.training.ranks import NAME, DistributedClientsStrategy
+
+WORTH = 60.0
+"""Seconds of training from which on idle cores are worth a word."""
 
 
 def check_for_ranks(rule: object | None) -> None:
@@ -74,6 +79,24 @@ def say_who_is_idle(stacks: Sequence[Stack], num_ranks: int) -> None:
             f"a round has {len(stacks)} stacks of up to {most} clients, so only {len(stacks)} of {num_ranks} "
             "ranks have work; use a smaller clients_per_step, or fewer devices"
         )
+
+
+def idle_cores(seconds: float, num_stacks: int) -> str | None:
+    """Say what more ranks would have brought a fit in one process on a CPU, if that is worth a word.
+
+    Args:
+        seconds: For which its clients trained.
+        num_stacks: Stacks of a round, which are what ranks share.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    ranks = min(cores // threads, num_stacks)
+    if seconds < WORTH or ranks < 2:
+        return None
+    return (
+        f"clients trained for {seconds:.0f} s on {threads} of {cores} cores; with {ranks} ranks, "
+        f'Trainer(strategy="{NAME}", devices={ranks}), it is {seconds / ranks:.0f} s at best'
+    )
 
 
 def agree_on_start(

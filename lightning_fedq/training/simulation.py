@@ -7,6 +7,7 @@ module. A round that is given up leaves nothing to put back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -68,6 +69,7 @@ class Simulation:
         start: Start of the open round; None between rounds.
         present: The stack that trains.
         taken: Steps that clients of the round have taken, on all ranks once the engine has finished.
+        seconds: For which clients have trained, by the clock on the wall.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Simulation:
         self.present: Stack | None = None
         self.taken = Taken()
         self._refused_to_stop = False
+        self.seconds = 0.0
 
     def run(self) -> tuple[RoundRecord, int]:
         """Train the next round. Returns its record and the steps of one client.
@@ -155,6 +158,7 @@ class Simulation:
     def _train_all(self, weights: Tensor) -> None:
         self._not_finite: dict[str, None] = {}
         done, expected = 0, sum(len(stack.clients) for stack in self._stacks())
+        began = time.perf_counter()
         try:
             for stack, batches in self._loader().by_stack():
                 if stack.clients:
@@ -164,6 +168,7 @@ class Simulation:
                     callback.on_clients_done(self.trainer, done, expected)
         finally:
             self.present = None
+            self.seconds += time.perf_counter() - began
             self.fit.end_round()
             self._metrics.end_round()
         self.taken = self.clock.taken._replace(not_finite=tuple(self._not_finite))
