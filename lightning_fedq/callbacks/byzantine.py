@@ -162,7 +162,7 @@ class ByzantineClients(pl.Callback):
     # ---- rounds.Tampering -----------------------------------------------------------------------------
 
     def begin(self, plan: RoundPlan, context: RoundContext) -> None:
-        """See `Tampering.begin`."""
+        """Forget what an earlier round held back."""
         self._plan, self._context = plan, context
         self._held: list[tuple[int, Tensor]] = []
         self._first: Tensor | None = None
@@ -174,7 +174,8 @@ class ByzantineClients(pl.Callback):
         self._partners = partners - self.byzantine
 
     def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
-        """See `Tampering.hold`. Of the honest updates only running sums and the first are kept."""
+        """Keep the Byzantine clients' rows back, and return the others."""
+        # of the honest updates only running sums and the first are kept
         honest = [row for row, client in enumerate(clients) if client not in self.byzantine]
         self._held += [(c, updates[row].clone()) for row, c in enumerate(clients) if c in self.byzantine]
         rows = updates[honest]
@@ -188,7 +189,7 @@ class ByzantineClients(pl.Callback):
         return [clients[row] for row in honest], rows
 
     def release(self) -> tuple[Sequence[int], Tensor]:
-        """See `Tampering.release`."""
+        """Return the Byzantine clients, once everybody else has answered, and what they feed the encoder."""
         if not self._held:
             return [], torch.empty(0)
         clients = [client for client, _ in self._held]
@@ -238,7 +239,8 @@ class ByzantineClients(pl.Callback):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> Message:
-        """See `Tampering.send`. Stacks are all honest or all lies."""
+        """Return what goes on the wire in place of `message`."""
+        # stacks are all honest or all lies
         symbols = message.symbols
         if not self.byzantine.intersection(clients):
             if self.attack == "copied":

@@ -221,7 +221,7 @@ class DPSGD(pl.Callback):
         ]
 
     def keys(self, client: int, steps: int) -> tuple[bytes, ...]:
-        """See `BatchRule.keys`: secrets of the coming steps."""
+        """Secrets of the client's coming steps."""
         first = self._first_step[client]
         return tuple(self._key("draws", client, first + step) for step in range(steps))
 

@@ -431,7 +431,7 @@ class Federated(pl.Callback):
         return {name: own.clone() for name, own in self.fit.vector.own.of(client).items()}
 
     def lets_out(self, trainer: pl.Trainer) -> str:
-        """See `unprotected.LetsOut`."""
+        """Where clients' figures went, and what the trial of isolation found."""
         log = self.client_log
         measured = where_it_went(self.client_evaluations, log is not None and log.shared)
         return " ".join(filter(None, (measured, self.fit.isolation, self.fit.averages)))

@@ -225,7 +225,7 @@ class RunFolder(pl.Callback):
             self._write(trainer)
 
     def lets_out(self, trainer: pl.Trainer) -> str:
-        """See `LetsOut`."""
+        """Notice of what this folder shows of clients."""
         federated = federated_of(trainer, "RunFolder")
         why = "because this is a simulation that deals out the data; do not hand it on."
         if federated.fit.population.label_counts() is not None:

@@ -86,7 +86,7 @@ class TrackedRounds(pl.Callback):
             logger.save()
 
     def lets_out(self, trainer: pl.Trainer) -> str:
-        """See `LetsOut`."""
+        """Notice of what loggers are told of clients."""
         names = ", ".join(type(logger).__name__ for logger in _loggers(trainer))
         return (
             f"{names}: how many samples every client holds, in how many rounds its update was not finite, "

@@ -89,7 +89,7 @@ class WandbRounds(pl.Callback):
             run.log_artifact(artifact)
 
     def lets_out(self, trainer: pl.Trainer) -> str:
-        """See `LetsOut`."""
+        """Notice of what W&B is told of clients."""
         return (
             "W&B: how many samples every client holds, in how many rounds its update was not finite, who "
             "holds which labels (a picture, where there are labels), and the files of this folder."

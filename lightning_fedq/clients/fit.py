@@ -122,7 +122,7 @@ class ClientFit:
         return state_named_by(code.values())
 
     def check_frozen(self) -> None:
-        """See `World.check_frozen`."""
+        """Raise `ValueError` where a frozen part of the training has changed."""
         for world in self._worlds.values():
             world.check_frozen()
 

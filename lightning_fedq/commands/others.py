@@ -71,7 +71,6 @@ class NoisedElsewhere(FedAvg):
     assumptions: tuple[str, ...] = ()
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`."""
         return tuple(
             PrivacyClaim(
                 who,

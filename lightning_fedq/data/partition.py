@@ -118,7 +118,6 @@ class IID(Partition):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        """See `Partition.split`."""
         _check(labels, num_samples, num_clients, self.needs_labels)
         if num_clients == 1:
             return [torch.arange(num_samples)]
@@ -200,11 +199,6 @@ class Dirichlet(Partition):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        """See `Partition.split`.
-
-        Raises:
-            ValueError: Also if there are fewer samples than `least` for every client.
-        """
         _check(labels, num_samples, num_clients, self.needs_labels)
         check_least(num_samples, num_clients, self.least)
         assert labels is not None
@@ -313,7 +307,6 @@ class LabelShards(Partition):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        """See `Partition.split`."""
         _check(labels, num_samples, num_clients, self.needs_labels)
         assert labels is not None
         return deal_shards(labels, num_clients, self.shards_per_client, generator)

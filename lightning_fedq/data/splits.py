@@ -69,11 +69,7 @@ class Natural(Partition):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        """See `Partition.split`. `labels` are the numbers of the users.
-
-        Raises:
-            ValueError: If there are fewer users than clients, or more without `merge`.
-        """
+        # `labels` are the numbers of the users
         check_sizes(num_samples, num_clients)
         assert labels is not None
         sizes = torch.bincount(labels)
@@ -136,7 +132,6 @@ class QuantitySkew(Partition):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        """See `Partition.split`."""
         check_sizes(num_samples, num_clients)
         check_least(num_samples, num_clients, self.least)
         rest = num_samples - num_clients * self.least
@@ -194,7 +189,6 @@ class FeatureShards(Partition):
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        """See `Partition.split`. `labels` are the numbers."""
         check_sizes(num_samples, num_clients)
         assert labels is not None
         return deal_shards(labels, num_clients, self.shards_per_client, generator)

@@ -75,7 +75,6 @@ class DeployedClient(RemoteClient):
         self._told: Fields = {}
 
     def settings(self) -> dict[str, str]:
-        """See `RemoteClient.settings`."""
         words = fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
         return {**words, **training_words(self._trainer, self._module), **self._rehearsed()}
 
@@ -111,13 +110,12 @@ class DeployedClient(RemoteClient):
         return {TRAVELS: str(sum(found.segments))} if counts else {}
 
     def mechanism(self) -> Mechanism:
-        """See `RemoteClient.mechanism`. It is set to the privacy target, where there is one."""
+        # it is set to the privacy target, where there is one
         if self._federated.kept_target is None:
             return self._federated.mechanism
         return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
 
     def num_samples(self) -> int:
-        """See `RemoteClient.num_samples`."""
         data = self._data()
         data.prepare_data()
         data.setup("fit")
@@ -126,11 +124,10 @@ class DeployedClient(RemoteClient):
         return held if fraction is None else held - num_held_out(fraction, held)
 
     def told(self, fields: Fields) -> None:
-        """See `RemoteClient.told`: which of its rounds counted, and what the server steps with."""
+        # which of its rounds counted, and what the server steps with
         self._told = fields
 
     def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
-        """See `RemoteClient.update`."""
         states, kept = self._settled(number)
         at = task.round, task.attempt
         try:
@@ -144,7 +141,6 @@ class DeployedClient(RemoteClient):
         return local.update
 
     def measured(self, number: int, round: int, weights: Tensor) -> Measured:
-        """See `RemoteClient.measured`."""
         _, kept = self._settled(number)
         return self._locally(number, round, weights, kept).measured
 
@@ -171,7 +167,7 @@ class DeployedClient(RemoteClient):
         )
 
     def _says_all(self, context: RoundContext) -> bool:
-        """See `RemoteClient._says_all`: nor of single samples."""
+        # nor of single samples
         return super()._says_all(context) and not protects_samples(callbacks_in(self._trainer))
 
     def _folder_of_states(self) -> Store:

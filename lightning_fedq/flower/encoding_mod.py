@@ -85,7 +85,6 @@ class _TrainFunction(RemoteClient):
         return Flat(next(iter(records.values())))
 
     def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
-        """See `RemoteClient.update`."""
         sent = self.arrays()
         reply = self._call(self._content)
         name, answer = _only_arrays(reply)

@@ -72,7 +72,7 @@ class RemoteSum:
         raise TypeError("behind secure aggregation a server is given masked messages only")
 
     def finish(self) -> Tensor:
-        """See `rounds.SecureSum`."""
+        """The sum of all messages, `(m,)` int64. Raises `AbortedRoundError` where there is none."""
         if self.machine.stage is not Stage.DONE:
             raise AbortedRoundError("secure aggregation was not carried out to its end")
         return torch.from_numpy(self.machine.total)

@@ -207,11 +207,10 @@ class RemoteClients(Population):
             self.correction.count(clients, self.clock.moved)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Population.state_dict`: the last round and attempt of each client that counted."""
+        # the last round and attempt of each client that counted
         return {"counted": {client: list(at) for client, at in self._counted.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Population.load_state_dict`."""
         self._counted = {int(client): (at[0], at[1]) for client, at in state["counted"].items()}
 
     def _beside(self) -> dict[str, Any]:

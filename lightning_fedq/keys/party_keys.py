@@ -149,19 +149,12 @@ class HeldServerKeys(ServerKeys):
         self._own_key = entropy(32)
 
     def public(self) -> bytes:
-        """See `ServerKeys.public`."""
         return self._secrets.federation
 
     def members(self) -> bytes:
-        """See `ServerKeys.members`."""
         return self._secrets.members
 
     def client(self, client: int) -> bytes:
-        """See `ServerKeys.client`.
-
-        Raises:
-            ValueError: If the client's public key has low order.
-        """
         if client not in self._client:
             other = X25519PublicKey.from_public_bytes(self.roster[client])
             info = server_info(self.public(), client)
@@ -169,7 +162,6 @@ class HeldServerKeys(ServerKeys):
         return self._client[client]
 
     def server(self) -> bytes:
-        """See `ServerKeys.server`."""
         return self._own_key
 
     def sealed_members(self, client: int) -> bytes:
@@ -319,37 +311,19 @@ class HeldClientKeys(OneOwner, Keys):
             ) from error
 
     def public(self) -> bytes:
-        """See `ServerKeys.public`."""
         return self._federation
 
     def members(self) -> bytes:
-        """See `ServerKeys.members`."""
         return self._members
 
     def client(self, client: int) -> bytes:
-        """See `ServerKeys.client`.
-
-        Raises:
-            NotHeldError: If it is another client's.
-        """
         self._check_own(client)
         return self._own
 
     def server(self) -> bytes:
-        """See `ServerKeys.server`.
-
-        Raises:
-            NotHeldError: Always.
-        """
         raise NotHeldError(f"client {self.number} does not hold the key of the server's own noise")
 
     def peer(self, group: tuple[int, ...]) -> bytes:
-        """See `Keys.peer`.
-
-        Raises:
-            NotHeldError: If the client is not in the group, or has not been told the other's public key, or,
-                of three or more, the others' contributions (`take_contributions`).
-        """
         members = self._members_of(group)
         if len(members) == 2:
             return self._pair_key(next(member for member in members if member != self.number))
@@ -432,11 +406,6 @@ class HeldClientKeys(OneOwner, Keys):
         return hkdf_expand(self._pair_key(other), pack_fields("contribution", sender, *members))
 
     def private(self, client: int) -> bytes:
-        """See `Keys.private`.
-
-        Raises:
-            NotHeldError: If it is another client's.
-        """
         self._check_own(client)
         return self._private
 

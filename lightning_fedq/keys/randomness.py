@@ -186,7 +186,10 @@ class Stream:
 
 
 class ServerKeys(ABC):
-    """Root keys that a server may hold, 32 bytes each: everybody's, the members', one with each client."""
+    """Root keys that a server may hold, 32 bytes each: everybody's, the members', one with each client.
+
+    An owner without one of them raises `NotHeldError`.
+    """
 
     mode: ClassVar[Literal["secure", "reproducible"]]
     setup_bits_per_client: int
@@ -255,27 +258,21 @@ class _DerivedKeys(Keys):
         self._private: dict[int, bytes] = {}
 
     def public(self) -> bytes:
-        """See `Keys.public`."""
         return hkdf_expand(self._root, pack_fields("public"))
 
     def members(self) -> bytes:
-        """See `Keys.members`."""
         return hkdf_expand(self._root, pack_fields("members"))
 
     def client(self, client: int) -> bytes:
-        """See `Keys.client`."""
         return hkdf_expand(self._root, pack_fields("client", client))
 
     def server(self) -> bytes:
-        """See `Keys.server`."""
         return hkdf_expand(self._root, pack_fields("server"))
 
     def peer(self, group: tuple[int, ...]) -> bytes:
-        """See `Keys.peer`."""
         return hkdf_expand(self._root, _PEER + _members_fields(group))
 
     def private(self, client: int) -> bytes:
-        """See `Keys.private`."""
         if (key := self._private.get(client)) is None:
             key = self._private[client] = hkdf_expand(self._root, pack_fields("private", client))
         return key
@@ -388,19 +385,15 @@ class AgreedKeys(OneOwner, Keys):
         self._private: dict[int, bytes] = {}
 
     def public(self) -> bytes:
-        """See `Keys.public`."""
         return self._public
 
     def members(self) -> bytes:
-        """See `Keys.members`."""
         return self._members
 
     def client(self, client: int) -> bytes:
-        """See `Keys.client`."""
         return self._client(client)
 
     def server(self) -> bytes:
-        """See `Keys.server`."""
         return self._own_key
 
     def _agree_with_server(self, client: int) -> bytes:
@@ -408,7 +401,6 @@ class AgreedKeys(OneOwner, Keys):
         return agree(self._own[client], self._server.public_key(), self._salt, info)
 
     def peer(self, group: tuple[int, ...]) -> bytes:
-        """See `Keys.peer`."""
         return self._peer(tuple(sorted(group)))
 
     def _agree_all(self, members: tuple[int, ...]) -> bytes:
@@ -419,7 +411,6 @@ class AgreedKeys(OneOwner, Keys):
         return group_key([hkdf_expand(self._seeds[member], info) for member in members], self._salt, info)
 
     def private(self, client: int) -> bytes:
-        """See `Keys.private`."""
         if (key := self._private.get(client)) is None:
             key = self._private[client] = private_key(self._seeds[client], self._public)
         return key

@@ -57,7 +57,7 @@ class QuantileRule(RangeRule):
     ceiling: float
 
     def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
-        """See `RangeRule.first`: the initial clip in every segment."""
+        # the initial clip in every segment
         return self._ranges(self.initial, segments)
 
     def following(
@@ -68,7 +68,7 @@ class QuantileRule(RangeRule):
         noise_variance: Tensor | None,
         segments: Sequence[int],
     ) -> Ranges:
-        """See `RangeRule.following`. Behind the update, `mean` has the mean of the clients' bits."""
+        # behind the update, `mean` has the mean of the clients' bits
         clip = ranges.radius.min().item()
         moved = clip * math.exp(-self.rate * (self.share(clip, mean[-1].item()) - self.quantile))
         return self._ranges(min(max(moved, self.floor), self.ceiling), segments)
@@ -155,13 +155,12 @@ class AdaptiveClip(Mechanism):
 
     @property
     def own_ranges(self) -> QuantileRule:
-        """See `Mechanism.own_ranges`."""
         return QuantileRule(self._unit, self.quantile, self.rate, self._weight, self.floor, self.ceiling)
 
     # ---- the mechanism's round: one coordinate more, and the unit that it clips to ----------------------
 
     def core(self, context: RoundContext) -> tuple[Mechanism, RoundContext, float]:
-        """See `Mechanism.core`: the mechanism, and the round of update and bit."""
+        # the mechanism, and the round of update and bit
         return self.mechanism, self._round(context), self._scale(context)
 
     def _round(self, context: RoundContext) -> RoundContext:
@@ -177,7 +176,7 @@ class AdaptiveClip(Mechanism):
         return self.clip(context) * math.hypot(1.0, self._weight) / self._unit
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Update and bit are one vector, which the mechanism clips again."""
+        # update and bit are one vector, which the mechanism clips again
         rows, stretch = (
             update.detach().reshape(len(rand.clients), context.dim).float(),
             math.hypot(1.0, self._weight),
@@ -194,7 +193,7 @@ class AdaptiveClip(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. The server has the bits' sum from the `core`, behind the update's."""
+        # the server has the bits' sum from the `core`, behind the update's
         total = self.mechanism.decode(symbols, clients, self._round(context), rand)
         return total[:-1] * self._scale(context)
 
@@ -202,81 +201,65 @@ class AdaptiveClip(Mechanism):
 
     @property
     def homomorphic(self) -> bool:  # type: ignore[override]
-        """See `Mechanism.homomorphic`."""
+        """May `decode` be given the sum of several clients' symbols?"""
         return self.mechanism.homomorphic
 
     @property
     def fixed_cohort(self) -> bool:  # type: ignore[override]
-        """See `Mechanism.fixed_cohort`."""
         return self.mechanism.fixed_cohort
 
     @property
     def hands_on(self) -> bool:  # type: ignore[override]
-        """See `Mechanism.hands_on`."""
         return self.mechanism.hands_on
 
     @property
     def alike_clients(self) -> bool:  # type: ignore[override]
-        """See `Mechanism.alike_clients`."""
         return self.mechanism.alike_clients
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """See `Mechanism.unbiased`."""
         return self.mechanism.unbiased
 
     @property
     def joint(self) -> bool:
-        """See `Mechanism.joint`."""
         return self.mechanism.joint
 
     @property
     def separation(self) -> int:
-        """See `Mechanism.separation`."""
         return self.mechanism.separation
 
     @property
     def covers_shorter(self) -> bool:
-        """See `Mechanism.covers_shorter`."""
         return self.mechanism.covers_shorter
 
     @property
     def gaussian_error(self) -> bool:
-        """See `Mechanism.gaussian_error`."""
         return self.mechanism.gaussian_error
 
     def tolerated_dropouts(self, context: RoundContext) -> int | None:
-        """See `Mechanism.tolerated_dropouts`."""
         return self.mechanism.tolerated_dropouts(self._round(context))
 
     def code(self, context: RoundContext) -> Code:
-        """See `Mechanism.code`."""
         return self.mechanism.code(self._round(context))
 
     def num_symbols(self, context: RoundContext) -> int:
-        """See `Mechanism.num_symbols`."""
         return self.mechanism.num_symbols(self._round(context))
 
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
-        """See `Mechanism.message_code`."""
         return self.mechanism.message_code(client, self._round(context), rand)
 
     def symbol_range(
         self, context: RoundContext, rand: PublicRandomness
     ) -> tuple[int | Tensor, int | Tensor] | None:
-        """See `Mechanism.symbol_range`."""
         return self.mechanism.symbol_range(self._round(context), rand)
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        """See `Mechanism.can_send`."""
         return self.mechanism.can_send(symbols, client, self._round(context), rand)
 
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int] | None:
-        """See `Mechanism.symbol_modulus`."""
         return self.mechanism.symbol_modulus(self._round(context))
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        """See `Mechanism.group_sizes`."""
         return self.mechanism.group_sizes(num_clients)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -309,7 +292,7 @@ class AdaptiveClip(Mechanism):
     # ---- a target, tables, audits -----------------------------------------------------------------------
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
-        """See `Mechanism.at_level`: the mechanism's own, for one coordinate more."""
+        # the mechanism's own, for one coordinate more
         return replace(self, mechanism=self.mechanism.at_level(level, self._round(context), max_dropped))
 
     @classmethod
@@ -341,9 +324,7 @@ class AdaptiveClip(Mechanism):
         return None if found is None else found * math.hypot(1.0, self._weight)
 
     def without_noise(self, context: RoundContext) -> Mechanism:
-        """See `Mechanism.without_noise`."""
         return replace(self, mechanism=self.mechanism.without_noise(self._round(context)))
 
     def advice(self, claim: PrivacyClaim) -> str:
-        """See `Mechanism.advice`."""
         return self.mechanism.advice(claim)

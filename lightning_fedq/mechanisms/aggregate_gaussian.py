@@ -85,11 +85,6 @@ class AggregateGaussian(CommonSteps):
         return min(room, LEAST_SCALE_BITS)
 
     def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
-        """See `CommonSteps.special`.
-
-        Raises:
-            ValueError: If the sum of the integers might not fit 62 bits.
-        """
         words, plan = (
             rand.members("aggregate mixture").words64,
             decomposition(len(context.cohort), self.target),
@@ -109,7 +104,7 @@ class AggregateGaussian(CommonSteps):
         )
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`: Gaussian towards outsiders only."""
+        # Gaussian towards outsiders only
         core = decomposition(len(context.cohort), self.target).core
         members = NonPrivate(
             "a client knows A and B, as all members do: on a coordinate in "

@@ -148,22 +148,21 @@ class BandedGaussian(Mechanism):
 
     @classmethod
     def example(cls) -> BandedGaussian:
-        """See `Mechanism.example`: the band that any cohorts allow for."""
+        # the band that any cohorts allow for
         return cls(clip_norm=1.0, noise_multiplier=1.0, band=1)
 
     @classmethod
     def plan_settings(cls, params: int) -> Mapping[str, Mechanism]:
-        """See `Mechanism.plan_settings`: independent noise, as a plan's cohorts are all alike."""
+        # independent noise, as a plan's cohorts are all alike
         return {"BandedGaussian, band 1": cls.example()}
 
     @property
     def joint(self) -> bool:
-        """See `Mechanism.joint`: the noise is added to the whole sum, once."""
+        # the noise is added to the whole sum, once
         return True
 
     @property
     def separation(self) -> int:
-        """See `Mechanism.separation`: the band."""
         return self.band
 
     @property
@@ -187,15 +186,13 @@ class BandedGaussian(Mechanism):
         return self.clip_norm * NOISE_STD / 2.0**_COEFFICIENT_BITS / self._sent_steps
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> BandedGaussian:
-        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
         return replace(self, noise_multiplier=1.0 / level)
 
     def longest_update(self, dim: int) -> float:
-        """See `Mechanism.longest_update`: `clip_norm`."""
         return self.clip_norm
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are int32, and no coin is thrown."""
+        # symbols are int32, and no coin is thrown
         rows = update.detach().reshape(len(rand.clients), context.dim)
         parts, clipped = [], 0
         for part in torch.split(rows, max(_CHUNK // context.dim, 1)):  # float64 of a few clients at a time
@@ -210,7 +207,7 @@ class BandedGaussian(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. The noise is that of the round, whoever has answered."""
+        # the noise is that of the round, whoever has answered
         total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols.to(torch.int64)
         noise = torch.from_numpy(self.noise(context, rand).astype(np.int64)).to(total.device)
         return ((total + noise).double() * (self.clip_norm / self._sent_steps)).float()
@@ -257,16 +254,16 @@ class BandedGaussian(Mechanism):
         return FixedLength((math.floor(self._steps) + 1).bit_length() + 1, signed=True)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        """See `Mechanism.symbol_range`: `clip_norm` in one coordinate."""
+        # `clip_norm` in one coordinate
         most = math.floor(self._steps)
         return -most, most
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        """See `Mechanism.can_send`: nothing longer than `clip_norm`, as messages carry no noise."""
+        # nothing longer than `clip_norm`, as messages carry no noise
         return bool(symbols.double().norm() <= self._steps * (1.0 + 1e-9))
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """See `Mechanism.lever`: one, as messages carry no noise and the server checks their length."""
+        # one, as messages carry no noise and the server checks their length
         return 1.0
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
@@ -277,18 +274,18 @@ class BandedGaussian(Mechanism):
         return torch.full_like(context.radius, std * std * gain * (1.0 + 2.0**-30))
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
-        """See `Mechanism.mean_error`: of a round's noise, what later ones leave in the model."""
+        # of a round's noise, what later ones leave in the model
         left = coefficients(self.band)[0] / sum(coefficients(self.band))
         return context.dim * (self.sigma * left / num_clients) ** 2
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one round, and the cohort of an audit is everybody: band 1."""
+        # one round, and the cohort of an audit is everybody: band 1
         one = replace(self, band=1)
         little = replace(one, noise_multiplier=self.noise_multiplier / math.sqrt(dim))
         return AuditCase(little), AuditCase(one, concentrated=True, title="one coordinate")
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`: towards those who see released models, as the server is trusted."""
+        # towards those who see released models, as the server is trusted
         rows = self.band * context.dim
         slack = Slack(rows * _DISTANCE, rows * _LOG_RATIO)
         released = GaussianLoss(self.noise_multiplier, "noise that the server adds to the sum, over rounds")

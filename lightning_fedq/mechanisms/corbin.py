@@ -65,7 +65,6 @@ class CorBin(OneBitMechanism):
         return context.radius**2 * worst / len(answered) ** 2
 
     def counted_group(self) -> CorBin:
-        """See `Mechanism.counted_group`."""
         return self
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -73,7 +72,7 @@ class CorBin(OneBitMechanism):
         return paired_claims(self.coin, self.shared_bits, context)
 
     def advice(self, claim: PrivacyClaim) -> str:
-        """See `Mechanism.advice`. Shared bits are what the infinite losses come from."""
+        # shared bits are what the infinite losses come from
         share = "share no bits (shared_bits=0, or LDPQ)"
         if claim.adversary in (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER):
             repaired = "PairedCoins keeps the pairs and has a finite epsilon here"
@@ -105,7 +104,7 @@ class AugCorBin(CorBin):
             raise ValueError(f"unpaired_fraction must be in [0, 1], got {self.unpaired_fraction}")
 
     def counted_group(self) -> AugCorBin:
-        """See `Mechanism.counted_group`. Nobody works alone."""
+        # nobody works alone
         return replace(self, unpaired_fraction=0.0)
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:

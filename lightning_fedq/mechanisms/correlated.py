@@ -76,7 +76,7 @@ class CorrelatedQuantization(Mechanism):
         return lambda count: multi_level_shifts(words(count))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8 levels. Computed on the CPU."""
+        # Symbols are uint8 levels. Computed on the CPU.
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
         symbols, clipped = np.empty(rows.shape, np.uint8), 0
         lines = segment_lines(context.segments, context.center, context.radius)
@@ -99,7 +99,6 @@ class CorrelatedQuantization(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`."""
         count, base = len(clients), len(clients) * context.center
         if self.levels == 2:
             return decode_sum(symbols, context.segments, base, context.radius, 2, count)
@@ -119,7 +118,7 @@ class CorrelatedQuantization(Mechanism):
         return 0, self.levels - 1
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """See `Mechanism.lever`: more than two levels reach 2 / k beyond the range with their shift."""
+        # more than two levels reach 2 / k beyond the range with their shift
         return 1.0 if self.levels == 2 else 1.0 + 2.0 / self.levels
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:

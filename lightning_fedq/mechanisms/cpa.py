@@ -218,7 +218,7 @@ class CPA(Mechanism):
         return context.center, context.radius * decay
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        """See `Mechanism.group_sizes`. Every client has to have its epsilon."""
+        # every client has to have its epsilon
         self._check_entries(num_clients)
         return super().group_sizes(num_clients)
 
@@ -288,11 +288,7 @@ class CPA(Mechanism):
     # ---- encoding -------------------------------------------------------------------------------------
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8 bits, all blocks of the coarsest stage first.
-
-        Raises:
-            ValueError: If epsilon is for fewer rounds.
-        """
+        # symbols are uint8 bits, all blocks of the coarsest stage first
         if self.rounds is not None and context.round >= self.rounds:
             raise ValueError(
                 f"epsilon is for {self.rounds} rounds and this would be number {context.round + 1}; "
@@ -339,11 +335,6 @@ class CPA(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message has the wrong length or holds anything but bits.
-        """
         sent, size = self.blocks_sent(context), self.block_dim
         expected = (len(clients), self.stages * sent)
         if tuple(symbols.shape) != expected:
@@ -395,23 +386,22 @@ class CPA(Mechanism):
 
     @property
     def covers_shorter(self) -> bool:
-        """See `Mechanism.covers_shorter`: a budget shared out among blocks may compose worse in fewer."""
+        # a budget shared out among blocks may compose worse in fewer
         return self.epsilon_scope == "bit"
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one word decides a symbol. And with an epsilon for every client."""
+        # One word decides a symbol. And with an epsilon for every client.
         each = tuple(epsilon for epsilon in self._epsilons[:1] * 2 for epsilon in (epsilon, epsilon / 2.0))
         several = replace(self, epsilon=each, epsilon_scope="bit", rounds=None)
         return AuditCase(self, enumerable=True), AuditCase(several, title="an epsilon for each client")
 
     def without_noise(self, context: RoundContext) -> CPA:
-        """See `Mechanism.without_noise`. A message holds as many blocks as before."""
+        # a message holds as many blocks as before
         if self.epsilon_scope == "bit":
             return replace(self, epsilon=math.inf)
         return replace(self, epsilon=math.inf, blocks_per_round=self.blocks_sent(context))
 
     def advice(self, claim: PrivacyClaim) -> str:
-        """See `Mechanism.advice`."""
         return "fewer blocks a round (blocks_per_round, or epsilon_scope='round'), or fewer rounds"
 
     def lever(self, client: int, context: RoundContext) -> float:
@@ -426,11 +416,6 @@ class CPA(Mechanism):
         return pull * self.blocks(context) / self.blocks_sent(context) / self._design.limit
 
     def protection_groups(self, num_clients: int) -> tuple[tuple[int, ...], ...]:
-        """See `Mechanism.protection_groups`: clients with one epsilon.
-
-        Raises:
-            ValueError: If a client has none.
-        """
         if not isinstance(self.epsilon, tuple):
             return super().protection_groups(num_clients)
         self._check_entries(num_clients)
@@ -445,7 +430,7 @@ class CPA(Mechanism):
         return {"CPA": cls(1.0), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> CPA:
-        """See `Mechanism.at_level`: the epsilon of a bit, or of what `epsilon_scope` says."""
+        # the epsilon of a bit, or of what `epsilon_scope` says
         return replace(self, epsilon=level)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -458,7 +443,7 @@ class CPA(Mechanism):
         return self._claims(min(self._coins(clients, context), key=lambda c: c.low), context)
 
     def claims_about(self, client: int, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims_about`: the claims of the client's own coin."""
+        # the claims of the client's own coin
         return self._claims(self.coin(client, context), context)
 
     def _claims(self, coin: CoinThresholds, context: RoundContext) -> tuple[PrivacyClaim, ...]:

@@ -73,7 +73,7 @@ class _HiddenSelection(Loss):
     note: str = ""
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`. Both orders have the same bound."""
+        # both orders have the same bound
         size, g = np.minimum(np.abs(epsilons), 600.0), self.probability  # it falls: beyond, that at 600
         inner = np.log1p(np.expm1(size) / g)
         weight = np.exp(size - inner)
@@ -124,8 +124,7 @@ class CSGM(SubsampledMechanism):
         return (1 << self.bits) - (2 if self.levels == "odd" else 1)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are int32, 1 for the lowest level and up, and 0 where nothing
-        is sent."""
+        # symbols are int32, 1 for the lowest level and up, and 0 where nothing is sent
         rows = self._rows(update, context, rand)
         symbols, num_bits, clipped = torch.empty(rows.shape, dtype=torch.int32), 0, 0
         for row, client in enumerate(rand.clients):
@@ -153,8 +152,8 @@ class CSGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. Float64, not on the `grid` yet. If flattened, rounded and turned back. A
-        symbol 0 adds nothing but its client's share of the noise."""
+        # Float64, not on the `grid` yet. If flattened, rounded and turned back. A symbol 0 adds nothing but
+        # its client's share of the noise.
         rows = symbols.cpu().reshape(len(clients), -1).numpy()
         total = np.zeros(rows.shape[1])
         for row, client in enumerate(clients):
@@ -172,7 +171,6 @@ class CSGM(SubsampledMechanism):
         return 0, self._cells + 1
 
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
-        """See `Mechanism.message_code`."""
         return Subset(self.selected(client, context, rand), FixedLength(self.bits), smallest=1)
 
     def _input_variance(self) -> float:
@@ -180,7 +178,6 @@ class CSGM(SubsampledMechanism):
         return super()._input_variance() + (1.0 / self._cells) ** 2 / gamma
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`."""
         size = len(context.cohort)
         client: Loss = NonPrivate("the cohort has no other client, and this one knows all of the noise")
         if size > 1:

@@ -85,7 +85,7 @@ class EDEN(ScaledLevels):
 
     @property
     def largest_level(self) -> int:
-        """See `ScaledLevels.largest_level`: levels are counted from 0."""
+        # levels are counted from 0
         return int(2**self.bits - 1)
 
     def num_symbols(self, context: RoundContext) -> int:
@@ -97,11 +97,9 @@ class EDEN(ScaledLevels):
         return ScaleFirst(FixedLength(self.bits))
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        """See `Mechanism.can_send`."""
         return int(symbols[1:].min()) >= 0 and super().can_send(symbols, client, context, rand)
 
     def quantize(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, Tensor]:
-        """See `ScaledLevels.quantize`."""
         rotated = rotate_each(rows, rand.clients, context.dim, rand)
         squares = rotated.square().sum(1)
         levels, edges, _ = lloyd_max(self.bits)
@@ -113,7 +111,6 @@ class EDEN(ScaledLevels):
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
-        """See `ScaledLevels.dequantize`."""
         values = torch.from_numpy(lloyd_max(self.bits)[0])[levels]
         return rotate_each_back(scales[:, None] * values, clients, dim, rand).sum(0)
 

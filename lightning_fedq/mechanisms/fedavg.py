@@ -39,14 +39,13 @@ class FedAvg(Mechanism):
     homomorphic = False
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are int32 bit patterns."""
+        # symbols are int32 bit patterns
         symbols = update.detach().float().contiguous().view(torch.int32)
         return Message(symbols, 32 * symbols.numel())
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`."""
         patterns = symbols.to(torch.int32).reshape(len(clients), context.dim)  # 64-bit integers off a wire
         return patterns.view(torch.float32).sum(0)
 
@@ -60,7 +59,6 @@ class FedAvg(Mechanism):
         return True
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """See `Mechanism.lever`: a message is any float."""
         return math.inf
 
     def code(self, context: RoundContext) -> FixedLength:

@@ -70,5 +70,4 @@ class PerCoordinateGaussian(CoordinateNoise):
 
     @property
     def multiplier(self) -> float:
-        """See `AdditiveNoise.multiplier`."""
         return analytic_gaussian_multiplier(self.epsilon, self.delta)

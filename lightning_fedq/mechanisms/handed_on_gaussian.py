@@ -128,7 +128,6 @@ class HandedOnLoss(ConcentratedLoss):
 
     @property
     def by_itself(self) -> ConcentratedLoss:
-        """See `Loss.by_itself`: the limit for each."""
         return ConcentratedLoss(self.count * self.limit, self.note)
 
     def epsilon(self, delta: float, count: int) -> float:
@@ -195,17 +194,15 @@ class HandedOnGaussian(ModularNoise):
 
     @classmethod
     def example(cls) -> HandedOnGaussian:
-        """See `Mechanism.example`: ten cohorts."""
         return cls(clip_norm=1.0, local_sigma=1.0, granularity=0.01, num_cohorts=10)
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """See `Mechanism.plan_settings`: none, as a plan's cohorts are drawn anew or hold everybody."""
+        # none, as a plan's cohorts are drawn anew or hold everybody
         return {}
 
     @property
     def separation(self) -> int:
-        """See `Mechanism.separation`: the number of cohorts."""
         return self.num_cohorts
 
     @property
@@ -224,7 +221,7 @@ class HandedOnGaussian(ModularNoise):
         return max(math.sqrt(least), _LEAST_FRESH)
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> HandedOnGaussian:
-        """See `ModularNoise.at_level`. Sums stay within six standard deviations of half the modulus."""
+        # sums stay within six standard deviations of half the modulus
         sigma, n, size = 1.0 / level, len(context.cohort), padded_size(context.dim)
         asked = replace(self, max_dropped=max(self.max_dropped, max_dropped))
         spread = (OWN + TAKEN_BACK) ** 2 + OWN**2
@@ -285,15 +282,13 @@ class HandedOnGaussian(ModularNoise):
         return torch.full_like(context.radius, one / len(clients))
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
-        """See `Mechanism.mean_error`: of a round's noise, what the next one leaves in the model."""
+        # of a round's noise, what the next one leaves in the model
         one = (1.0 - KEPT) ** 2 * self._noise_variance() + self.fresh_std(context) ** 2 + 0.25
         return context.dim * one * (self.granularity * self.clip_norm) ** 2 / num_clients
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: blocks of three rounds, in which fifty cohorts would not come back.
-
-        On a fine grid, so that the bounds on rounding and what is never handed on count for little.
-        """
+        # Blocks of three rounds, in which fifty cohorts would not come back. On a fine grid, so that the
+        # bounds on rounding and what is never handed on count for little.
         one = replace(self, num_cohorts=50, granularity=0.02 * self.granularity, bits=min(self.bits + 4, 31))
         little = replace(one, local_sigma=2.0 * self.local_sigma / math.sqrt(dim))
         dropped = replace(little, max_dropped=max(self.max_dropped, 1))
@@ -324,7 +319,7 @@ class HandedOnGaussian(ModularNoise):
         return Slack(log_ratio=padded_size(context.dim) * (lattice + _MOST_ROUNDS * sums))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`: of the sum, by the shares that the adversary does not know."""
+        # of the sum, by the shares that the adversary does not know
         there = len(context.cohort) - self.max_dropped
         corrupt = context.num_corrupt
         known = {

@@ -182,7 +182,6 @@ class IMVU(OutputChannel):
 
     @property
     def values(self) -> Array:
-        """See `OutputChannel.values`."""
         return self.family.values
 
     @property
@@ -194,19 +193,16 @@ class IMVU(OutputChannel):
         return 2.0 * float(self.family.slopes[-1])
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> IMVU:
-        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
         return replace(self, noise_multiplier=1.0 / level)
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """See `Mechanism.lever`: the largest output in every coordinate."""
         return super().lever(client, context) * math.sqrt(context.dim)
 
     def longest_update(self, dim: int) -> float:
-        """See `Mechanism.longest_update`: `clip_norm`."""
         return self.clip_norm
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8 output numbers, sorted by their slopes."""
+        # symbols are uint8 output numbers, sorted by their slopes
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous()
         factors, clipped = unit_ball_factors(rows, self.clip_norm, 2)
         family, index = self.family, np.empty(rows.shape, np.uint8)
@@ -223,11 +219,6 @@ class IMVU(OutputChannel):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message has the wrong length or holds an output that is never sent.
-        """
         total = self.total(symbols, len(clients), context.dim)
         nothing = torch.zeros_like(context.center)
         return decode_total(total, context.segments, nothing, nothing + self.clip_norm)
@@ -253,7 +244,7 @@ class IMVU(OutputChannel):
         )
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: spread over all coordinates, and in one."""
+        # spread over all coordinates, and in one
         little = replace(self, noise_multiplier=max(self.noise_multiplier / math.sqrt(dim), _LEAST))
         return (
             AuditCase(little, enumerable=True),

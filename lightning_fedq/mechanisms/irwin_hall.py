@@ -67,7 +67,6 @@ class CommonSteps(ExactError):
         return 2.0 * self.sigma(context) * math.sqrt(3.0 * len(context.cohort))
 
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
-        """See `ExactError.quantizers`."""
         step, offset = self.common(context, rand)
 
         def make(client: int) -> Quantizer:
@@ -78,7 +77,7 @@ class CommonSteps(ExactError):
         return make
 
     def row_encoder(self, context: RoundContext, rand: PublicRandomness) -> RowEncoder:
-        """See `ExactError.row_encoder`. No array of steps is made where the code needs none."""
+        # no array of steps is made where the code needs none
         if self.entropy_code != "elias":
             return super().row_encoder(context, rand)
         base, (places, steps, _) = self.base_step(context), self.special(context, rand)
@@ -169,7 +168,6 @@ class IrwinHall(CommonSteps):
         return True
 
     def shortest_step(self, context: RoundContext) -> float:
-        """See `ExactError.shortest_step`."""
         return self.base_step(context)
 
     def __post_init__(self) -> None:
@@ -182,7 +180,6 @@ class IrwinHall(CommonSteps):
         return Special(np.empty(0, np.int64), np.empty(0), np.empty(0))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`."""
         bounded: dict[Adversary, Loss] = {who: NonPrivate(BOUNDED) for who in Adversary}
         losses = self.summed_claims(
             {Adversary.CLIENT: bounded[Adversary.CLIENT], Adversary.OUTSIDER: bounded[Adversary.OUTSIDER]},

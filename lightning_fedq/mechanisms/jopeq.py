@@ -121,7 +121,7 @@ class JoPEQ(Mechanism):
         return -2.0 * math.log1p(-share) if share < 0.5 else math.inf
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are int32 levels."""
+        # symbols are int32 levels
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
         lines = segment_lines(context.segments, context.center, context.radius)
         index, units, clipped = np.empty(rows.shape, np.int32), np.empty(min(_CHUNK, context.dim)), 0
@@ -143,11 +143,6 @@ class JoPEQ(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message has the wrong length or holds a level that there is not.
-        """
         check_received(symbols, len(clients), context.dim, self.levels - 1)
         dithers, middle = np.zeros(context.dim), len(clients) * (self.levels - 1) / 2
         for client in clients:
@@ -172,7 +167,7 @@ class JoPEQ(Mechanism):
         return self.step * self.levels / 2
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        # one word decides a symbol
         return (AuditCase(self, enumerable=True),)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
@@ -180,7 +175,6 @@ class JoPEQ(Mechanism):
         return context.radius**2 * (8.0 / self.epsilon**2) / len(clients)
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> JoPEQ:
-        """See `Mechanism.at_level`: the epsilon of a coordinate."""
         return replace(self, epsilon=level)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:

@@ -61,5 +61,4 @@ class PerCoordinateLaplace(CoordinateNoise):
 
     @property
     def multiplier(self) -> float:
-        """See `AdditiveNoise.multiplier`."""
         return 1.0 / self.epsilon

@@ -144,11 +144,10 @@ class LayeredGaussian(ExactError):
         return self.layering == "shifted"
 
     def shortest_step(self, context: RoundContext) -> float:
-        """See `ExactError.shortest_step`: that of the shifted layers."""
+        # that of the shifted layers
         return minimal_step(self.target, self.spread(context))
 
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
-        """See `ExactError.quantizers`."""
         sigma = self.spread(context)
 
         def make(client: int) -> Quantizer:
@@ -184,7 +183,7 @@ class LayeredGaussian(ExactError):
         return layered_law_error(size, self.grid(context) / (self.clip_norm * std), self.inputs(context))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`: Gaussian towards outsiders, nothing towards whoever holds the dither."""
+        # Gaussian towards outsiders, nothing towards whoever holds the dither
         size = len(context.cohort)
         spread = self.spread(context)
         delta = known_dither_delta(spread, spread, self.target, self.layering)

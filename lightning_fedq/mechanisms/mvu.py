@@ -220,7 +220,7 @@ class MVU(GridChannel):
 
     @property
     def channel(self) -> Channel:
-        """See `GridChannel.channel`: every grid point is a knot."""
+        # every grid point is a knot
         return self.design.channel
 
     @classmethod
@@ -229,7 +229,7 @@ class MVU(GridChannel):
         return {}
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> MVU:
-        """See `Mechanism.at_level`: the epsilon of a coordinate. Every level that is tried takes a second."""
+        # The epsilon of a coordinate. Every level that is tried takes a second.
         if level < _LEAST_LEVEL:
             raise ValueError(
                 f"the search for a design is precise from epsilon {_LEAST_LEVEL:g} on, got {level}"

@@ -73,20 +73,13 @@ class NearOptimalUtility(AdditiveNoise):
 
     @property
     def multiplier(self) -> float:
-        """See `AdditiveNoise.multiplier`."""
         return self.noise_std / (2.0 * self.clip_norm)
 
     @property
     def clipping(self) -> WholeVector:
-        """See `AdditiveNoise.clipping`."""
         return WholeVector(self.clip_norm, 2)
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> NearOptimalUtility:
-        """See `Mechanism.at_level`: there is none.
-
-        Raises:
-            ValueError: Always.
-        """
         raise ValueError(
             "NearOptimalUtility gets its noise from a leakage that is measured on clients' data, and no "
             "epsilon follows from that, so a target can't set it; take GaussianNoise, whose noise is the same"
@@ -105,7 +98,7 @@ class NearOptimalUtility(AdditiveNoise):
         return tuple(PrivacyClaim(adversary, reason, 1) for adversary in Adversary)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: the Gaussian claim, which needs a public calibration."""
+        # the Gaussian claim, which needs a public calibration
         public = replace(self, public_calibration=True)
         little = replace(public, noise_std=self.noise_std / math.sqrt(dim))
         return AuditCase(little, enumerable=True), AuditCase(

@@ -71,7 +71,7 @@ class _SecretKnown(HiddenPair):
     """A hidden bit, and something known beside it: pmfs are (0, 1) in turn for everything it may be."""
 
     def laws(self, low: float, high: float) -> Iterator[Law]:
-        """See `HiddenPair.laws`. What is known stays apart."""
+        # what is known stays apart
         parts = [np.array(law).reshape(-1, 2) for law in (self.p, self.q)]
         for num_coins, num_high in coin_splits(self.num_coins):
             noise = coin_sum_pmf(num_coins, num_high, low, high)
@@ -86,11 +86,10 @@ class _EveryoneHides(CoinSum):
     def after_dropouts(
         self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
     ) -> CoinSum:
-        """See `CoinSum.after_dropouts`. Who answers is one coin, whether its partner does or not."""
+        # who answers is one coin, whether its partner does or not
         return super().after_dropouts((1,) * sum(group_sizes), probability, failure, num_corrupt)
 
     def advice(self, steps: float, delta: float) -> str:
-        """See `Loss.advice`."""
         return super().advice(steps, delta).replace("clients that work alone", "clients")
 
 
@@ -234,15 +233,14 @@ class PairedCoins(OneBitMechanism):
         return bits, clipped
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
-        """See `Mechanism.without_noise`: the bit says on which side of the centre the value lies."""
+        # the bit says on which side of the centre the value lies
         return LDPQ(epsilon=math.inf)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`. What a pair shares shows in values at the centre."""
+        # what a pair shares shows in values at the centre
         return *super().audit_cases(dim), AuditCase(self, title="an end and the centre", to_center=True)
 
     def counted_group(self) -> PairedCoins:
-        """See `Mechanism.counted_group`."""
         return self
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:

@@ -112,7 +112,6 @@ class PrivUnitG(Mechanism):
             raise ValueError(f"directions must be a power of two from 2 to 65536, got {self.directions}")
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> PrivUnitG:
-        """See `Mechanism.at_level`: the epsilon of a message."""
         return replace(self, epsilon=level)
 
     def codebook_dim(self, dim: int) -> int:
@@ -132,7 +131,7 @@ class PrivUnitG(Mechanism):
         return 1
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. One symbol, on the CPU in float64. Longer updates count as clipped."""
+        # One symbol, on the CPU in float64. Longer updates count as clipped.
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
         choice, codebook = self.choice(context.dim), self._codebook(context.dim, rand)
         symbols = torch.empty(len(rows), 1, dtype=torch.int64)
@@ -152,11 +151,6 @@ class PrivUnitG(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message names no direction.
-        """
         count, sent = len(clients), symbols.detach().cpu()
         wrong = sent.is_floating_point() or tuple(sent.shape) != (count, 1)
         if wrong or (count and not 0 <= int(sent.min()) <= int(sent.max()) < self.directions):
@@ -197,7 +191,6 @@ class PrivUnitG(Mechanism):
         return FixedLength(self.directions.bit_length() - 1)
 
     def longest_update(self, dim: int) -> float:
-        """See `Mechanism.longest_update`: `clip_norm`."""
         return self.clip_norm
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
@@ -219,18 +212,18 @@ class PrivUnitG(Mechanism):
 
     @property
     def covers_shorter(self) -> bool:
-        """See `Mechanism.covers_shorter`: the choice of k follows from the length."""
+        # the choice of k follows from the length
         return False
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: few directions: an update can prefer the same in all rounds."""
+        # few directions: an update can prefer the same in all rounds
         few = min(self.directions, 8, max(self.codebook_dim(dim) // 2, 2))
         return (AuditCase(replace(self, directions=few), everybody=True),)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:
-        """See `Mechanism.worst_pair`: closest to the first k directions, and its opposite."""
+        # closest to the first k directions, and its opposite
         dim = context.dim
         if dim == self._size(dim):  # nothing is padded, so what is solved in the codebook is turned
             first = rotate_each_back(_ordered(self, dim, public)[None], [client], dim, public)[0]
@@ -249,11 +242,10 @@ class PrivUnitG(Mechanism):
         return 1.0 / self.mean_length(context.dim) if self._spherical else None
 
     def without_noise(self, context: RoundContext) -> PrivUnitG:
-        """See `Mechanism.without_noise`: the closest direction, always."""
+        # the closest direction, always
         return replace(self, epsilon=500.0)
 
     def advice(self, claim: PrivacyClaim) -> str:
-        """See `Mechanism.advice`."""
         return "fewer messages of a client: rounds in which it does not take part cost it nothing"
 
 
@@ -305,7 +297,6 @@ class ProjUnit(PrivUnitG):
             raise ValueError(f"subspace must be >= 2, got {self.subspace}")
 
     def codebook_dim(self, dim: int) -> int:
-        """See `PrivUnitG.codebook_dim`: the subspace's."""
         return min(self.subspace, self._size(dim))
 
     def mean_length(self, dim: int) -> float:

@@ -53,7 +53,6 @@ class QSGD(ScaledLevels):
 
     @property
     def largest_level(self) -> int:
-        """See `ScaledLevels.largest_level`: s."""
         return self.levels
 
     def lengths(self, rows: Tensor) -> Tensor:
@@ -61,7 +60,7 @@ class QSGD(ScaledLevels):
         return rows.square().sum(1).sqrt()
 
     def quantize(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, Tensor]:
-        """See `ScaledLevels.quantize`: |x_i| s / scale, up with the chance of its fraction."""
+        # |x_i| s / scale, up with the chance of its fraction
         exact = self.lengths(rows)
         scales = exact.float()
         scales = torch.where(
@@ -80,7 +79,6 @@ class QSGD(ScaledLevels):
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
-        """See `ScaledLevels.dequantize`."""
         total = torch.empty(dim, dtype=torch.float64)
         columns = by_columns(levels)
         for sums, part in zip(torch.split(total, [part.shape[1] for part in columns]), columns, strict=True):

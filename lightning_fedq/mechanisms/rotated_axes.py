@@ -83,7 +83,6 @@ class RotatedAxes(Mechanism):
             raise ValueError(f"clip_norm must be > 0 and finite, got {self.clip_norm}")
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedAxes:
-        """See `Mechanism.at_level`: the epsilon of a message."""
         return replace(self, epsilon=level)
 
     def choice(self, dim: int) -> AxisChoice:
@@ -95,11 +94,8 @@ class RotatedAxes(Mechanism):
         return 1
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. One symbol: axis j, or D + j for its opposite.
-
-        The rotation is done on the CPU in float64, so that devices agree. Updates longer than `clip_norm`
-        count as clipped.
-        """
+        # One symbol: axis j, or D + j for its opposite. The rotation is done on the CPU in float64, so that
+        # devices agree. Updates longer than `clip_norm` count as clipped.
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
         choice = self.choice(context.dim)
         symbols = torch.empty(len(rows), 1, dtype=torch.int64)
@@ -116,11 +112,6 @@ class RotatedAxes(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message names no axis.
-        """
         choice, count = self.choice(context.dim), len(clients)
         sent = symbols.detach().cpu()
         wrong = sent.is_floating_point() or tuple(sent.shape) != (count, 1)
@@ -146,7 +137,6 @@ class RotatedAxes(Mechanism):
         return FixedLength(int(2 * padded_size(context.dim)).bit_length() - 1)
 
     def longest_update(self, dim: int) -> float:
-        """See `Mechanism.longest_update`: `clip_norm`."""
         return self.clip_norm
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
@@ -169,21 +159,18 @@ class RotatedAxes(Mechanism):
 
     @property
     def covers_shorter(self) -> bool:
-        """See `Mechanism.covers_shorter`: among few axes the same epsilon composes worse."""
+        # among few axes the same epsilon composes worse
         return False
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one message is one draw, so every client is attacked at once."""
+        # one message is one draw, so every client is attacked at once
         return (AuditCase(self, everybody=True),)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:
-        """See `Mechanism.worst_pair`: opposite updates, which prefer disjoint axes.
-
-        The rotation turns the first one into a vector whose first coordinates are its largest, so that the
-        same k symbols are preferred in every round.
-        """
+        # Opposite updates, which prefer disjoint axes. The rotation turns the first one into a vector whose
+        # first coordinates are its largest, so that the same k symbols are preferred in every round.
         size = self.choice(context.dim).size
         falling = torch.arange(size, 0, -1, dtype=torch.float64)[None] / size
         first = rotate_each_back(falling, [client], context.dim, public)[0]
@@ -194,11 +181,10 @@ class RotatedAxes(Mechanism):
         return 1.0 / self.choice(context.dim).mean_length
 
     def without_noise(self, context: RoundContext) -> RotatedAxes:
-        """See `Mechanism.without_noise`: the closest axis, always."""
+        # the closest axis, always
         return replace(self, epsilon=500.0)
 
     def advice(self, claim: PrivacyClaim) -> str:
-        """See `Mechanism.advice`."""
         return "fewer messages of a client: rounds in which it does not take part cost it nothing"
 
 

@@ -197,7 +197,6 @@ class RotatedCoins(Mechanism):
         return cls(clip_norm, level, kappa, coins, wrap_chance=0.0)
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedCoins:
-        """See `Mechanism.at_level`: the epsilon of a coin."""
         return replace(self, epsilon=level, max_dropped=max(self.max_dropped, max_dropped))
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
@@ -225,7 +224,7 @@ class RotatedCoins(Mechanism):
     # ---- messages ---------------------------------------------------------------------------------------
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8, how many of a rotated coordinate's coins are one."""
+        # symbols are uint8, how many of a rotated coordinate's coins are one
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu().float().contiguous()
         count, signs = self.num_symbols(context), self._words(context, rand)
         symbols = np.empty((len(rows), count), np.uint8)
@@ -281,7 +280,7 @@ class RotatedCoins(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. Also takes the sum modulo `symbol_modulus`."""
+        # also takes the sum modulo `symbol_modulus`
         total = sum_of_rows(symbols.cpu()).numpy()
         modulus = self.symbol_modulus(context)[0]
         thrown = len(clients) * self.coins
@@ -319,7 +318,6 @@ class RotatedCoins(Mechanism):
         return 1 << bits, self.num_symbols(context)
 
     def longest_update(self, dim: int) -> float:
-        """See `Mechanism.longest_update`: `clip_norm`."""
         return self.clip_norm
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
@@ -333,14 +331,12 @@ class RotatedCoins(Mechanism):
         return torch.full_like(context.radius, one * self.clip_norm**2 / padded_size(context.dim))
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
-        """See `Mechanism.mean_error`: the coins', and what lies outside of a shared random subspace.
-
-        For updates of norm clip_norm, spread evenly. A coin's variance falls by the square of what it tells:
-        (kappa / t)^2 - 1 over all rotated coordinates, of which the padding's are cut. Of a pair's coins
-        2 (1 / t^2 - 1) + 2 E|s| - E s^2 is left, s the sum of two rotated coordinates in units of the range:
-        about Gaussian. The subspace loses |mean|^2 (1 / share - 1) before the cut, most of it within blocks
-        of as many coordinates as are sent; in the worst case, `noise_variance`, all updates agree.
-        """
+        # The coins', and what lies outside of a shared random subspace. For updates of norm clip_norm, spread
+        # evenly. A coin's variance falls by the square of what it tells: (kappa / t)^2 - 1 over all rotated
+        # coordinates, of which the padding's are cut. Of a pair's coins 2 (1 / t^2 - 1) + 2 E|s| - E s^2 is
+        # left, s the sum of two rotated coordinates in units of the range: about Gaussian. The subspace loses
+        # |mean|^2 (1 / share - 1) before the cut, most of it within blocks of as many coordinates as are
+        # sent; in the worst case, `noise_variance`, all updates agree.
         size, square = padded_size(context.dim), (self.kappa / self._bias) ** 2
         sent = self.num_symbols(context)
         lost = size / sent - 1.0
@@ -442,7 +438,7 @@ class RotatedCoins(Mechanism):
         )
 
     def counted_group(self) -> RotatedCoins:
-        """See `Mechanism.counted_group`. The range is so narrow that the clip fills all of it."""
+        # the range is so narrow that the clip fills all of it
         one = 1.0 if self.epsilon is None else self.epsilon
         return replace(self, epsilon=one, kappa=0.5, coins=1, share=1.0, paired=True, max_dropped=0)
 
@@ -461,5 +457,5 @@ class RotatedCoins(Mechanism):
         return max(self.kappa / (self._bias * math.sqrt(share)), 1.0)
 
     def without_noise(self, context: RoundContext) -> RotatedCoins:
-        """See `Mechanism.without_noise`: the coin rounds, and hides nothing else."""
+        # the coin rounds, and hides nothing else
         return replace(self, epsilon=math.inf)

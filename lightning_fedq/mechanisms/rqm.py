@@ -114,7 +114,6 @@ class RQM(GridChannel):
 
     @property
     def channel(self) -> Channel:
-        """See `GridChannel.channel`."""
         return solve_rqm(self.levels, self.keep, self.epsilon)
 
     @property
@@ -123,13 +122,12 @@ class RQM(GridChannel):
         return float(self.channel.values[-1])
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RQM:
-        """See `Mechanism.at_level`: the epsilon of a coordinate."""
         return replace(self, epsilon=level)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`: levels are evenly spaced, so the sum of their numbers says it all."""
+        # levels are evenly spaced, so the sum of their numbers says it all
         count, steps = len(clients), self.levels - 1
         check_received(symbols, count, context.dim, steps)
         slope = context.radius * (self.reach / steps)

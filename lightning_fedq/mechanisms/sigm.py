@@ -87,7 +87,7 @@ class SIGM(SubsampledMechanism):
         return self.noise_multiplier / np.sqrt(np.maximum(np.arange(len(context.cohort) + 1), 1))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are int32, 0 where a coordinate is not sent."""
+        # symbols are int32, 0 where a coordinate is not sent
         rows, counts = self._rows(update, context, rand), self.counts(context, rand)
         symbols, num_bits, clipped = torch.empty(rows.shape, dtype=torch.int32), 0, 0
         for row, client in enumerate(rand.clients):
@@ -140,7 +140,7 @@ class SIGM(SubsampledMechanism):
         return code.num_bits(torch.from_numpy(symbols)) if symbols.size else 0, sum(outside)
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        """See `Mechanism.can_send`: zeros where nothing is sent, else what some |x| <= clip_value gives."""
+        # zeros where nothing is sent, else what some |x| <= clip_value gives
         selected, quantizer = self.quantizers(context, rand)(client)
         silent = symbols.cpu().numpy()[~selected]
         shortest = shortest_inputs(symbols, quantizer)[selected]
@@ -149,7 +149,7 @@ class SIGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. Float64, not on the `grid` yet. If flattened, rounded and turned back."""
+        # Float64, not on the `grid` yet. If flattened, rounded and turned back.
         rows = symbols.cpu().reshape(len(clients), -1).contiguous().numpy()
         total, counts = np.zeros(rows.shape[1]), self.counts(context, rand)
         empty = counts == 0
@@ -182,7 +182,6 @@ class SIGM(SubsampledMechanism):
         return Elias()
 
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
-        """See `Mechanism.message_code`."""
         selected, (dither, step, _) = self.quantizers(context, rand)(client)
         return self._code(selected, dither[selected], step[selected], context)
 
@@ -196,6 +195,6 @@ class SIGM(SubsampledMechanism):
         return Subset(selected, ConditionalRange(dither, step, segments))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`. A client knows at most half of the noise where another one takes part."""
+        # a client knows at most half of the noise where another one takes part
         noise = "a coordinate's noise, of which a curious client knows its own part, one half at most"
         return self._subsampled_claims(GaussianLoss(self.noise_multiplier * math.sqrt(0.5), noise), context)

@@ -55,7 +55,7 @@ class SignRR(OneBitMechanism):
         return self.aggregation == "majority"
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8 bits. Sizes beyond the radius count as clipped."""
+        # Symbols are uint8 bits. Sizes beyond the radius count as clipped.
         if update.device.type == "cpu":
             rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
             lines = segment_lines(context.segments, context.center, context.radius)
@@ -76,11 +76,6 @@ class SignRR(OneBitMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message has the wrong length or holds anything but bits.
-        """
         check_received(symbols, len(clients), context.dim, 1)
         if self.aggregation == "mean":
             return super().decode(symbols, clients, context, rand)

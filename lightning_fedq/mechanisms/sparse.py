@@ -49,22 +49,18 @@ class PlacesFirst(Code):
     places: FixedLength
 
     def pack(self, symbols: Tensor) -> bytes:
-        """See `Code.pack`."""
         half = len(symbols) // 2
         return self.places.pack(symbols[:half]) + _FLOATS.pack(symbols[half:])
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
-        """See `Code.unpack`."""
         cut = self.places.max_bytes(count // 2)
         parts = self.places.unpack(stream[:cut], count // 2), _FLOATS.unpack(stream[cut:], count // 2)
         return torch.cat([part.long() for part in parts])
 
     def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`."""
         return symbols.numel() // 2 * (self.places.bits_per_symbol + 32)
 
     def max_bytes(self, count: int) -> int:
-        """See `Code.max_bytes`."""
         return self.places.max_bytes(count // 2) + _FLOATS.max_bytes(count // 2)
 
 
@@ -81,7 +77,6 @@ class _Sparse(Mechanism):
             raise ValueError(f"share must be in (0, 1], got {self.share}")
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """See `Mechanism.lever`: a value is any float."""
         return math.inf
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -108,7 +103,7 @@ class TopK(_Sparse):
     unbiased = False
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are places in order, then float32 bit patterns."""
+        # symbols are places in order, then float32 bit patterns
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu()
         places = (
             rows.abs().topk(num_kept(self.share, context.dim), dim=1, sorted=False).indices.sort(1).values
@@ -120,11 +115,6 @@ class TopK(_Sparse):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message has the wrong length, or a place that is not there.
-        """
         half = num_kept(self.share, context.dim)
         if tuple(symbols.shape) != (len(clients), 2 * half):
             expected = (len(clients), 2 * half)
@@ -147,7 +137,7 @@ class TopK(_Sparse):
         return PlacesFirst(FixedLength(max((context.dim - 1).bit_length(), 1)))
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        """See `Mechanism.can_send`: places in order, finite values."""
+        # places in order, finite values
         places, patterns = symbols.cpu().long().chunk(2)
         rising = bool((places.diff() > 0).all()) and int(places[0]) >= 0 and int(places[-1]) < context.dim
         return rising and bool(patterns.int().view(torch.float32).isfinite().all())
@@ -179,7 +169,7 @@ class RandomK(_Sparse):
         return torch.from_numpy(np.sort(chosen[: num_kept(self.share, context.dim)]))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are float32 bit patterns. Nothing is clipped."""
+        # Symbols are float32 bit patterns. Nothing is clipped.
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu()
         symbols = rows[:, self._places(context, rand)].contiguous().view(torch.int32)
         shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
@@ -188,7 +178,7 @@ class RandomK(_Sparse):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`: the values, scaled by one over the share."""
+        # the values, scaled by one over the share
         patterns = symbols.cpu().int().reshape(len(clients), self.num_symbols(context))
         total = torch.zeros(context.dim, dtype=torch.float64)
         sums = patterns.view(torch.float32).double().sum(0) * (context.dim / patterns.shape[1])

@@ -75,15 +75,14 @@ class StratifiedCorBin(OneBitMechanism):
         return grouped_claims(self.coin, context)
 
     def counted_group(self) -> StratifiedCorBin:
-        """See `Mechanism.counted_group`. Four at most."""
         return replace(self, group_size=min(self.group_size, 4))
 
     def advice(self, claim: PrivacyClaim) -> str:
-        """See `Mechanism.advice`: what a group shares counts as shown."""
+        # what a group shares counts as shown
         return "clients that share nothing (LDPQ)"
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`. In pairs the stated variance is exact: a wrong stratum shows."""
+        # in pairs the stated variance is exact: a wrong stratum shows
         small = replace(self, group_size=min(self.group_size, 4))
         pairs = replace(self, group_size=2)
         return AuditCase(small, enumerable=True), AuditCase(pairs, title="pairs")

@@ -63,7 +63,7 @@ class SubtractiveDither(Mechanism):
         return rand.shared_with_server(client, "dither")
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are int32 in [-(2^(bits - 1) - 1), 2^(bits - 1) - 1]."""
+        # symbols are int32 in [-(2^(bits - 1) - 1), 2^(bits - 1) - 1]
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
         rows = (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
         lines = segment_lines(context.segments, context.center, 1.0 / context.radius)
@@ -83,7 +83,6 @@ class SubtractiveDither(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`."""
         missing = -sum_of_rows(symbols.cpu()).numpy()
         for client in clients:
             stream = self._dither(client, rand)
@@ -102,7 +101,7 @@ class SubtractiveDither(Mechanism):
         return -self._levels, self._levels
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """See `Mechanism.lever`: half a step beyond the range."""
+        # half a step beyond the range
         return 1.0 + 0.5 / self._levels
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:

@@ -173,7 +173,6 @@ class RoundEngine(RoundServer):
         return rows * self.client_weights[list(clients)].to(self.weights)[:, None]
 
     def finish(self) -> RoundRecord:
-        """See `RoundServer.finish`."""
         self._open_plan()
         if self.tampering is not None and not self._aborted:
             clients, updates = self.tampering.release()

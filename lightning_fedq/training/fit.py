@@ -423,7 +423,6 @@ class FederatedFit:
             say_cost_of_statistics(names, sum(sizes[name] for name in names), sum(vector.segments))
 
     def _check_isolation(self) -> None:
-        """See `check_isolation`, of the arguments of `Federated`."""
         local, population = self._federation.local, self.population
         wanted = local.check_isolation
         if wanted is None:

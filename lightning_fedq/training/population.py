@@ -299,7 +299,7 @@ class SimulatedClients(Population):
         """Nothing: a simulation follows every schedule."""
 
     def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
-        """See `Population.rehearse`. Not where a rule draws the batches, or streams can't be read twice."""
+        # not where a rule draws the batches, or streams can't be read twice
         buffers, held = self._federation.local.buffers, self.holdings
         module, names = trainer.lightning_module, dict[str, None]()
         found = Rehearsed.by_layers(module)
@@ -318,7 +318,6 @@ class SimulatedClients(Population):
         return (Rehearsed() if buffers == "frozen" else found), names
 
     def _check_smallest(self, trainer: pl.Trainer, clock: Clock, clients: Sequence[Stack]) -> None:
-        """See `check_smallest`."""
         held, mode = self.holdings, self._federation.local.buffers
         if clients:
             check_smallest(

@@ -133,11 +133,6 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
             self.group = _joined(self)
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """See `SingleDeviceStrategy.setup`.
-
-        Raises:
-            ValueError: If several ranks are to train without a federation.
-        """
         if self.num_ranks > 1 and trainer.state.fn == "fit" and not self.has_federation:
             raise ValueError(
                 f'strategy="{NAME}" spreads the clients of a Federated callback over its ranks, and the '
@@ -357,12 +352,7 @@ class RankEngine(RoundEngine):
         return self.mechanism.homomorphic and self.plain_sum and self.secure_sums is None
 
     def start(self) -> RoundPlan:
-        """See `RoundEngine.start`. Rank 0, which alone reads the journal, says which attempt it is.
-
-        Raises:
-            RuntimeError: If the ranks have different models, ranges, or stacks of clients.
-            ValueError: If a callback changes or replaces updates, which takes all clients in one process.
-        """
+        # rank 0, which alone reads the journal, says which attempt it is
         if self.transform is not None or self.tampering is not None:
             raise ValueError(
                 "a callback that changes updates, or clients that lie, need all clients in one process; "
@@ -421,7 +411,7 @@ class RankEngine(RoundEngine):
         return super().finish()
 
     def abandon(self) -> None:
-        """See `RoundEngine.abandon`. The others are told."""
+        # the others are told
         if self.plan is not None and self._strategy.on_its_own and not self._strategy.fails:
             self._meet(None)
         super().abandon()

@@ -86,7 +86,7 @@ class Trial:
         return client
 
     def state_outside(self) -> list[tuple[str, Any]]:
-        """See `ClientFit.state_outside`."""
+        """State that the training keeps outside of its module, by name."""
         return self._fit.state_outside()
 
     def end_round(self) -> None:

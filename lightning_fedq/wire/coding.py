@@ -20,7 +20,11 @@ class Code(ABC):
 
     @abstractmethod
     def pack(self, symbols: Tensor) -> bytes:
-        """Return the bitstream of one message `(m,)`, padded with zeros to whole bytes."""
+        """Return the bitstream of one message `(m,)`, padded with zeros to whole bytes.
+
+        Raises:
+            ValueError: If a symbol does not fit.
+        """
 
     @abstractmethod
     def unpack(self, stream: bytes, count: int) -> Tensor:
@@ -67,11 +71,6 @@ class FixedLength(Code):
             raise ValueError(f"bits_per_symbol must be in [1, 32], got {self.bits_per_symbol}")
 
     def pack(self, symbols: Tensor) -> bytes:
-        """See `Code.pack`.
-
-        Raises:
-            ValueError: If a symbol does not fit.
-        """
         values = symbols.detach().cpu().numpy().astype(np.int64)
         low = -(1 << self.bits_per_symbol - 1) if self.signed else 0
         high = low + (1 << self.bits_per_symbol)
@@ -86,7 +85,6 @@ class FixedLength(Code):
         return np.packbits(np.unpackbits(raw, axis=1)[:, 64 - self.bits_per_symbol :]).tobytes()
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
-        """See `Code.unpack`."""
         width = self.bits_per_symbol
         if len(stream) != (count * width + 7) // 8:
             raise UndecodableError(
@@ -102,11 +100,9 @@ class FixedLength(Code):
         return torch.from_numpy(np.packbits(full).view(">i8").astype(np.int64))
 
     def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`."""
         return symbols.numel() * self.bits_per_symbol
 
     def max_bytes(self, count: int) -> int:
-        """See `Code.max_bytes`."""
         return (count * self.bits_per_symbol + 7) // 8
 
 
@@ -132,21 +128,13 @@ class FromSmallest(Code):
         return FixedLength(self.bits_per_symbol)
 
     def pack(self, symbols: Tensor) -> bytes:
-        """See `Code.pack`.
-
-        Raises:
-            ValueError: If a symbol does not fit.
-        """
         return self._inner.pack(symbols.cpu().long() - torch.from_numpy(self.smallest))
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
-        """See `Code.unpack`."""
         return self._inner.unpack(stream, count).long() + torch.from_numpy(self.smallest)
 
     def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`."""
         return self._inner.num_bits(symbols)
 
     def max_bytes(self, count: int) -> int:
-        """See `Code.max_bytes`."""
         return self._inner.max_bytes(count)

@@ -139,13 +139,11 @@ class Elias(Code):
     delta: bool = False
 
     def pack(self, symbols: Tensor) -> bytes:
-        """See `Code.pack`."""
         bits = np.zeros(self.num_bits(symbols), np.uint8)
         _elias_write(to_positive(as_array(symbols)), self.delta, bits)
         return np.packbits(bits).tobytes()
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
-        """See `Code.unpack`."""
         self.check_length(stream, count)
         bits, mapped = np.unpackbits(np.frombuffer(stream, np.uint8)), np.empty(count, np.int64)
         used = _elias_read(bits, self.delta, mapped)
@@ -157,18 +155,12 @@ class Elias(Code):
         return torch.from_numpy(from_positive(mapped))
 
     def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`.
-
-        Raises:
-            ValueError: If a symbol does not fit 62 bits.
-        """
         length = int(_elias_length(as_array(symbols).reshape(-1), self.delta))
         if length < 0:
             raise ValueError(f"symbols must lie within +-(2^62 - 1), got [{symbols.min()}, {symbols.max()}]")
         return length
 
     def max_bytes(self, count: int) -> int:
-        """See `Code.max_bytes`."""
         return (count * (_LONGEST_DELTA if self.delta else _LONGEST_GAMMA) + 7) // 8
 
 
@@ -190,11 +182,9 @@ class Subset(Code):
         return symbols[torch.from_numpy(self.selected).to(symbols.device)].long() - self.smallest
 
     def pack(self, symbols: Tensor) -> bytes:
-        """See `Code.pack`."""
         return self.inner.pack(self._sent(symbols)) if self.selected.any() else b""
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
-        """See `Code.unpack`."""
         if count != len(self.selected):
             raise ValueError(f"this code is for messages of {len(self.selected)} symbols, asked for {count}")
         symbols = torch.zeros(count, dtype=torch.int64)
@@ -209,11 +199,9 @@ class Subset(Code):
         return symbols
 
     def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`."""
         if not self.selected.any():
             return 0
         return sum(self.inner.num_bits(self._sent(row)) for row in symbols.reshape(-1, len(self.selected)))
 
     def max_bytes(self, count: int) -> int | None:
-        """See `Code.max_bytes`."""
         return self.inner.max_bytes(int(self.selected.sum())) if self.selected.any() else 0

@@ -193,7 +193,6 @@ class ConditionalRange(Code):
             yield part, *model, total
 
     def pack(self, symbols: Tensor) -> bytes:
-        """See `Code.pack`."""
         body = self._body(symbols)
         return body + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little")
 
@@ -214,7 +213,6 @@ class ConditionalRange(Code):
         return header + np.packbits(np.concatenate(low_bits)).tobytes() + bytes(words)
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
-        """See `Code.unpack`."""
         if count != len(self.step):
             raise ValueError(f"this code is for messages of {len(self.step)} symbols, asked for {count}")
         self.check_length(stream, count)
@@ -256,10 +254,10 @@ class ConditionalRange(Code):
         return torch.from_numpy(symbols)
 
     def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`. The stream is made, not estimated."""
+        # the stream is made, not estimated
         return sum(8 * len(self.pack(row)) for row in symbols.reshape(-1, len(self.step)))
 
     def max_bytes(self, count: int) -> int:
-        """See `Code.max_bytes`. The range coder spends 24 bits on a symbol's high part at most."""
+        # the range coder spends 24 bits on a symbol's high part at most
         header = 1 + 2 * len(self.segments) + _CHECKSUM_BYTES
         return header + (_WIDEST_SYMBOL * count + 7) // 8 + 3 * count + 12

@@ -21,7 +21,6 @@ class DigitsDataModule(TensorDataModule):
         super().__init__(batch_size, pooled=True, num_train=num_train, num_val=None, seed=seed)
 
     def load(self) -> tuple[Tensor, Tensor, int]:
-        """See `TensorDataModule.load`."""
         from sklearn.datasets import load_digits  # a second to import, with all that it brings
 
         digits = load_digits()

@@ -71,7 +71,6 @@ class MNISTDataModule(TensorDataModule):
         self.root, self.download = data_root(root), download
 
     def load(self) -> tuple[Tensor, Tensor, int]:
-        """See `TensorDataModule.load`."""
         datasets = _torchvision_datasets()
         try:
             parts = [
@@ -122,7 +121,6 @@ class CIFAR10DataModule(TensorDataModule):
         self.root, self.download, self.image_folder = data_root(root), download, image_folder
 
     def load(self) -> tuple[Tensor, Tensor, int]:
-        """See `TensorDataModule.load`."""
         found = self.image_folder
         if found is None:
             found = not (self.root / "cifar-10-batches-py").is_dir() and (

@@ -31,7 +31,6 @@ class _Early(RoundPlanner):
 
     @property
     def separation(self) -> int:
-        """See `RoundPlanner.separation`. Not true."""
         return 1 << 20
 
 

@@ -43,7 +43,6 @@ class _ChosenWords(Stream):
         self._chosen, self._seen, self._middle = chosen, seen, np.uint64(1 << 31)
 
     def fill(self, out: NDArray[Any]) -> None:
-        """See `Stream.fill`."""
         bits = 8 * out.itemsize
         self._seen[0] = min(bits, _UNIFORM_BITS)
         shift = np.uint64(bits - self._seen[0])
@@ -61,11 +60,9 @@ class _ChosenRandomness(ClientRandomness):
         self._chosen, self._dither, self._seen = chosen, dither, seen
 
     def private(self, client: int, purpose: str) -> Stream:
-        """See `ClientRandomness.private`."""
         return _ChosenWords(self._chosen, self._seen)
 
     def shared_with_server(self, client: int, purpose: str) -> Stream:
-        """See `PublicRandomness.shared_with_server`."""
         return _ChosenWords(np.full(1, self._dither, np.uint64), [0])
 
 

@@ -53,7 +53,6 @@ class _Chosen(Stream):
         self._words = words
 
     def fill(self, out: NDArray[Any]) -> None:
-        """See `Stream.fill`."""
         if out.dtype == np.uint8 and 8 * len(out) == len(self._words):
             out[:] = np.packbits((self._words >> np.uint64(31)).astype(np.uint8))
         elif len(out) == len(self._words) and out.itemsize <= 4:
@@ -72,11 +71,9 @@ class _ChosenRandomness(ClientRandomness):
         self._shared, self._words = shared, private
 
     def peer(self, group: tuple[int, ...], purpose: str) -> Stream:
-        """See `ClientRandomness.peer`."""
         return _Chosen(self._shared)
 
     def private(self, client: int, purpose: str) -> Stream:
-        """See `ClientRandomness.private`."""
         return _Chosen(self._words)
 
 

@@ -48,27 +48,21 @@ class HeldKeys(Keys):
         return self._held if known else self._fresh
 
     def public(self) -> bytes:
-        """See `Keys.public`."""
         return self._held.public()
 
     def members(self) -> bytes:
-        """See `Keys.members`."""
         return self._of(self._member).members()
 
     def client(self, client: int) -> bytes:
-        """See `Keys.client`."""
         return self._of(self._server or client in self._insiders).client(client)
 
     def server(self) -> bytes:
-        """See `Keys.server`."""
         return self._of(self._server).server()
 
     def peer(self, group: tuple[int, ...]) -> bytes:
-        """See `Keys.peer`."""
         return self._of(not self._insiders.isdisjoint(group)).peer(group)
 
     def private(self, client: int) -> bytes:
-        """See `Keys.private`."""
         return self._of(client in self._insiders).private(client)
 
 
@@ -91,11 +85,10 @@ class FixedPlanner(RoundPlanner):
 
     @property
     def separation(self) -> int:
-        """See `RoundPlanner.separation`. Early clients are the engine's business."""
+        # early clients are the engine's business
         return _FAR_APART if self.turns > 1 else 1
 
     def cohort(self, round: int, attempt: int = 0) -> list[int]:
-        """See `RoundPlanner.cohort`."""
         size = self.cohort_size
         first = round % self.turns * size
         return list(range(first, first + size))
@@ -106,7 +99,6 @@ class FixedPlanner(RoundPlanner):
         return {}
 
     def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
-        """See `RoundPlanner.plan`. Always of the same mechanism."""
         cohort = self.cohort(round)
         if (groups := self._groups.get(cohort[0])) is None:
             ends = [*itertools.accumulate(mechanism.group_sizes(len(cohort)))]
@@ -134,6 +126,5 @@ class Wire(Tampering):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> Message:
-        """See `rounds.Tampering.send`."""
         self.symbols, self.context = message.symbols.clone(), context
         return message

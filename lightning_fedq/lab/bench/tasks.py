@@ -181,11 +181,9 @@ class MeanEstimation(Task):
 
     @property
     def dim(self) -> int:
-        """See `Task.dim`."""
         return self.size
 
     def run(self, option: Option, target: PrivacyTarget, tuning: Tuning, seed: int) -> Result:
-        """See `Task.run`."""
         from lightning_fedq.keys.randomness import SeededKeys
         from lightning_fedq.mechanisms.interface.ranges import FixedRange
         from lightning_fedq.rounds import RoundEngine, RoundPlanner
@@ -257,12 +255,10 @@ class Training(Task):
 
     @property
     def rates(self) -> tuple[float | None, ...]:
-        """See `Task.rates`."""
         return (0.1, 0.25, 0.5, 1.0)
 
     @property
     def dim(self) -> int:
-        """See `Task.dim`."""
         return sum(p.numel() for p in self._network().parameters())
 
     def _network(self) -> torch.nn.Module:
@@ -285,7 +281,6 @@ class Training(Task):
         )
 
     def run(self, option: Option, target: PrivacyTarget, tuning: Tuning, seed: int) -> Result:
-        """See `Task.run`."""
         from lightning_fedq._lightning import pl
         from lightning_fedq.algorithms import FedAvgM
         from lightning_fedq.callbacks import Federated

@@ -120,7 +120,7 @@ class LeakageMonitor(pl.Callback):
                 log_figure(pl_module, f"leak/{name}", float(value))
 
     def lets_out(self, trainer: pl.Trainer) -> str:
-        """See `leaves.LetsOut`."""
+        """Notice of what logged measurements are made from."""
         return "How well an attack on the clients' own data does, which only a simulation knows: `leak/*`."
 
     def _measure(

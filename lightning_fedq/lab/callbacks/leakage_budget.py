@@ -148,7 +148,8 @@ class LeakageBudget(pl.Callback):
     # ---- the batch rule -----------------------------------------------------------------------------
 
     def begin(self, work: LocalWork) -> None:
-        """See `BatchRule.begin`. What a checkpoint has measured stays measured."""
+        """Set the noise of a training's clients from their own data."""
+        # what a checkpoint has measured stays measured
         small = [client for client, held in enumerate(work.held) if len(held) < _LEAST_SAMPLES]
         if small:
             raise ValueError(
@@ -162,11 +163,11 @@ class LeakageBudget(pl.Callback):
         self._loaded = False
 
     def keys(self, client: int, steps: int) -> tuple[bytes, ...]:
-        """See `BatchRule.keys`: no secrets."""
+        """No secrets: draws follow from the seed."""
         return ()
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        """See `BatchRule.draw`: decide for the round, then flip a coin for every sample and step."""
+        """Decide for the round, then flip a coin for every sample and step."""
         plan = self._federated.planner.plan(round, self._mechanism)
         start = time.perf_counter()
         if round != self._round:
@@ -299,7 +300,7 @@ class LeakageBudget(pl.Callback):
                 log_figure(pl_module, f"leak/{name}", float(value))
 
     def lets_out(self, trainer: pl.Trainer) -> str:
-        """See `leaves.LetsOut`."""
+        """Notice of what measurements and checkpoints are made from."""
         return "What is measured on the clients' own data to set their noise: `leak/*`, and in checkpoints."
 
     def state_dict(self) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class Canaries(pl.Callback, Tampering):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> Message:
-        """See `rounds.Tampering.send`. The message is looked at and stays as it is."""
+        # the message is looked at and stays as it is
         symbols = message.symbols.numpy()
         for row, client in enumerate(clients):
             if self.clients and client < len(self.coins):

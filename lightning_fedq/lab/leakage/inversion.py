@@ -162,7 +162,6 @@ class Analytic(Attack):
     """
 
     def check(self, problem: Problem) -> None:
-        """See `Attack.check`."""
         parts = split_like(problem.model, problem.gradient)
         features = problem.candidates[0].numel()
         if len(parts) < 2 or parts[0].dim() != 2 or parts[0].shape[1] != features or parts[1].dim() != 1:
@@ -178,7 +177,6 @@ class Analytic(Attack):
             )
 
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """See `Attack.invert`. No random numbers."""
         weight, bias = (part.double() for part in split_like(problem.model, problem.gradient)[:2])
         if problem.shape[0] == 1:
             found = (bias @ weight / bias.square().sum().clamp(min=1e-300))[None]
@@ -204,7 +202,6 @@ class Matching(Attack):
     passes: int = 3
 
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """See `Attack.invert`. No random numbers."""
         gradients, observed = problem.candidate_gradients, problem.gradient.to(problem.candidate_gradients)
         if problem.shares is not None:
             return problem.candidates[_match_shares(problem, problem.shares.to(gradients), self.passes)]
@@ -281,7 +278,7 @@ class _Search(Attack):
             raise ValueError(f"iterations must be >= 1, got {self.iterations}")
 
     def check(self, problem: Problem) -> None:
-        """See `Attack.check`. Says what one attempt costs."""
+        # says what one attempt costs
         batch, dim = problem.shape[0], sum(p.numel() for p in trainable(problem.model))
         dummy = problem.candidates[:1].expand(problem.shape).clone()
         labels = problem.candidate_labels[:1].expand(batch)
@@ -347,7 +344,6 @@ class DLG(_Search):
     num_classes: int = 10
 
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """See `Attack.invert`."""
         inputs = self._start(problem, generator)
         logits = torch.randn(problem.shape[0], self.num_classes, generator=generator).to(inputs)
         logits.requires_grad_()
@@ -367,7 +363,6 @@ class iDLG(_Search):
     iterations: int = 100
 
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """See `Attack.invert`."""
         inputs = self._start(problem, generator)
         with torch.enable_grad():
             _lbfgs([inputs], _Objective(problem, inputs, _labels(problem), soft=False), self.iterations)
@@ -391,7 +386,6 @@ class InvertingGradients(_Search):
     smoothness: float = 1e-3
 
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """See `Attack.invert`."""
         inputs, labels = self._start(problem, generator), _labels(problem)
         target = problem.observed()
         length = torch.stack([part.square().sum() for part in target]).sum().sqrt().clamp(min=1e-30)

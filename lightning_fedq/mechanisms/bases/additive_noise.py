@@ -73,7 +73,7 @@ class Clipping(Protocol):
         """Number of compositions of the noise's loss in one round."""
 
     def longest_update(self, dim: int) -> float | None:
-        """See `Mechanism.longest_update`."""
+        """Largest l2 norm of a clipped update of `dim` coordinates, None if there is no bound."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,6 @@ class AdditiveNoise(Mechanism):
         """The clipping rule."""
 
     def longest_update(self, dim: int) -> float | None:
-        """See `Mechanism.longest_update`: the clipping rule's."""
         return self.clipping.longest_update(dim)
 
     @property
@@ -161,7 +160,7 @@ class AdditiveNoise(Mechanism):
         return GridNoise(self.law, 2.0 * self.multiplier)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are int16 or int32."""
+        # symbols are int16 or int32
         rows = update.detach().reshape(len(rand.clients), context.dim)
         rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
         factors, clipped = self.clipping.factors(rows, context)
@@ -193,7 +192,6 @@ class AdditiveNoise(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`."""
         steps = self.clipping.units(context) * self.noise.step
         return decode_sum(symbols, context.segments, len(clients) * context.center.double(), steps)
 
@@ -202,13 +200,13 @@ class AdditiveNoise(Mechanism):
         return FixedLength(self.noise.bits, signed=True)
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """See `Mechanism.lever`: the smallest integer of the code, in every coordinate of a whole vector."""
+        # the smallest integer of the code, in every coordinate of a whole vector
         reach = 2.0 ** (self.noise.bits - 1) * self.noise.step
         rule = self.clipping
         return reach * context.dim ** (1.0 / rule.order) if isinstance(rule, WholeVector) else reach
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        # one word decides a symbol
         return (AuditCase(self, enumerable=True),)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
@@ -279,23 +277,20 @@ class VectorNoise(AdditiveNoise):
 
     @property
     def multiplier(self) -> float:
-        """See `AdditiveNoise.multiplier`."""
         return resolve_multiplier(self.noise_multiplier, self.epsilon, self.delta, self.rounds, self.law)
 
     def _with_multiplier(self, multiplier: float) -> VectorNoise:
         return replace(self, noise_multiplier=multiplier, epsilon=None, delta=None, rounds=None)
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> VectorNoise:
-        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
         return self._with_multiplier(1.0 / level)
 
     @property
     def clipping(self) -> WholeVector:
-        """See `AdditiveNoise.clipping`."""
         return WholeVector(self.clip_norm, 2 if self.law == "gaussian" else 1)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: the claim is about a whole vector, and Gaussian sums have one, too."""
+        # the claim is about a whole vector, and Gaussian sums have one, too
         gaussian = self.law == "gaussian"
         little = self._with_multiplier(self.multiplier / (math.sqrt(dim) if gaussian else dim))
         cases = (
@@ -320,10 +315,9 @@ class CoordinateNoise(AdditiveNoise):
         super().__post_init__()
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> CoordinateNoise:
-        """See `Mechanism.at_level`: the epsilon of a coordinate, at its own delta if it has one."""
+        # the epsilon of a coordinate, at its own delta if it has one
         return replace(self, epsilon=level)
 
     @property
     def clipping(self) -> PerCoordinate:
-        """See `AdditiveNoise.clipping`."""
         return PerCoordinate()

@@ -67,7 +67,6 @@ class CoveredCoins(RenyiLoss):
 
     @property
     def method(self) -> str:
-        """See `Loss.method`."""
         return "a Gaussian above the sums of coins, or Renyi differential privacy; every round counted"
 
     def epsilon(self, delta: float, count: int) -> float:
@@ -79,7 +78,7 @@ class CoveredCoins(RenyiLoss):
         return by_renyi if mu == math.inf else min(by_renyi, gaussian_epsilon(mu, delta - mass))
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`. A bound."""
+        # a bound
         found = super().curve(epsilons)
         for most in _MASSES:
             mu, mass = self._cover(most, 1)

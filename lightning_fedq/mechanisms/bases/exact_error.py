@@ -168,7 +168,6 @@ class ExactError(Mechanism):
         return resolve_multiplier(self.noise_multiplier, *budget, "gaussian", kept=0.01)  # floats: see claims
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> ExactError:
-        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
         return replace(self, noise_multiplier=1.0 / level, epsilon=None, delta=None, rounds=None)
 
     def sigma(self, context: RoundContext) -> float:
@@ -200,7 +199,7 @@ class ExactError(Mechanism):
         return encode_row
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are int32 or int64. Computed on the CPU."""
+        # Symbols are int32 or int64. Computed on the CPU.
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
         rows = rows if rows.dtype == torch.float64 else rows.float()
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
@@ -228,13 +227,13 @@ class ExactError(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. Float64, not on the `grid` yet."""
+        # float64, not on the `grid` yet
         total = np.zeros(context.dim)
         self._add_decoded(symbols.detach().cpu(), clients, context, rand, total)
         return torch.from_numpy(total * self.clip_norm).to(symbols.device)
 
     def grid(self, context: RoundContext) -> float:
-        """See `Mechanism.grid`: 2^-6 to 2^-5 of the std of the sum's noise."""
+        # 2^-6 to 2^-5 of the std of the sum's noise
         return release_grid(self.clip_norm * self.sigma(context) * len(context.cohort), GRID_BITS)
 
     def inputs(self, context: RoundContext) -> Inputs:
@@ -256,7 +255,7 @@ class ExactError(Mechanism):
             add_dequantized_row(rows[row].contiguous().numpy(), *quantizer_of(client), total)
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        """See `Mechanism.can_send`: an update that gives them exists within `clip_norm`."""
+        # an update that gives them exists within `clip_norm`
         shortest = shortest_inputs(symbols, self.quantizers(context, rand)(client))
         return float(shortest @ shortest) <= 1.0 + 2.0 * INEXACT
 
@@ -265,7 +264,6 @@ class ExactError(Mechanism):
         return Elias()
 
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
-        """See `Mechanism.message_code`."""
         return self._code(self.quantizers(context, rand)(client), context)
 
     def _code(self, quantizer: Quantizer, context: RoundContext) -> Code:
@@ -276,7 +274,6 @@ class ExactError(Mechanism):
         return ConditionalRange(quantizer.dither, quantizer.step, context.segments)
 
     def longest_update(self, dim: int) -> float:
-        """See `Mechanism.longest_update`: `clip_norm`."""
         return self.clip_norm
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
@@ -285,7 +282,7 @@ class ExactError(Mechanism):
         return torch.full_like(context.radius, std * std * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0))
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`, and once with a client that drops out. Codes only cost time."""
+        # And once with a client that drops out. Codes only cost time.
         plain = replace(
             self,
             noise_multiplier=self.multiplier,

@@ -151,11 +151,10 @@ class GridChannel(OutputChannel):
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """See `OutputChannel.values`: in radii."""
         return self.channel.values
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8 output numbers."""
+        # symbols are uint8 output numbers
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
         lines, channel = segment_lines(context.segments, context.center, context.radius), self.channel
         index, units, clipped = np.empty(rows.shape, np.uint8), np.empty(min(CHUNK, context.dim)), 0
@@ -172,16 +171,11 @@ class GridChannel(OutputChannel):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message has the wrong length or holds an output that is never sent.
-        """
         total = self.total(symbols, len(clients), context.dim)
         return decode_total(total, context.segments, len(clients) * context.center, context.radius)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        # one word decides a symbol
         return (AuditCase(self, enumerable=True),)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:

@@ -80,11 +80,8 @@ class ModularNoise(Mechanism):
         return {cls.__name__: cls(1.0, 0.05, 0.01)}
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> ModularNoise:
-        """See `Mechanism.at_level`: one over a client's noise. The finest grid that the modulus has room for.
-
-        Sums stay within four standard deviations of half the modulus if all updates are alike, after
-        rotation.
-        """
+        # One over a client's noise. The finest grid that the modulus has room for. Sums stay within four
+        # standard deviations of half the modulus if all updates are alike, after rotation.
         sigma, n, size = 1.0 / level, len(context.cohort), padded_size(context.dim)
         room = 2.0 ** (2 * self.bits) / 64.0 - n / 4.0  # of squares of steps
         if room <= 0.0:
@@ -108,7 +105,7 @@ class ModularNoise(Mechanism):
         return rand.public("hadamard signs").words((size + 31) // 32).view(np.uint8)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are int32 in [0, 2^bits), padded_size(dim) of them a client."""
+        # symbols are int32 in [0, 2^bits), padded_size(dim) of them a client
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
         rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
@@ -139,7 +136,7 @@ class ModularNoise(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`. Also takes the sum modulo 2^bits."""
+        # also takes the sum modulo 2^bits
         total, signs = sum_of_rows(symbols.cpu()).numpy(), self._signs(context, rand)
         half, root, scale = 1 << (self.bits - 1), math.sqrt(len(total)), self.granularity * self.clip_norm
         for part in np.split(total, range(CHUNK, len(total), CHUNK)):
@@ -165,11 +162,10 @@ class ModularNoise(Mechanism):
         return 1 << self.bits, padded_size(context.dim)
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """See `Mechanism.lever`: half of the modulus in every coordinate, behind masks or not."""
+        # half of the modulus in every coordinate, behind masks or not
         return self.granularity * 2.0 ** (self.bits - 1) * math.sqrt(padded_size(context.dim))
 
     def longest_update(self, dim: int) -> float:
-        """See `Mechanism.longest_update`: `clip_norm`."""
         return self.clip_norm
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
@@ -178,11 +174,9 @@ class ModularNoise(Mechanism):
         return torch.full_like(context.radius, one / len(clients))
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`, and once with a client that drops out and is allowed for.
-
-        Twice the noise, as bounds of integer orders say nothing about larger losses; and a fifth of the grid,
-        on which rounding lengthens an update by next to nothing, so that a little less noise shows.
-        """
+        # And once with a client that drops out and is allowed for. Twice the noise, as bounds of integer
+        # orders say nothing about larger losses; and a fifth of the grid, on which rounding lengthens an
+        # update by next to nothing, so that a little less noise shows.
         little = replace(
             self,
             local_sigma=2.0 * self.local_sigma / math.sqrt(dim),
@@ -220,7 +214,7 @@ class ModularNoise(Mechanism):
         return self._sum_loss(norm, min(math.sqrt(size) * norm, norm**2), size, summands, note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`: the client's own noise alone, or that of all who answered."""
+        # the client's own noise alone, or that of all who answered
         hidden = max(len(context.cohort) - self.max_dropped, 1)  # the victim's own noise is always there
         alone = self._loss(1, context, "the client's own noise")
         summed = self._loss(hidden, context, "the noise of all clients counted")

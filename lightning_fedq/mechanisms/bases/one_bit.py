@@ -68,13 +68,11 @@ class ComplementaryBits(Coupling):
         self._type, self._shift = f"u{num_bytes}", WORD_BITS - 8 * num_bytes
 
     def draw(self, count: int) -> NDArray[Any]:
-        """See `Coupling.draw`."""
         shared = np.empty(count, self._type)
         self._stream.fill(shared)
         return shared
 
     def apply(self, words: NDArray[np.uint32], shared: NDArray[Any], rank: int) -> None:
-        """See `Coupling.apply`."""
         splice_words(words, shared, self._shift, self._mask, self._mask if rank else 0)
 
 
@@ -90,11 +88,9 @@ class RotatedStrata(Coupling):
         self._stream, self._size = stream, size
 
     def draw(self, count: int) -> NDArray[np.uint32]:
-        """See `Coupling.draw`."""
         return self._stream.uniform_below(self._size, count)
 
     def apply(self, words: NDArray[np.uint32], shared: NDArray[np.uint32], rank: int) -> None:
-        """See `Coupling.apply`."""
         stratify_words(words, shared, rank, self._size)
 
 
@@ -146,7 +142,6 @@ class OneBitMechanism(Mechanism):
         return coin_thresholds(self.epsilon)
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> OneBitMechanism:
-        """See `Mechanism.at_level`: the epsilon of a bit."""
         return replace(self, epsilon=level)
 
     def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> Coupling | None:
@@ -154,7 +149,6 @@ class OneBitMechanism(Mechanism):
         return None
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8 bits."""
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
         encode = self._encode_on_cpu if rows.device.type == "cpu" else self._encode_on_device
         bits, clipped = encode(rows, context, rand)
@@ -217,7 +211,6 @@ class OneBitMechanism(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`."""
         count, scale = len(clients), context.radius.double() * self.coin.scale
         return decode_sum(symbols, context.segments, count * context.center.double(), scale, 2, count)
 
@@ -230,9 +223,9 @@ class OneBitMechanism(Mechanism):
         return self.coin.scale
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        # one word decides a symbol
         return AuditCase(self, enumerable=True), *AuditCase(self).without_clients()
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
-        """See `Mechanism.without_noise`: the bit says on which side of the centre the value lies."""
+        # the bit says on which side of the centre the value lies
         return replace(self, epsilon=math.inf)

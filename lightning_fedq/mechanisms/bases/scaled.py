@@ -32,22 +32,18 @@ class ScaleFirst(Code):
     levels: Code
 
     def pack(self, symbols: Tensor) -> bytes:
-        """See `Code.pack`."""
         return _SCALE.pack(symbols[:1]) + self.levels.pack(symbols[1:])
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
-        """See `Code.unpack`."""
         if count < 1 or len(stream) < 4:
             raise UndecodableError(f"a message begins with 4 bytes of its scale, got {len(stream)}")
         return torch.cat([_SCALE.unpack(stream[:4], 1), self.levels.unpack(stream[4:], count - 1).long()])
 
     def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`."""
         scales = symbols[..., 0].numel()
         return 32 * scales + self.levels.num_bits(symbols[..., 1:])
 
     def max_bytes(self, count: int) -> int | None:
-        """See `Code.max_bytes`."""
         most = self.levels.max_bytes(count - 1)
         return None if most is None else 4 + most
 
@@ -74,7 +70,7 @@ class ScaledLevels(Mechanism):
         """Sum of the clients' vectors, `(dim,)` float64."""
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Nothing is clipped. The first symbol is the scale's float32 bit pattern."""
+        # Nothing is clipped. The first symbol is the scale's float32 bit pattern.
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
         scales, levels = self.quantize(rows, context, rand)
         patterns = scales.float().view(torch.int32).long()
@@ -86,11 +82,6 @@ class ScaledLevels(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`.
-
-        Raises:
-            ValueError: If a message has the wrong length, or a level out of range.
-        """
         expected = (len(clients), self.num_symbols(context))
         if tuple(symbols.shape) != expected or symbols.is_floating_point():
             raise ValueError(f"messages must be integers of shape {expected}, got {tuple(symbols.shape)}")
@@ -113,13 +104,12 @@ class ScaledLevels(Mechanism):
         return ScaleFirst(FixedLength(self.largest_level.bit_length() + 1, signed=True))
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
-        """See `Mechanism.can_send`: a finite scale, and levels in their range."""
+        # a finite scale, and levels in their range
         scale = symbols[:1].cpu().int().view(torch.float32)
         inside = int(symbols[1:].abs().max()) <= self.largest_level
         return bool(torch.isfinite(scale)) and bool(scale >= 0) and inside
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """See `Mechanism.lever`: the scale is any float."""
         return math.inf
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:

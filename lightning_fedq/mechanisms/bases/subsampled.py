@@ -84,14 +84,13 @@ class SubsampledMechanism(Mechanism):
             raise ValueError(f"sampling_probability must be in [2^-20, 1], got {self.sampling_probability}")
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> SubsampledMechanism:
-        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
         return replace(self, noise_multiplier=1.0 / level)
 
     # ---- flattening -------------------------------------------------------------------------------------
 
     @property
     def joint(self) -> bool:
-        """See `Mechanism.joint`: the sum is rounded before it is turned back, hence the whole of it."""
+        # the sum is rounded before it is turned back, hence the whole of it
         return self.flatten
 
     def num_symbols(self, context: RoundContext) -> int:
@@ -175,7 +174,7 @@ class SubsampledMechanism(Mechanism):
         return release_grid(self.clip_value * self.noise_multiplier / self.sampling_probability, GRID_BITS)
 
     def grid(self, context: RoundContext) -> float | None:
-        """See `Mechanism.grid`: 2^-6 to 2^-5 of the std of the sum's noise. None if `decode` rounds."""
+        # 2^-6 to 2^-5 of the std of the sum's noise. None if `decode` rounds.
         return None if self.flatten else self._grid
 
     def law_error(self, context: RoundContext) -> LawError:
@@ -202,7 +201,7 @@ class SubsampledMechanism(Mechanism):
 
     @abstractmethod
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
-        """See `Mechanism.message_code`: only what was selected is sent."""
+        """Code of what was selected: the rest is not sent."""
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """Noise, and the subsampling of coordinates as large as they may be."""
@@ -215,7 +214,7 @@ class SubsampledMechanism(Mechanism):
         return (1.0 - self.sampling_probability) / self.sampling_probability
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: where a hidden selection counts, where all is selected, a dropout."""
+        # where a hidden selection counts, where all is selected, a dropout
         half, whole = (replace(self, sampling_probability=gamma) for gamma in (0.5, 1.0))
         return (
             AuditCase(half),
@@ -226,7 +225,7 @@ class SubsampledMechanism(Mechanism):
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:
-        """See `Mechanism.worst_pair`: alike where the adversary knows that nothing is sent."""
+        # alike where the adversary knows that nothing is sent
         selected = torch.from_numpy(self.selected(client, context, public))
         far = 4.0 * self.clip_value * selected.double()
         if self.flatten:

@@ -148,24 +148,20 @@ class _Exchanged(SeededKeys):
         self._other, self._kinds = SeededKeys(1), kinds
 
     def public(self) -> bytes:
-        """See `Keys.public`. Its first half names the federation in the address of every stream."""
+        # its first half names the federation in the address of every stream
         own = super().public()
         return own[:16] + self._other.public()[16:] if "public" in self._kinds else own
 
     def members(self) -> bytes:
-        """See `Keys.members`."""
         return self._other.members() if "members" in self._kinds else super().members()
 
     def client(self, client: int) -> bytes:
-        """See `Keys.client`."""
         return self._other.client(client) if "client" in self._kinds else super().client(client)
 
     def peer(self, group: tuple[int, ...]) -> bytes:
-        """See `Keys.peer`."""
         return self._other.peer(group) if "peer" in self._kinds else super().peer(group)
 
     def private(self, client: int) -> bytes:
-        """See `Keys.private`."""
         return self._other.private(client) if "private" in self._kinds else super().private(client)
 
 

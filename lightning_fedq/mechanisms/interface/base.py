@@ -153,6 +153,9 @@ class Mechanism(ABC):
         Returns:
             `(dim,)` float32, or float64, in units of the update. Where there is a `grid`, only the whole sum
             rounded to it may leave the server.
+
+        Raises:
+            ValueError: If a message has the wrong length, or holds a symbol that is never sent.
         """
 
     @abstractmethod

@@ -80,7 +80,6 @@ class FixedRange(RangeRule):
             raise ValueError(f"center must be finite, got {self.center}")
 
     def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
-        """See `RangeRule.first`."""
         ones = torch.ones(len(segments), dtype=torch.float64)
         return Ranges(self.center * ones, self.radius * ones)
 
@@ -92,7 +91,6 @@ class FixedRange(RangeRule):
         noise_variance: Tensor | None,
         segments: Sequence[int],
     ) -> Ranges:
-        """See `RangeRule.following`."""
         return ranges
 
 
@@ -119,7 +117,6 @@ class PreviousMinMax(RangeRule):
             raise ValueError(f"margin must be >= 1, got {self.margin}; less would clip the model itself")
 
     def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
-        """See `RangeRule.first`."""
         parts = torch.split(weights.detach().double().cpu(), list(segments))
         low = torch.stack([part.min() for part in parts])
         high = torch.stack([part.max() for part in parts])
@@ -135,7 +132,6 @@ class PreviousMinMax(RangeRule):
         noise_variance: Tensor | None,
         segments: Sequence[int],
     ) -> Ranges:
-        """See `RangeRule.following`."""
         return self.first(weights, segments)
 
 
@@ -188,7 +184,6 @@ class AdaptiveRange(RangeRule):
         noise_variance: Tensor | None,
         segments: Sequence[int],
     ) -> Ranges:
-        """See `RangeRule.following`."""
         parts = torch.split(mean.detach().double().cpu(), list(segments))
         energy = torch.stack([part.square().mean() for part in parts])
         if noise_variance is not None:

@@ -107,11 +107,10 @@ class AllocatedGaussianLoss(Loss):
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Loss.scale`."""
         return self._known.scale[0] / math.sqrt(self.rounds), math.inf
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`. Chords between some epsilons, in e^epsilon, in which the true curve is convex."""
+        # chords between some epsilons, in e^epsilon, in which the true curve is convex
         size = np.minimum(np.abs(epsilons), 700.0)
         if not self._is_computed:
             return self._known.curve(epsilons)

@@ -46,22 +46,19 @@ class ConcentratedLoss(_OfDivergences):
     note: str = ""
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`. A bound."""
+        # a bound
         orders = 1.0 + np.logspace(-4, 6, 601)
         return _curve_of_divergences(orders, orders * self.rho, epsilons)
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Loss.scale`."""
         return math.sqrt(2.0 * self.rho), math.inf
 
     @property
     def method(self) -> str:
-        """See `Loss.method`."""
         return "zero-concentrated differential privacy, every round counted"
 
     def epsilon(self, delta: float, count: int) -> float:
-        """See `concentrated_epsilon`."""
         return concentrated_epsilon(count * self.rho, delta)
 
     def composed(self, count: int) -> ConcentratedLoss:
@@ -75,7 +72,6 @@ class ConcentratedLoss(_OfDivergences):
         return other.plus(self) if isinstance(other, RenyiLoss) else None
 
     def divergence(self, order: float) -> float:
-        """See `Loss.divergence`."""
         return order * self.rho
 
     def spread(self, dim: int) -> ConcentratedLoss:
@@ -132,18 +128,17 @@ class RenyiLoss(_OfDivergences):
             )
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`. A bound."""
+        # a bound
         return _curve_of_divergences(np.array(self.orders), np.array(self.divergences), epsilons)
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Loss.scale`. A Gaussian's divergence of order a is a / 2 times its variance."""
+        # a Gaussian's divergence of order a is a / 2 times its variance
         smallest = min(d / a for a, d in zip(self.orders, self.divergences, strict=True))
         return math.sqrt(2.0 * smallest) if smallest < math.inf else 1.0, math.inf
 
     @property
     def method(self) -> str:
-        """See `Loss.method`."""
         return "Renyi differential privacy, every round counted"
 
     def epsilon(self, delta: float, count: int) -> float:
@@ -165,10 +160,8 @@ class RenyiLoss(_OfDivergences):
         return RenyiLoss(self.orders, tuple(a + b for a, b in total), self.note)
 
     def divergence(self, order: float) -> float:
-        """See `Loss.divergence`. Linear in (a - 1) D_a, which is convex, between two orders.
-
-        Below the first order its divergence, because divergences rise; above the last infinite.
-        """
+        # Linear in (a - 1) D_a, which is convex, between two orders. Below the first order its divergence,
+        # because divergences rise; above the last infinite.
         if order <= self.orders[0]:
             return self.divergences[0]
         if order > self.orders[-1]:

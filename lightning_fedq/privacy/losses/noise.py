@@ -25,7 +25,6 @@ class GaussianLoss(Loss):
     note: str = ""
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`."""
         mu, size = 1.0 / self.noise_multiplier, np.abs(epsilons)
         upper = special.log_ndtr(mu / 2.0 - size / mu)
         lower = special.log_ndtr(-mu / 2.0 - size / mu) + size
@@ -33,16 +32,13 @@ class GaussianLoss(Loss):
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Loss.scale`."""
         return 1.0 / self.noise_multiplier, math.inf
 
     @property
     def method(self) -> str:
-        """See `Loss.method`."""
         return "Gaussian differential privacy, exact"
 
     def epsilon(self, delta: float, count: int) -> float:
-        """See `Loss.epsilon`."""
         return gaussian_epsilon(math.sqrt(count) / self.noise_multiplier, delta)
 
     def composed(self, count: int) -> GaussianLoss:
@@ -86,7 +82,6 @@ class GaussianSumLoss(GaussianLoss):
         return self._with(1 + others, "after dropouts") if others else None
 
     def left_out(self, count: int) -> GaussianLoss:
-        """See `Loss.left_out`."""
         return self._with(self.num_noises - count, f"without {count} who are left out")
 
 
@@ -98,18 +93,15 @@ class LaplaceLoss(Loss):
     note: str = ""
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`."""
         half = 0.5 * (np.abs(epsilons) - 1.0 / self.noise_multiplier)
         return both_sides(epsilons, np.maximum(-np.expm1(half), 0.0))
 
     @property
     def pure_epsilon(self) -> float:
-        """See `Loss.pure_epsilon`."""
         return 1.0 / self.noise_multiplier
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Loss.scale`."""
         return 1.0 / self.noise_multiplier, 1.0 / self.noise_multiplier
 
     def spread(self, dim: int) -> LaplaceLoss:
@@ -151,7 +143,7 @@ class SampledGaussianLoss(Loss):
         return below
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`. The larger of both orders."""
+        # the larger of both orders
         # exp overflows beyond; the curve falls, so its value there is an upper bound
         epsilons = np.clip(epsilons, -700.0, 700.0)
         floor = np.maximum(-np.expm1(epsilons), 0.0)
@@ -159,7 +151,6 @@ class SampledGaussianLoss(Loss):
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Loss.scale`."""
         rest = self.sampling_probability * math.sqrt(math.expm1(min(self.noise_multiplier**-2, 50.0)))
         return min(rest, 1.0 / self.noise_multiplier), math.inf
 
@@ -202,7 +193,7 @@ class PoissonGaussianLoss(Loss):
             )
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`. The ratio of the two laws rises in y, so the best test is a tail of it."""
+        # the ratio of the two laws rises in y, so the best test is a tail of it
         m, q = 0.5 / self.noise_multiplier, self.chance
         e = np.minimum(np.abs(epsilons), 700.0)  # the curve falls: beyond, its value there is above it
         with np.errstate(divide="ignore"):
@@ -216,6 +207,5 @@ class PoissonGaussianLoss(Loss):
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Loss.scale`."""
         small = 2.0 * self.chance * math.sqrt(math.sinh(min(0.25 * self.noise_multiplier**-2, 50.0)))
         return min(small, 1.0 / self.noise_multiplier), math.inf

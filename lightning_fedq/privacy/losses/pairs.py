@@ -27,7 +27,7 @@ class _OfPairs(Loss):
         raise NotImplementedError
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`. Exact for the pmfs given."""
+        # exact for the pmfs given
         worst = -np.expm1(np.minimum(epsilons, 0.0))
         floor = worst.copy()
         for p, q, weight in self._laws():
@@ -43,17 +43,14 @@ class _OfPairs(Loss):
 
     @property
     def infinite_mass(self) -> float:
-        """See `Loss.infinite_mass`."""
         return self._extremes[0]
 
     @property
     def pure_epsilon(self) -> float:
-        """See `Loss.pure_epsilon`."""
         return self._extremes[1]
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Loss.scale`."""
         return self._extremes[2:]
 
 
@@ -100,13 +97,12 @@ class PmfPairs(_OfPairs):
         return "" if self._response_level is None else "exact binomial composition"
 
     def epsilon(self, delta: float, count: int) -> float:
-        """See `Loss.epsilon`."""
         level = self._response_level
         assert level is not None
         return randomized_response_epsilon(level, count, delta)
 
     def advice(self, steps: float, delta: float) -> str:
-        """See `Loss.advice`. By the rule of thumb that many small losses add up to a Gaussian one."""
+        # by the rule of thumb that many small losses add up to a Gaussian one
         if composed_mass(self.infinite_mass, steps) > delta:
             return ""
         level = gaussian_mu(_AIM, delta) / math.sqrt(steps)
@@ -210,7 +206,7 @@ class CoinSum(_OfPairs):
         return CoinSum(self.low, self.high, (*victims, alone), f"{self.note}, after dropouts")
 
     def left_out(self, count: int) -> CoinSum:
-        """See `Loss.left_out`: lone clients go first, and a victim whose partner goes is one itself."""
+        # lone clients go first, and a victim whose partner goes is one itself
         victims = [replace(victim, num_coins=max(victim.num_coins - count, 0)) for victim in self.victims]
         fewest = min(victim.num_coins for victim in victims)
         alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
@@ -219,7 +215,7 @@ class CoinSum(_OfPairs):
         )
 
     def advice(self, steps: float, delta: float) -> str:
-        """See `Loss.advice`: how many clients that work alone would do."""
+        # how many clients that work alone would do
         half_level = 0.5 * math.log(self.high / self.low)
         coins = math.ceil((2.0 * math.sinh(half_level) / gaussian_mu(_AIM, delta)) ** 2 * steps)
         mass = (self.high - self.low) * steps / delta
