@@ -26,9 +26,17 @@ from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Message, RoundContext
 from tests.isolation.shapes.objects import Meter
 from tests.isolation.worlds import Book
+from tests.tried import take_as_tried
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 CLIENTS, ROUNDS, BATCHES = 3, 3, 2
+
+
+@pytest.fixture(autouse=True)
+def _isolation_is_tried_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_as_tried(monkeypatch)
+
+
 State = dict[str, Tensor]
 
 OF_CLIENTS = [
@@ -217,11 +225,15 @@ def train(module: Net, *callbacks: Any, then: Any = None, folder: Path | None = 
 
 
 @pytest.mark.parametrize(
-    ("make", "callbacks", "clients_per_step"),
-    [(Net, (), 1), (Beside, (), 3), (HookedNet, (Client,), 1), (ByHand, (Client,), 1)],
+    ("make", "callbacks", "clients_per_step", "buffers", "client_metrics"),
+    [
+        (Net, (), 1, "share", "shared"),
+        (Beside, (), 3, "share", "local"),
+        (Beside, (), 3, "local", "shared"),
+        (HookedNet, (Client,), 1, "local", "local"),
+        (ByHand, (Client,), 1, "share", "shared"),
+    ],
 )
-@pytest.mark.parametrize("buffers", ["share", "local"])
-@pytest.mark.parametrize("client_metrics", ["local", "shared"])
 def test_whoever_looks_sees_the_global_model(
     make: Any, callbacks: Any, clients_per_step: int, buffers: str, client_metrics: str
 ) -> None:
@@ -252,10 +264,21 @@ def test_a_new_model_comes_after_the_last_client_and_before_validation() -> None
 OF_STEPS = ["training_step", "optimizer", "dataset", *(f"module.{name}" for name in OF_CLIENTS)]
 
 
-@pytest.mark.parametrize("place", OF_STEPS)
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+ENDS = [(RuntimeError, OF_STEPS), (KeyboardInterrupt, ["training_step", "dataset"])]
+ONCE = ("training_step", "optimizer", "dataset", "module.on_train_epoch_end")
+"""Within Lightning's closure, its step, a loader and a hook; the other hooks are slow."""
+
+
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        pytest.param(error, place, marks=() if place in ONCE else pytest.mark.slow)
+        for error, places in ENDS
+        for place in places
+    ],
+)
 def test_an_exception_in_a_client_leaves_the_last_global_model(
-    place: str, error: type[BaseException]
+    error: type[BaseException], place: str
 ) -> None:
     """In the second round, at the fourth visit of a place, or the first of one that is rare."""
     visits: list[str] = []
@@ -275,7 +298,20 @@ def test_an_exception_in_a_client_leaves_the_last_global_model(
     assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("place", [*(f"callback.{n}" for n in (*OF_CLIENTS, *OUTER)), "training_step"])
+SAVED_AT = ("on_train_batch_start", "on_before_optimizer_step", "on_train_epoch_end", *OUTER[-2:])
+"""Hooks of a client's training and of the outer fit; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(
+            pytest.param(f"callback.{name}", marks=() if name in SAVED_AT else pytest.mark.slow)
+            for name in (*OF_CLIENTS, *OUTER)
+        ),
+        "training_step",
+    ],
+)
 def test_a_checkpoint_of_any_hook_holds_the_global_model(place: str, tmp_path: Path) -> None:
     """Saved by whichever trainer a client's hook finds: its own is not the user's."""
     files: list[tuple[Path, State]] = []

@@ -13,14 +13,44 @@ import torch
 from torch import Tensor
 
 from tests.isolation.shapes import ROWS
-from tests.isolation.worlds import CLIENTS, ROUNDS, Records, Shape, difference, federate, moved, share
+from tests.isolation.worlds import (
+    CLIENTS,
+    ROUNDS,
+    Records,
+    Shape,
+    difference,
+    federate,
+    is_plain,
+    moved,
+    share,
+    together,
+)
 from tests.tried import take_as_tried, without_forks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 FIRST_AND_LAST = (0, CLIENTS - 1)
-CLIENTS_OWN = ("values", "objects", "functions", "layers", "callbacks", "optimizers")
+TOGETHER = ("values", "objects", "functions", "layers")
+CLIENTS_OWN = (*TOGETHER, "callbacks", "optimizers")
 """Kinds of rows that keep what they keep in a client's own world; others outlive it, or show it."""
-every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+SIDE_BY_SIDE = frozenset(
+    """
+    Buffer BatchNorm DatasetWithMemory TransformWithMemory CollateWithMemory AdamMoments WrittenIfMissing
+    Collated StrategyOptimizersReplaced TrainerOptimizersReplaced NormalisedByTheFirstSample NormalisedByAll
+    """.split()  # noqa: SIM905
+)
+"""These train in stacks. The others take numbers out of tensors, so that one client trains at a time."""
+REFUSED = frozenset(
+    """
+    Queue Locked RunningGenerator OpenFile ParameterAssignedAnew SubmoduleReplaced
+    ClassAttribute GlobalTensor DefaultArgument Cache Environment FileOnDisk
+    DatasetWithMemory CollateWithMemory DatasetWrittenByModule BatchWrittenInPlace
+    OfAClass SumInValidation ToTheLogger OutliersOnly FirstOfAll PickledByName OnTheStrategy LogsByItself
+    ByWarnings WrittenIfMissing InADatabase InAMemmap FirstInAMap InAValue InNamedMemory SharedByTorch
+    MappedByTorch NormalisedByTheFirstSample BigTable BufferOfOutliers CountsByData StateOfACallback
+    GlobalNumber ModuleLevelTable ThreadLocal HookOfAllModules OfATyping InAFieldSizeLimit
+    """.split()  # noqa: SIM905
+)
+"""What must or may be refused: a row for each place that is looked at and each way out. Others are slow."""
 
 
 def refused(row: type[Shape], clients_per_step: int, error: ValueError) -> bool:
@@ -37,13 +67,30 @@ def kind_of(row: type[Shape]) -> str:
 
 
 def cases() -> Iterator[Any]:
-    """All rows. Slow is what repeats: the trial of what is a client's by construction, most places."""
-    for number, row in enumerate(ROWS):
-        own = kind_of(row) in CLIENTS_OWN
-        slow = pytest.mark.slow if kind_of(row) == "places" and number % 7 else ()
-        yield pytest.param(row, not own or not number % 7, id=row.__name__, marks=slow)
-        if own and number % 7:
+    """All rows, alone. By default, `REFUSED` with the trial, and others without it.
+
+    Rows that differ in nothing but what a module keeps run in one module, and each by itself in the slow set.
+    """
+    for row in ROWS:
+        if row.refused:
+            yield pytest.param(row, True, id=row.__name__, marks=slow_unless(row.__name__ in REFUSED))
+        else:
+            own = kind_of(row) in TOGETHER and is_plain(row)
+            alone = not own and not (kind_of(row) == "places" and row.__name__.startswith("Own"))
+            yield pytest.param(row, False, id=row.__name__, marks=slow_unless(alone))
             yield pytest.param(row, True, id=f"{row.__name__}-tried", marks=pytest.mark.slow)
+
+
+def slow_unless(quick: bool) -> Any:
+    return () if quick else pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A hook of all modules, say, would keep later rows from training in stacks."""
+    yield
+    if hasattr(request.node, "callspec") and "row" in request.node.callspec.params:
+        request.node.callspec.params["row"].forget()
 
 
 def check(row: type[Shape], changed: Sequence[int], clients_per_step: int, folder: Path) -> None:
@@ -55,6 +102,8 @@ def check(row: type[Shape], changed: Sequence[int], clients_per_step: int, folde
             return
         raise
     assert len(before.updates) == ROUNDS * CLIENTS
+    side_by_side = clients_per_step if row.__name__ in SIDE_BY_SIDE else 1
+    assert before.side_by_side == side_by_side
     with pytest.MonkeyPatch.context() as patch:
         take_as_tried(patch)  # the trial let it pass; what follows looks for what it has missed
         for client in changed:
@@ -73,19 +122,25 @@ def test_one_client_s_data_move_nobody_else(
     check(row, FIRST_AND_LAST[: 1 if kind_of(row) in CLIENTS_OWN else 2], 1, tmp_path)
 
 
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_nor_do_those_of_all_plain_rows_of_a_kind_in_one_module(kind: str, tmp_path: Path) -> None:
+    """Where it fails, the slow set says which row it is."""
+    rows = [row for row in ROWS if kind_of(row) == kind and is_plain(row)]
+    assert len(rows) >= 10
+    check(together(rows), FIRST_AND_LAST, 1, tmp_path)
+
+
 @pytest.mark.parametrize(
-    "row",
-    [pytest.param(r, marks=pytest.mark.slow if kind_of(r) in ("leaving", "places") else ()) for r in ROWS],
-    ids=lambda row: row.__name__,
+    "row", [pytest.param(row, marks=slow_unless(row.__name__ in SIDE_BY_SIDE | {"Float"})) for row in ROWS]
 )
 def test_nor_does_it_in_stacks(row: type[Shape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if kind_of(row) in CLIENTS_OWN:  # the same trial as alone
+    if not row.refused:  # the same trial as alone
         without_forks(monkeypatch)
     check(row, FIRST_AND_LAST[:1], 2, tmp_path)
 
 
 @pytest.mark.slow
-@every_row
+@pytest.mark.parametrize("row", ROWS)
 def test_the_row_has_teeth(row: type[Shape], tmp_path: Path) -> None:
     """Where nobody is isolated, the same module does let a client's data through.
 

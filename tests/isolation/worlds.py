@@ -128,6 +128,32 @@ class Shape(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+def together(rows: Sequence[type[Shape]]) -> type[Shape]:
+    """A shape that keeps what all of these keep: each is a part of it and scales a loss of its own."""
+
+    class Together(Shape):
+        def begin(self) -> None:
+            self.parts = nn.ModuleList([row() for row in rows])
+
+        def loss(self, batch: Any) -> Tensor:
+            parts: Any = self.parts
+            return torch.stack([part.loss(batch) for part in parts]).mean()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            parts: Any = self.parts
+            return torch.stack([part.scaled(part.loss(batch)) for part in parts]).sum()
+
+    return Together
+
+
+def is_plain(row: type[Shape]) -> bool:
+    """Does it differ by nothing but what it keeps in itself, and how it scales its loss?"""
+    kinds = row.__mro__[: row.__mro__.index(Shape)]
+    own = {name for kind in kinds for name in vars(kind)} - set(vars(object)) - {"begin", "scaled", "loss"}
+    known = {*dir(pl.LightningModule), "callbacks", "data", "forget"}
+    return not row.refused and all(name.startswith("__") or name not in known for name in own)
+
+
 class Book(pl.loggers.Logger):
     """Keeps what is logged."""
 
@@ -161,6 +187,7 @@ class World(NamedTuple):
 
     updates: dict[tuple[int, int], Tensor]
     visible: dict[str, Any]
+    side_by_side: int = 1
 
 
 def _visible(
@@ -214,7 +241,8 @@ def federate(row: type[Shape], changed: int | None, clients_per_step: int, folde
     )
     trainer = _trainer(folder, *module.callbacks(), fed, looks, max_epochs=ROUNDS, logger=book)
     trainer.fit(module, datamodule=row.data(changed))
-    return World(dict(Records.updates), _visible(trainer, module, looks, book, folder))
+    seen = _visible(trainer, module, looks, book, folder)
+    return World(dict(Records.updates), seen, fed.clients_per_step_chosen)
 
 
 class _InTurn(Sampler[int]):
