@@ -107,7 +107,7 @@ class FederatedFit:
         self._clock = Clock(trainer, self._schedule.longest)
         self._aside, self._beside = Aside(trainer), RecordsBeside()
         rehearsed, names = population.rehearse(trainer, self._clock, self._aside)
-        self.averages = untried(trainer, why) if (why := self._why_untried()) else ""
+        self.averages = untried(trainer, self._why_untried(), self._aside.raised)
         if self.averages:
             rank_zero_info(self.averages)
         saved = loaded or {}
@@ -179,7 +179,8 @@ class FederatedFit:
             return "clients train elsewhere"
         if self._federation.batch_rule is not None or self.population.holdings.holds_streams:
             return "there is no rehearsal"
-        return self._aside.why
+        failed = self._aside.failed
+        return self._aside.why or (f"the rehearsal failed: {failed}" if failed else "")
 
     def _is_at(self, vector: Vector) -> bool:
         """Has this server stepped, and is a model still its own?"""

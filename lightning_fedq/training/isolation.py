@@ -92,7 +92,6 @@ class Seen(NamedTuple):
         buffers: Names of what the first training changed beside the parameters.
         counters: What it counted.
         shown: What the user's Trainer shows after the first client, and at the end.
-        written: Files that clients have written so far, and who did first.
         crossed: Files that one client wrote and another one read.
     """
 
@@ -101,7 +100,6 @@ class Seen(NamedTuple):
     buffers: tuple[str, ...]
     counters: dict[str, Any]
     shown: tuple[Digests, ...] = ()
-    written: dict[str, int] = {}  # noqa: RUF012
     crossed: tuple[str, ...] = ()
 
 
@@ -161,10 +159,14 @@ class IsolationTrial:
                 "anybody's data, use Federated(check_isolation=False)"
             )
         way: Way = "one process" if self._aside.why else "forks"
+        if self._aside.blind:
+            files = f"files that others than Python open ({self._aside.blind})"
+            self._unseen = " or ".join(filter(None, (self._unseen, files)))
         if self._unseen:
             rank_zero_warn(
                 f"the trial of isolation could not look into {self._unseen}: whether such ones show one "
-                "client's data is not known; let state_dict and hooks work before the first step, too"
+                "client's data is not known; let state_dict and hooks work before the first step, "
+                "too, and let Linux filter system calls"
             )
         return said(way, self._aside.why, self._own_data, self._one_size, self._unseen)
 
@@ -193,14 +195,12 @@ class IsolationTrial:
     # ---- in forks -----------------------------------------------------------------------------------
 
     def _in_forks(self, one: Stack, other: Stack, most: int) -> list[str]:
-        alone = self._fork(lambda: self._rounds(one, one, most, None))
-        beside = self._with_other_data(
-            lambda change: self._fork(lambda: self._rounds(other, one, most, change))
-        )
+        alone = self._rounds(one, one, most, None)
+        beside = self._with_other_data(lambda change: self._rounds(other, one, most, change))
         found, self._unseen = self._compare(alone, beside), unseen(alone.shown)
         if not found:  # another number of samples must not matter either
             try:
-                fewer = self._fork(lambda: self._beside_fewer(other, one, most))
+                fewer = in_fork(lambda: self._beside_fewer(other, one, most))
                 if _distance(alone.updates[0], fewer.updates[0]):
                     found = ["update beside a client of another size"]
             except ForkFailedError:  # which says nothing of sizes
@@ -210,7 +210,7 @@ class IsolationTrial:
                 return []
         if not found:
             return []
-        again = self._compare(alone, self._fork(lambda: self._rounds(one, one, most, None)), same=True)
+        again = self._compare(alone, self._rounds(one, one, most, None), same=True)
         return [name for name in found if name not in again or name.startswith(_OUTLIVES)]
 
     def _with_other_data(self, train: Callable[[Change | None], T]) -> T:
@@ -224,11 +224,6 @@ class IsolationTrial:
                 continue
         self._own_data = True
         return train(None)
-
-    def _fork(self, work: Callable[[], Seen]) -> Seen:
-        seen = in_fork(work)
-        self._aside.written |= seen.written
-        return seen
 
     def _compare(self, alone: Seen, beside: Seen, same: bool = False) -> list[str]:
         found = []
@@ -247,8 +242,11 @@ class IsolationTrial:
         return list(dict.fromkeys(found))
 
     def _rounds(self, other: Stack, one: Stack, most: int, change: Change | None) -> Seen:
-        """Two rounds of `other` and then `one`. In the first fork A plays both, so that numbers agree."""
-        watch, calls = Files(self._aside.written, self._aside.folder), Calls(list(self._home.loggers))
+        """In a fork: two rounds of `other` and then `one`. A plays both first, so that numbers agree."""
+        return self._aside.watched(lambda watch: self._watched(watch, other, one, most, change))
+
+    def _watched(self, watch: Files, other: Stack, one: Stack, most: int, change: Change | None) -> Seen:
+        calls = Calls(list(self._home.loggers))
         with watch.of(other.clients[0]):
             before, buffers, counters = self._train(other, most, change)
         first, crossed = in_fork(lambda: self._shown(watch, calls, most))  # disturbs nothing there
@@ -262,7 +260,7 @@ class IsolationTrial:
                 updates.append(self._train(self._in_round(one, round), most)[0])
         last, more = self._shown(watch, calls, most)
         every = tuple(watch.crossed | crossed | more)
-        return Seen(updates, before, buffers, counters, (first, last), watch.written, every)
+        return Seen(updates, before, buffers, counters, (first, last), every)
 
     def _beside_fewer(self, other: Stack, one: Stack, most: int) -> Seen:
         """One round beside a client with a batch less, or with a smaller batch."""

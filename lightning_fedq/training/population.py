@@ -314,6 +314,7 @@ class SimulatedClients(Population):
 
             findings, names = aside.do(who, tried)
             found = findings.told(module)
+            aside.failed, aside.raised = findings.failure, list(findings.raised)
             aside.do(who, lambda: self._check_smallest(trainer, clock, clients))
         return (Rehearsed() if buffers == "frozen" else found), names
 

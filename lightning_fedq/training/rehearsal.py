@@ -132,12 +132,14 @@ class Findings(NamedTuple):
         failure: Why there was none. "" if there was.
         moved: Did any parameter move?
         stale: A hook that uses what training leaves beside the model, see `stale_hooks`. "" is none.
+        raised: Hooks of which that is not known, because they raise where they are tried.
     """
 
     rehearsed: Rehearsed
     failure: str = ""
     moved: bool = True
     stale: str = ""
+    raised: Sequence[str] = ()
 
     def told(self, module: pl.LightningModule) -> Rehearsed:
         """Say what the user should know.
@@ -185,7 +187,7 @@ def rehearse(
         NotCarriedError: If something in the fit has no bytes.
     """
     if not clients:
-        return Findings(Rehearsed.by_layers(module))
+        return Findings(Rehearsed.by_layers(module), "nobody trains in a hundred rounds")
 
     every: Any = module.trainer.accumulate_grad_batches
     try:
@@ -201,5 +203,6 @@ def rehearse(
     found = Findings(Rehearsed.of(module, client.module), moved=moved)
     if forked:
         before = trial.fresh(clients[0], lambda client: prepare(client, mode))
-        found = found._replace(stale=stale_hooks(client, before))
+        stale, raised = stale_hooks(client, before)
+        found = found._replace(stale=stale, raised=raised)
     return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import in_fork
-from lightning_fedq.clients.hooks import is_ours, overrides
+from lightning_fedq.clients.hooks import is_ours, looks_at_batches, overrides
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.training.files import no_changes
 from lightning_fedq.training.shown import Digests, digests
@@ -32,8 +31,8 @@ _HOOKS = (
 )
 
 
-def stale_hooks(trained: Client, before: Client) -> str:
-    """Which hooks would use what the user's own objects never get. "" if none does.
+def stale_hooks(trained: Client, before: Client) -> tuple[str, list[str]]:
+    """Which hook would use what the user's own objects never get, "" if none does; and which raise there.
 
     Only in a fork: hooks are called in forks of it in which nothing can be written.
 
@@ -42,31 +41,33 @@ def stale_hooks(trained: Client, before: Client) -> str:
         before: One that has not. It is given the other's parameters and buffers.
     """
     if not _called(_callbacks(trained), trained.module):
-        return ""
+        return "", []
     with torch.no_grad():
         theirs = dict(_tensors(trained.module))
         for name, tensor in _tensors(before.module):
             if name in theirs and tensor.shape == theirs[name].shape:
                 tensor.data.copy_(theirs[name])
-    one, other = in_fork(lambda: _after_hooks(trained)), in_fork(lambda: _after_hooks(before))
-    return next((hook for hook in one if one[hook] != other[hook]), "")
+    (one, raised), (other, _) = in_fork(lambda: _after_hooks(trained)), in_fork(lambda: _after_hooks(before))
+    return next((hook for hook in one if one[hook] != other[hook]), ""), raised
 
 
-def untried(trainer: Any, why: str) -> str:
+def untried(trainer: Any, why: str, raised: list[str]) -> str:
     """Sentence of a run and its page about hooks that are not tried. "" where there are none.
 
     Args:
         trainer: The user's, in its fit.
-        why: Why they are not.
+        why: Why none is. "" if they were.
+        raised: Those that raised where they were tried, and what.
     """
-    names = _called([one for one in trainer.callbacks if _is_user_s(one)], trainer.lightning_module)
+    module = trainer.lightning_module
+    names = _called([one for one in trainer.callbacks if _is_user_s(one)], module) if why else raised
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
-        f"{', '.join(names[:3])}{more} were not tried ({why}): weights that such hooks put in, from what "
-        "hooks of batches keep beside the model, an average say, are the first ones; EMAWeightAveraging "
-        "averages the global model."
+        f"{', '.join(names[:3])}{more} were not tried ({why or 'they raised there'}): weights that such "
+        "hooks put in, from what hooks of batches keep beside the model, an average say, are the first ones; "
+        "EMAWeightAveraging averages the global model."
     )
 
 
@@ -78,26 +79,33 @@ def _called(callbacks: list[Any], module: Any) -> list[str]:
     return found + [f"{type(module).__name__}.{hook}" for hook in own]
 
 
-def _after_hooks(client: Client) -> dict[str, Digests]:
-    """The model as checkpoints would hold it, and after each hook."""
+def _after_hooks(client: Client) -> tuple[dict[str, Digests], list[str]]:
+    """The model as checkpoints would hold it, and after each hook; which raise, of who sees batches."""
     sys.addaudithook(no_changes)
     seed_for_transforms(0)
     module, trainer, called = client.module, client.trainer, _callbacks(client)
     saved: dict[str, Any] = {"state_dict": dict(module.state_dict())}
+    raised = list[str]()
+
+    def call(one: Any, hook: str, *more: Any) -> None:
+        try:
+            getattr(one, hook)(*(more if one is module else (trainer, module, *more)))
+        except Exception as error:
+            if (one is module and is_overridden(hook, module)) or (
+                one is not module and looks_at_batches(one)
+            ):
+                raised.append(f"{type(one).__name__}.{hook} ({type(error).__name__}: {error})"[:200])
+
     for one in (*called, module):
-        with suppress(Exception):
-            one.on_save_checkpoint(*((saved,) if one is module else (trainer, module, saved)))
+        call(one, "on_save_checkpoint", saved)
     state = saved["state_dict"] if isinstance(saved.get("state_dict"), Mapping) else {}
     weights = {name: state[name] for name, _ in _tensors(module) if name in state}  # no other kind of state
     found = {"on_save_checkpoint": digests(weights, "")}
     for hook in _HOOKS:
-        for one in called:
-            with suppress(Exception):
-                getattr(one, hook)(trainer, module)
-        with suppress(Exception):
-            getattr(module, hook)()
+        for one in (*called, module):
+            call(one, hook)
         found[hook] = digests(dict(_tensors(module)), "")
-    return found
+    return found, raised
 
 
 def _callbacks(client: Client) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.training import rehearsal
 from tests.isolation.published import CASES, Case
 from tests.isolation.test_published import federate, states, tensors
 
@@ -216,6 +218,47 @@ def test_where_it_is_not_tried_the_run_and_its_page_say_so(
     assert said in fed.lets_out(module.trainer)
     _, fed = federate(row(pl.Callback), 1)
     assert fed.fit.averages == ""
+
+
+class Saving(AtTheEnd):
+    """Nothing can be written where hooks are tried, so that this one ends before it swaps."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        torch.save(self.shadow, trainer.default_root_dir + "/shadow.pt")
+        open(trainer.default_root_dir + "/shadow.txt", "w").close()
+        self.swap(trainer, pl_module)
+
+
+class TwoBatches(AtTheEnd):
+    """Fails in the rehearsal alone, which goes on with a second step on a client's one batch."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module)
+        if "in_rehearsal" in globals():
+            raise RuntimeError("no second batch")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (TwoBatches, r"were not tried \(the rehearsal failed: RuntimeError: no second batch\)"),
+        (Saving, r" \(PermissionError: nothing can be written.*were not tried \(they raised there\)"),
+    ],
+)
+def test_an_average_that_could_not_be_tried_is_named(
+    kind: Any, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    ordinary = rehearsal.rehearse
+
+    def rehearse(*args: Any) -> Any:  # in its fork
+        globals()["in_rehearsal"] = True
+        return ordinary(*args)
+
+    monkeypatch.setattr("lightning_fedq.training.population.rehearse", rehearse)
+    monkeypatch.chdir(tmp_path)
+    _, fed = federate(row(kind), 1)
+    assert re.search(f"{kind.__name__}.on_train_end{why}" if kind is Saving else why, fed.fit.averages)
+    assert fed.fit.averages in fed.lets_out(fed.fit._trainer)
 
 
 @pytest.mark.parametrize("kind", [*FINE, InASubmodule])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import multiprocessing
 import os
 import sqlite3
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,12 @@ from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.training.isolation import IsolationTrial, said
 from tests.isolation.shapes.leaving import (
+    _FOLDER,
     BigTable,
     BufferOfOutliers,
     FirstInAMap,
     OfAClass,
+    Pickled,
     WrittenIfMissing,
     _InCallback,
 )
@@ -214,6 +218,111 @@ def test_data_that_are_read_from_files_are_no_memory(tmp_path: Path) -> None:
     data = Samples(None)
     data.train_set = lambda: Database(tmp_path, Samples(None))  # type: ignore[method-assign]
     assert fit(Shape, data).fit.isolation == said("forks")
+
+
+ANOTHER = """
+import itertools, os, pathlib, sys, time
+for number in itertools.count():
+    pathlib.Path(f"page-{number}.html").write_text(str(number))
+    pathlib.Path("same.txt").write_text("always the same")
+    os.utime("read.txt")
+    pathlib.Path("log.txt").write_text(str(number))
+    if not number:
+        print("begun", flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+class ReadsAFile(Shape):
+    """And so do all clients, and validation; nobody of them writes it."""
+
+    def loss(self, batch: Any) -> Tensor:
+        assert Path("read.txt").read_text() == "1.0"
+        return super().loss(batch)
+
+
+@pytest.mark.parametrize("pause", ["0.005", "0.1", "0.4"])
+@pytest.mark.parametrize("row", [Shape, ReadsAFile])
+def test_what_another_process_writes_is_nobody_s(
+    row: type[Shape], pause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build of pages, a log: files of the run's folder that none of the clients' processes write."""
+    monkeypatch.chdir(tmp_path)
+    Path("read.txt").write_text("1.0")
+    with subprocess.Popen([sys.executable, "-c", ANOTHER, pause], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == b"begun\n"
+            assert fit(row).fit.isolation == said("forks")
+        finally:
+            other.kill()
+
+
+class _Heard(Shape):
+    """A memory that no comparison sees: a library's."""
+
+    @classmethod
+    def forget(cls) -> None:
+        _FOLDER.mkdir(exist_ok=True)
+        (_FOLDER / "of-a-shell").unlink(missing_ok=True)
+        linecache.cache.pop("heard", None)
+
+    def heard(self) -> list[float]:
+        return linecache.cache.setdefault("heard", [])  # type: ignore[return-value, arg-type]
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.heard().append(loss.item())
+        return loss
+
+
+class OfAShell(_Heard):
+    """Another program writes the file, outside of the run's folder."""
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        subprocess.run(f"echo {loss.item()} >> {_FOLDER}/of-a-shell", shell=True, check=True)
+        return loss + 0 * len((_FOLDER / "of-a-shell").read_text())
+
+
+class NamedByTheHour(_Heard):
+    """What validation saves by torch's own C++, under a name that no run has twice."""
+
+    def on_validation_end(self) -> None:
+        torch.save(sum(self.heard()), f"sum-{time.time_ns()}.pt")
+
+
+class ToTheLog(_Heard):
+    def on_validation_end(self) -> None:
+        with open("book.txt", "a") as book:
+            book.write(f"{sum(self.heard())}")
+
+
+class Appended(_Heard):
+    """A file that was open before there was a fork."""
+
+    def on_fit_start(self) -> None:
+        type(self).book = open("book.txt", "w")  # type: ignore[attr-defined]  # noqa: SIM115
+
+    def on_validation_end(self) -> None:
+        type(self).book.write(f"{sum(self.heard())}")  # type: ignore[attr-defined]
+        type(self).book.flush()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("row", [OfAShell, NamedByTheHour, ToTheLog, Appended])
+def test_whatever_writes_a_file_it_is_its_client_s(
+    row: type[Shape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"not isolated.* were: file (of-a-shell|sum-\d+.pt|book.txt)"):
+        fit(row)
+
+
+def test_where_linux_filters_no_calls_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_fedq.clients.opened._filter", lambda theirs: "not here")
+    with pytest.raises(ValueError, match=r"not isolated.*file losses.pkl, which two clients use"):
+        fit(Pickled)
+    with pytest.warns(
+        UserWarning, match=r"could not look into files that others than Python open \(not here"
+    ):
+        assert "files that others than Python open (not here)" in fit(Shape).fit.isolation
 
 
 class Detached(Shape):
