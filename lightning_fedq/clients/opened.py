@@ -60,8 +60,8 @@ class Open(NamedTuple):
 
     Args:
         path: Absolute.
-        flags: As for `os.open`.
-        size: Of what it held and will still hold, in bytes.
+        flags: Flags of `os.open`.
+        size: Bytes that it held and will still hold.
     """
 
     path: str
@@ -84,7 +84,7 @@ class Opened:
         return os.fstat(self._log).st_size
 
     def since(self, length: int) -> list[Open]:
-        """What was opened since the list was that long.
+        """Files opened since the list was that long.
 
         Args:
             length: Bytes.

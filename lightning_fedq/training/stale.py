@@ -32,7 +32,7 @@ _HOOKS = (
 
 
 def stale_hooks(trained: Client, before: Client) -> tuple[str, list[str]]:
-    """Which hook would use what the user's own objects never get, "" if none does; and which raise there.
+    """Which hook would use what the user's own objects never get ("" if none does), and which raise there.
 
     Only in a fork: hooks are called in forks of it in which nothing can be written.
 
@@ -80,7 +80,7 @@ def _called(callbacks: list[Any], module: Any) -> list[str]:
 
 
 def _after_hooks(client: Client) -> tuple[dict[str, Digests], list[str]]:
-    """The model as checkpoints would hold it, and after each hook; which raise, of who sees batches."""
+    """The model as checkpoints would hold it, and after each hook, and which hooks raise."""
     sys.addaudithook(no_changes)
     seed_for_transforms(0)
     module, trainer, called = client.module, client.trainer, _callbacks(client)
