@@ -89,13 +89,18 @@ class Files:
 
     def __init__(self, written: Mapping[str, int], opened: Opened) -> None:
         self.written, self.crossed, self._opened = dict(written), set[str](), opened
-        self._last, self._held, self._before = set[str](), set(_held_open()), dict[str, int]()
+        self._last, self._before, streams = set[str](), dict[str, int](), list(_held_open())
+        self._streams = {path: fd for path, fd, flags in streams if not flags & os.O_RDWR}
+        self._held = {path for path, _, flags in streams if flags & os.O_RDWR}
 
     @contextmanager
     def of(self, client: int) -> Iterator[None]:
         """While it is open, a client trains."""
         begun, start = len(self._opened), time.time_ns() - 20_000_000
-        self._before = {path: os.path.getsize(path) for path in self._held if os.path.isfile(path)}
+        self._before = {
+            path: os.path.getsize(path) for path in {*self._held, *self._streams} if os.path.isfile(path)
+        }
+        places = {path: _fields(fd)["pos"] for path, fd in self._streams.items()}
         yield
         opened = [one for one in self._opened.since(begun) if not any(part in one.path for part in _CODE)]
         for one in opened:
@@ -106,6 +111,8 @@ class Files:
         # a data base, a map or an open file: whether it was written its time tells, but of memory
         written |= {path for path in self._held if _time_of(path) >= start}
         written |= {one.path for one in opened if one.flags & os.O_RDWR and one.path.startswith("/dev/shm/")}
+        # other processes may write to what was open before the fork, but don't move its place there
+        written |= {path for path, fd in self._streams.items() if _fields(fd)["pos"] != places[path]}
         self._last = written
         self.crossed |= {path for path in read if self.written.get(path, client) != client}
         for path in written if client != NOBODY else ():
@@ -122,14 +129,22 @@ class Files:
         return found
 
 
-def _held_open() -> Iterator[str]:
-    """Files that this process could write to, its streams left out."""
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError), open(f"/proc/self/fdinfo/{number}") as lines:
-            flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
-            path = os.readlink(f"/proc/self/fd/{number}")
-            if flags & (os.O_WRONLY | os.O_RDWR) and int(number) > 2 and os.path.isfile(path):
-                yield path
+def _held_open() -> Iterator[tuple[str, int, int]]:
+    """Files that this process could write to: path, number, flags. Its own streams are left out."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            flags, path = int(_fields(fd)["flags"], 8), os.readlink(f"/proc/self/fd/{fd}")
+            if flags & (os.O_WRONLY | os.O_RDWR) and fd > 2 and os.path.isfile(path):
+                yield path, fd, flags
+
+
+def _fields(fd: int) -> dict[str, str]:
+    """Facts of an open file, as Linux tells them: `pos`, `flags`. Empty ones of one that is closed."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as lines:
+            return dict(line.rstrip().split(":\t", 1) for line in lines if ":\t" in line)
+    except OSError:
+        return {"pos": "", "flags": "0"}
 
 
 def _time_of(path: str) -> int:
