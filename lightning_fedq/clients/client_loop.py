@@ -10,8 +10,9 @@ counts, and what is logged. Else it is Lightning's, and from `training_step` on,
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from lightning_fedq._lightning import pl
@@ -40,13 +41,17 @@ _HOOKS = {
     pl.strategies.Strategy: _originals(pl.strategies.Strategy, _OF_STRATEGY),
 }
 """Lightning's own, as they are when this is imported."""
+_ALONE: Mapping[str, Any] = MappingProxyType({})
 _wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-def _is_plain(one: Any, base: type) -> bool:
-    """Are all of these hooks Lightning's own, in the class and in the instance?"""
+def _is_plain(one: Any, base: type, stacked: Mapping[str, Any] = _ALONE) -> bool:
+    """Are all of these hooks Lightning's own, in the class and in the instance, or a stack's?"""
     kind, held = type(one), vars(one)
-    return all(getattr(kind, name) is own and name not in held for name, own in _HOOKS[base].items())
+    return all(
+        getattr(kind, name) is own and (name not in held or held[name] is stacked.get(name))
+        for name, own in _HOOKS[base].items()
+    )
 
 
 def _wants_index(step: Any) -> bool:
@@ -60,7 +65,13 @@ def _wants_index(step: Any) -> bool:
 
 
 class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
-    """Lightning's epoch loop, with steps that leave out what nobody listens to."""
+    """Lightning's epoch loop, with steps that leave out what nobody listens to.
+
+    Attributes:
+        stacked: A stack's `training_step` and `backward`, which stand in for the strategy's.
+    """
+
+    stacked: Mapping[str, Any] = _ALONE
 
     _quiet = True
     """Was the step quiet when `training_step` had run?"""
@@ -80,7 +91,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             and trainer.world_size == 1
             and not self.automatic_optimization._skip_backward
             and _is_plain(module, pl.LightningModule)
-            and _is_plain(strategy, pl.strategies.Strategy)
+            and _is_plain(strategy, pl.strategies.Strategy, self.stacked)
             and (data is None or _is_plain(data, pl.LightningDataModule))
             and all(_is_plain(callback, pl.Callback) for callback in trainer.callbacks)
         )
@@ -134,9 +145,8 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             return found
 
         def train() -> Any:
-            step = module.training_step
-            args = (batch, index) if _wants_index(step) else (batch,)
-            found = in_hook("training_step", step, *args)
+            args = (batch, index) if _wants_index(module.training_step) else (batch,)
+            found = in_hook("training_step", self.stacked.get("training_step", module.training_step), *args)
             self._quiet = self.is_quiet()  # what it has set is listened to at once
             return own.output_result_cls.from_training_step_output(found, trainer.accumulate_grad_batches)
 
@@ -151,7 +161,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             done.zero_grad.increment_completed()
 
         def backward(loss: Any) -> None:
-            if self._quiet:
+            if self._quiet and not self.stacked:
                 in_hook("backward", loss.backward)
             else:
                 _call._call_strategy_hook(trainer, "backward", loss, optimizer)

@@ -7,6 +7,7 @@ the process. Memory that processes share outlives it and is put back. Files stay
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -52,10 +53,26 @@ def why_no_forks(trainer: Any) -> str:
     if strategy.root_device.type != "cpu" or torch.cuda.is_available():
         return "PyTorch can't train in the fork of a process that sees a GPU"
     try:
-        in_fork(lambda: torch.ones(1, requires_grad=True).sum().backward())  # type: ignore[no-untyped-call]
+        _try_backward()
     except (RuntimeError, OSError) as error:  # of autograd's threads; or no memory for a fork
         return f"a backward pass failed in one: {(str(error).splitlines() or [type(error).__name__])[0]}"
     return ""
+
+
+@functools.cache
+def _try_backward() -> None:
+    """A backward pass in a fork, once a process: the one here has begun all of autograd's threads by then.
+
+    Raises:
+        RuntimeError: If there is none, in this process.
+        OSError: If there is no memory for a fork.
+    """
+
+    def backward() -> None:
+        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+
+    backward()
+    in_fork(backward)
 
 
 def in_fork(work: Callable[[], T]) -> T:

@@ -165,18 +165,25 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
+@functools.lru_cache(4096)
+def _named_by(code: types.CodeType) -> tuple[set[tuple[str, bool]], set[str]]:
+    """Globals that code loads or stores, whether only to read a Trainer's setting, and what it imports."""
+    loaded, imported = set[tuple[str, bool]](), set[str]()
+    for one, behind in pairwise((*dis.get_instructions(code), None)):
+        if one is not None and one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
+            setting = behind is not None and behind.opname == "LOAD_ATTR" and behind.argval in _SETTINGS
+            loaded.add((one.argval, setting))
+        elif one is not None and one.opname == "IMPORT_NAME":
+            imported.add(one.argval)
+    return loaded, imported
+
+
 def _globals_of(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
     modules = {} if "site-packages" in str(names.get("__file__", "")) else sys.modules
     if not any(name in names or name in modules for name in code.co_names):
         return
-    loaded, imported = set[str](), set[str]()
-    for one, behind in pairwise((*dis.get_instructions(code), None)):
-        if one is not None and one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
-            setting = behind is not None and behind.opname == "LOAD_ATTR" and behind.argval in _SETTINGS
-            if not (setting and isinstance(names.get(one.argval), pl.Trainer)):
-                loaded.add(one.argval)
-        elif one is not None and one.opname == "IMPORT_NAME":
-            imported.add(one.argval)
+    loads, imported = _named_by(code)
+    loaded = {n for n, setting in loads if not (setting and isinstance(names.get(n), pl.Trainer))}
     values = {name: names[name] for name in loaded & names.keys()}
     values = {name: modules[name] for name in imported & modules.keys()} | values
     queue, seen = deque((value, name) for name, value in values.items()), set[int]()

@@ -110,9 +110,14 @@ class RoundPlan:
 
     def stream_seed(self, purpose: str, client: int | None = None) -> int:
         """A 63-bit seed for simulation randomness (data order, dropout masks), never for a coin."""
-        rand = PublicRandomness(SeededKeys(self.seed), self.round)
+        rand = _known_to_all(self.seed, self.round)
         stream = rand.public(purpose) if client is None else rand.shared_with_server(client, purpose)
         return int(stream.words64(1)[0]) >> 1
+
+
+@lru_cache(16)
+def _known_to_all(seed: int, round: int) -> PublicRandomness:
+    return PublicRandomness(SeededKeys(seed), round)
 
 
 @dataclass(frozen=True)

@@ -144,11 +144,13 @@ for one in BATCH_HOOKS:
     ROWS[f"a callback's {one}"] = (module_with(), {"callbacks": [callback_with(one)]}, False)
 
 
-def train(make: Callable[[], Any], settings: dict[str, Any]) -> tuple[dict[str, Tensor], list[Any], Any]:
+def train(
+    make: Callable[[], Any], settings: dict[str, Any], size: int = 1
+) -> tuple[dict[str, Tensor], list[Any], Any]:
     CALLS.clear()
     torch.manual_seed(0)
     settings = dict(settings)
-    fed = Federated(FedAvg(), 4, seed=0, clients_per_step=1, client_metrics="shared", diagnostics=False)
+    fed = Federated(FedAvg(), 4, seed=0, clients_per_step=size, client_metrics="shared", diagnostics=False)
     trainer = pl.Trainer(
         callbacks=[*settings.pop("callbacks", ()), fed],
         max_epochs=2,
@@ -162,19 +164,26 @@ def train(make: Callable[[], Any], settings: dict[str, Any]) -> tuple[dict[str, 
     )
     module = make()
     trainer.fit(module, datamodule=Digits(160))
+    assert fed.fit.clients_per_step == size
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return {n: t.detach().clone() for n, t in module.state_dict().items()}, list(CALLS), metrics
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_a_step_is_lightning_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+IN_STACKS = ["plain", "logs, dictionaries, skipped", "no number", "a schedule of steps", "clips norms"]
+IN_STACKS += ["a callback of other hooks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [*((name, 1) for name in ROWS), *((name, 4) for name in IN_STACKS)]
+)
+def test_a_step_is_lightning_s(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     make, settings, quiet = ROWS[name]
     found, own = [], ClientLoop.is_quiet
     monkeypatch.setattr(ClientLoop, "is_quiet", lambda self: found.append(own(self)) or found[-1])
-    weights, calls, metrics = train(make, settings)
+    weights, calls, metrics = train(make, settings, size)
     assert set(found) == ({quiet} if quiet is not None else {True, False})
     monkeypatch.setattr(ClientLoop, "is_quiet", lambda self: False)
-    expected, expected_calls, expected_metrics = train(make, settings)
+    expected, expected_calls, expected_metrics = train(make, settings, size)
     assert expected.keys() == weights.keys()
     for key, tensor in expected.items():
         assert torch.equal(weights[key], tensor), key
