@@ -10,9 +10,9 @@ counts, and what is logged. Else it is Lightning's, and from `training_step` on,
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
+from operator import attrgetter
 from typing import Any
 
 from lightning_fedq._lightning import pl
@@ -30,27 +30,31 @@ _OF_STRATEGY = (
 )
 
 
-def _originals(kind: Any, names: Iterable[str]) -> dict[str, Any]:
-    return {name: getattr(kind, name) for name in names if hasattr(kind, name)}
+def _originals(kind: Any, *names: str) -> tuple[frozenset[str], Callable[[Any], Any], Any]:
+    """Names, how to read them off a class, and what this class has."""
+    names = tuple(name for name in names if hasattr(kind, name))
+    read = attrgetter(*names)
+    return frozenset(names), read, read(kind)
 
 
 _HOOKS = {
-    pl.LightningModule: _originals(pl.LightningModule, (*STEP_HOOKS, *_OF_DATA, "clip_gradients")),
-    pl.LightningDataModule: _originals(pl.LightningDataModule, _OF_DATA),
-    pl.Callback: _originals(pl.Callback, BATCH_HOOKS),
-    pl.strategies.Strategy: _originals(pl.strategies.Strategy, _OF_STRATEGY),
+    pl.LightningModule: _originals(pl.LightningModule, *STEP_HOOKS, *_OF_DATA, "clip_gradients"),
+    pl.LightningDataModule: _originals(pl.LightningDataModule, *_OF_DATA),
+    pl.Callback: _originals(pl.Callback, *BATCH_HOOKS),
+    pl.strategies.Strategy: _originals(pl.strategies.Strategy, *_OF_STRATEGY),
 }
 """Lightning's own, as they are when this is imported."""
-_ALONE: Mapping[str, Any] = MappingProxyType({})
 _wanted: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-def _is_plain(one: Any, base: type, stacked: Mapping[str, Any] = _ALONE) -> bool:
+def _is_plain(one: Any, base: type, stack: Any = None) -> bool:
     """Are all of these hooks Lightning's own, in the class and in the instance, or a stack's?"""
-    kind, held = type(one), vars(one)
-    return all(
-        getattr(kind, name) is own and (name not in held or held[name] is stacked.get(name))
-        for name, own in _HOOKS[base].items()
+    names, read, own = _HOOKS[base]
+    held = vars(one)
+    if read(type(one)) != own:
+        return False
+    return held.keys().isdisjoint(names) or all(
+        held[name] == getattr(stack, name, ...) for name in names if name in held
     )
 
 
@@ -68,11 +72,10 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
     """Lightning's epoch loop, with steps that leave out what nobody listens to.
 
     Attributes:
-        stacked: A stack's `training_step` and `backward`, which stand in for the strategy's.
+        stack: A stack, whose `training_step` and `backward` stand in for the strategy's.
     """
 
-    stacked: Mapping[str, Any] = _ALONE
-
+    stack: Any = None
     _quiet = True
     """Was the step quiet when `training_step` had run?"""
 
@@ -91,7 +94,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             and trainer.world_size == 1
             and not self.automatic_optimization._skip_backward
             and _is_plain(module, pl.LightningModule)
-            and _is_plain(strategy, pl.strategies.Strategy, self.stacked)
+            and _is_plain(strategy, pl.strategies.Strategy, self.stack)
             and (data is None or _is_plain(data, pl.LightningDataModule))
             and all(_is_plain(callback, pl.Callback) for callback in trainer.callbacks)
         )
@@ -146,7 +149,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
 
         def train() -> Any:
             args = (batch, index) if _wants_index(module.training_step) else (batch,)
-            found = in_hook("training_step", self.stacked.get("training_step", module.training_step), *args)
+            found = in_hook("training_step", (self.stack or module).training_step, *args)
             self._quiet = self.is_quiet()  # what it has set is listened to at once
             return own.output_result_cls.from_training_step_output(found, trainer.accumulate_grad_batches)
 
@@ -161,7 +164,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             done.zero_grad.increment_completed()
 
         def backward(loss: Any) -> None:
-            if self._quiet and not self.stacked:
+            if self._quiet and self.stack is None:
                 in_hook("backward", loss.backward)
             else:
                 _call._call_strategy_hook(trainer, "backward", loss, optimizer)

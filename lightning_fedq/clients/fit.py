@@ -90,6 +90,7 @@ class ClientFit:
         self._shared += tuple(filter(is_ours, trainer.callbacks))
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
         self._fetcher: Any = None
+        self._user_s: set[int] = set()  # tensors, by `id`: metrics and what is frozen may be shared
 
     def drop(self, client: Client) -> None:
         """Free a client's tensors at once: its objects refer to each other, and wait for the collector."""
@@ -98,10 +99,8 @@ class ClientFit:
                 for parameter in group["params"]:
                     parameter.grad = None
             optimizer.state.clear()
-        shared = self.shares_metrics  # whose metrics are the user's
-        user_s = {id(one) for one in _tensors(self._home.lightning_module)} if shared else ()
         for tensor in _tensors(client.module):
-            if id(tensor) not in user_s:
+            if id(tensor) not in self._user_s:
                 tensor.grad = None
                 tensor.data = tensor.data.new_empty(0)
 
@@ -163,6 +162,7 @@ class ClientFit:
 
     def _world(self, alone: bool) -> World:
         home, shared = self._home, list(self._shared)
+        self._user_s = {id(one) for one in _tensors(home.lightning_module)}
         if self.shares_metrics and not alone:
             shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
         roots = (

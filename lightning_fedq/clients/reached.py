@@ -29,6 +29,7 @@ _LIBRARIES = {
     *("lightning_fedq", "lightning_utilities", "jsonargparse", "pytest", "_pytest"),
 } - {"__main__"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, frozenset)
+_NOTHING = ()  # one object, wherever it stands
 _SKIPPED = (*_PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType, types.FrameType)
 _CODE = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
 _SETTINGS = {
@@ -75,8 +76,10 @@ def reached_by(used: Iterable[Any], met: Container[int] = ()) -> dict[int, tuple
     """
     found: dict[int, tuple[Any, str]] = {}
     for value, way, number in _walk(used):
-        if not isinstance(value, _PLAIN) and (
-            number < _NAMED or id(value) in met or isinstance(value, pl.Trainer)
+        if (
+            not isinstance(value, _PLAIN)
+            and value is not _NOTHING
+            and (number < _NAMED or id(value) in met or isinstance(value, pl.Trainer))
         ):
             found.setdefault(id(value), (value, way))
     return found

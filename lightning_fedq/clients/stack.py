@@ -266,11 +266,8 @@ class ClientStack:
         self._gradients: list[Tensor] = []
         self._take_over(optimizer, parameters)
         self._ordinary_clip = self._precision.clip_grad_by_norm
-        own = trainer.fit_loop.epoch_loop.stacked = {
-            "training_step": self.training_step,
-            "backward": self.backward,
-        }
-        vars(self._strategy).update(own)
+        self._strategy.training_step, self._strategy.backward = self.training_step, self.backward
+        trainer.fit_loop.epoch_loop.stack = self
         self._precision.clip_grad_by_norm = self.clip_grad_by_norm
 
     def _take_over(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:

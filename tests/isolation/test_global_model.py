@@ -393,3 +393,23 @@ def test_the_outer_trainer_keeps_no_client_s_optimiser() -> None:
     trainer = train(Net(), then=look)
     found.extend(dict(optimizer.state) for optimizer in trainer.optimizers)
     assert len(found) >= ROUNDS and not any(found)
+
+
+TEACHER = nn.Linear(3, 3).requires_grad_(False)
+
+
+class Taught(Net):
+    """Holds a frozen module that its code names by a global, too, so that clients share it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = TEACHER
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.mse_loss(self.net(TEACHER(batch[0])), batch[1])
+
+
+@pytest.mark.parametrize("client_metrics", ["local", "shared"])
+def test_what_clients_share_is_not_freed_with_the_first(client_metrics: str) -> None:
+    train(Taught(), client_metrics=client_metrics)
+    assert TEACHER.weight.shape == (3, 3)
