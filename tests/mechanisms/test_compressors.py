@@ -25,8 +25,8 @@ def errors_of(mechanism, update, count):
 
 @pytest.mark.parametrize("mechanism, variance", [(QSGD(4), 0.025), (TernGrad(), 0.12)], ids=repr)
 def test_random_rounding_of_three_fifths_and_four_fifths(mechanism, variance):
-    """The variances by hand, for (.6, .8); 20,000 draws, 4.5 standard errors."""
-    count = 20_000
+    """The variances by hand, for (.6, .8); 5,000 draws, 4.5 standard errors."""
+    count = 5000
     errors = errors_of(mechanism, torch.tensor([0.6, 0.8]), count)
     assert (errors.mean(0).abs() <= 4.5 * errors.std(0) / math.sqrt(count) + 1e-7).all()
     squares = errors.square().sum(1)
@@ -132,14 +132,3 @@ def test_what_nobody_can_send_is_refused(mechanism):
                 decode(mechanism, wrong, (0,), context)
     with pytest.raises(ValueError, match="integers of shape"):
         decode(mechanism, symbols[:, 1:], (0,), context)
-
-
-def test_wrong_parameters_are_refused():
-    with pytest.raises(ValueError, match=r"levels must be in \[1, 32767\]"):
-        QSGD(0)
-    with pytest.raises(ValueError, match="take QSGD"):
-        TernGrad(2)
-    with pytest.raises(ValueError, match=r"bits must be in \[1, 4\]"):
-        EDEN(5)
-    with pytest.raises(ValueError, match="take EDEN"):
-        DRIVE(2)

@@ -1,5 +1,4 @@
 import math
-import pickle
 import tracemalloc
 from decimal import Decimal, localcontext
 
@@ -37,7 +36,6 @@ EVERY = [
     {"blocks_per_round": 400},
     {"lattice": "A2", "stages": 2, "blocks_per_round": 400},
 ]
-IDS = ["-".join(f"{v}" for v in kwargs.values()) or "default" for kwargs in EVERY]
 
 
 def context(clients, dim, radius=1.0, round=0, center=0.0):
@@ -98,25 +96,7 @@ def test_scalar_error_is_the_closed_form(levels, epsilon, case):
     assert mechanism.noise_variance(ctx, range(5)).item() >= expected * (1 - 1e-7)
 
 
-@pytest.mark.parametrize("kwargs", EVERY, ids=IDS)
-def test_every_lattice_and_depth_is_unbiased_within_its_noise_bound(kwargs):
-    mechanism, dim = CPA(epsilon=2.0, **kwargs), 16_000
-    block = torch.tensor([0.9, -1.0, 0.3, 0.0, 1.0, -0.2, 0.55, -0.8])
-    ctx = context(2, dim, radius=0.5, center=0.25)
-    updates = 0.25 + 0.5 * block.repeat(2, dim // 8)
-    error = (decoded(mechanism, updates, ctx).double() / 2 - updates[0].double()).reshape(-1, 8)
-    # 17 mechanisms, 8 positions, 5.2 standard errors: false alarm 3e-5.
-    assert (error.mean(0).abs() < 5.2 * error.std(0) / math.sqrt(len(error))).all()
-    bound = mechanism.noise_variance(ctx, (0, 1)).item()
-    squared = error.square()
-    assert (squared.mean(0) - 5.2 * squared.std(0) / math.sqrt(len(error)) < bound).all()
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [k for k in EVERY if "lattice" in k and "blocks_per_round" not in k],
-    ids=[i for k, i in zip(EVERY, IDS, strict=True) if "lattice" in k and "blocks_per_round" not in k],
-)
+@pytest.mark.parametrize("kwargs", [k for k in EVERY if "lattice" in k and "blocks_per_round" not in k])
 def test_lattice_error_is_the_closed_form(kwargs):
     """Zero input: MSE = sum of stages kappa E_q / c^2 - E |points|^2 + L g det^(2/L) scale^2, per block."""
     mechanism, epsilon, dim = CPA(epsilon=1.0, **kwargs), 1.0, 32_000
@@ -319,18 +299,6 @@ def test_all_blocks_asked_for_are_all_blocks():
     assert torch.equal(plain, asked)
 
 
-def test_dropouts_and_stacks_with_some_blocks():
-    """Whoever answers, in whatever stacks: the sum is that of the single messages."""
-    mechanism, ctx, keys = CPA(20.0, epsilon_scope="round", stages=2), context(6, 90), SeededKeys(1)
-    updates = 0.3 * torch.randn(6, 90, generator=torch.Generator().manual_seed(0))
-    symbols = mechanism.encode(updates, ctx, ClientRandomness(keys, range(6), 0)).symbols
-    public = PublicRandomness(keys, 0)
-    ones = [mechanism.decode(symbols[i : i + 1], [i], ctx, public) for i in range(6)]
-    for answered in ([0, 1, 2, 3, 4, 5], [5, 2], [4]):
-        total = mechanism.decode(symbols[answered], answered, ctx, public)
-        torch.testing.assert_close(total, sum(ones[i] for i in answered), atol=1e-3, rtol=1e-5)
-
-
 def test_a_total_budget_ends_with_its_rounds():
     mechanism = CPA(10.0, epsilon_scope="total", rounds=2)
     for round in (0, 1):
@@ -522,44 +490,6 @@ def test_lever_of_one_liar():
 # ---- bad input -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "match"),
-    [
-        ({"epsilon": 0.0}, "epsilon must be > 0"),
-        ({"epsilon": (1.0, -1.0)}, "epsilon must be > 0"),
-        ({"epsilon": ()}, "a number or a tuple of them"),
-        ({"lattice": "E7"}, "lattice of CPA must be one of"),
-        ({"stages": 0}, "stages must be >= 1"),
-        ({"levels": 1}, "at least 2 levels"),
-        ({"levels": 10**9}, "at most 65536 levels a stage"),
-        ({"stages": 41}, "at most 65536 levels a stage and 1099511627776 in all"),
-        ({"codebook_radius": 1.0}, "Z takes levels"),
-        ({"lattice": "A2", "levels": 3}, "A2 takes codebook_radius"),
-        ({"nesting": 3}, "does nothing with one stage"),
-        ({"stages": 2, "nesting": 1}, "at least 2 levels"),
-        ({"lattice": "A2", "stages": 2, "nesting": 1}, "ratio must be >= 2"),
-        ({"lattice": "A2", "codebook_radius": 0.1}, "needs a radius >="),
-        ({"lattice": "D4", "codebook_radius": 2**0.5}, "choose a larger one"),
-        ({"levels": 5, "words": "balanced"}, "even number of points"),
-        ({"words": "hash"}, "words of CPA must be one of"),
-        ({"dither": "some"}, "dither of CPA must be one of"),
-        ({"decoder": "best"}, "decoder of CPA must be one of"),
-        ({"decay_rounds": 0.0}, "decay_rounds must be > 0"),
-        ({"threshold": True, "decoder": "paper"}, "needs decoder='unbiased'"),
-        ({"epsilon_scope": "model"}, "epsilon_scope of CPA must be one of bit, round, total"),
-        ({"epsilon_scope": "total"}, "rounds goes with epsilon_scope='total'"),
-        ({"epsilon_scope": "round", "rounds": 3}, "rounds goes with epsilon_scope='total'"),
-        ({"epsilon_scope": "total", "rounds": 0}, "rounds must be >= 1"),
-        ({"blocks_per_round": 0}, "blocks_per_round must be >= 1"),
-        ({"blocks_per_round": 3, "decoder": "paper"}, "scaled by their rarity"),
-        ({"epsilon_scope": "round", "threshold": True}, "scaled by their rarity"),
-    ],
-)
-def test_arguments_are_checked(kwargs, match):
-    with pytest.raises(ValueError, match=match):
-        CPA(**{"epsilon": 1.0, **kwargs})
-
-
 def test_messages_are_checked():
     mechanism, ctx, public = CPA(epsilon=1.0), context(2, 10), PublicRandomness(SeededKeys(0), 0)
     with pytest.raises(ValueError, match=r"shape \(2, 10\), got \(2, 9\)"):
@@ -569,9 +499,3 @@ def test_messages_are_checked():
             mechanism.decode(wrong, (0, 1), ctx, public)
     with pytest.raises(ValueError, match="epsilon has 2 entries for 3 clients"):
         CPA(epsilon=(1.0, 2.0)).group_sizes(3)
-
-
-def test_pickles():
-    mechanism = CPA(epsilon=(1.0, 2.0), lattice="A2", stages=2)
-    copy = pickle.loads(pickle.dumps(mechanism))
-    assert copy == mechanism and copy.bits_per_coordinate == 1.0

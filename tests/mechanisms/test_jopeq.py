@@ -67,18 +67,9 @@ def test_bits_on_the_wire():
         assert encode(mechanism, torch.zeros(1, 50), context_of(mechanism, (0,), (50,))).num_bits == 50 * bits
 
 
-def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="epsilon must be > 0 and finite"):
-        JoPEQ(epsilon=0.0)
-    with pytest.raises(ValueError, match=r"levels must be in \[2, 65536\]"):
-        JoPEQ(epsilon=1.0, levels=1)
-    with pytest.raises(ValueError, match="no noise is left"):
-        JoPEQ(epsilon=8.0, levels=2)
-
-
 @pytest.mark.parametrize(
     ("epsilon", "levels"),
-    [(0.001, 65), (1.0, 4096), (12.0, 17), (12.0, 65), (12.0, 4096), (14.0, 65), (18.0, 65)],
+    [(0.001, 65), (12.0, 17), (12.0, 65), (12.0, 4096), (14.0, 65), (18.0, 65)],
 )
 def test_the_exact_law_in_whole_words_is_within_the_claim(epsilon, levels):
     """Every level's chance, counted over the 2^52 words that the encoder reads, for three dithers."""

@@ -37,8 +37,7 @@ def law_p_value(mechanism, sender, update, count=6000):
     return stats.chisquare(np.append(hits, count - hits.sum()), chances * count).pvalue
 
 
-@pytest.mark.parametrize("mechanism", KINDS, ids=repr)
-@pytest.mark.parametrize("update", [DENSE, SPARSE], ids=["dense", "one coordinate"])
+@pytest.mark.parametrize(("mechanism", "update"), [*((kind, DENSE) for kind in KINDS), (KINDS[0], SPARSE)])
 def test_the_law_of_a_message_given_the_directions(mechanism, update):
     """6,000 messages; false alarm once in 1e5. One of 1.3 times the epsilon is seen."""
     assert law_p_value(mechanism, mechanism, update) > 1e-5
@@ -52,8 +51,7 @@ def test_zero_has_no_direction():
     assert mean.abs().max().item() <= 5 * math.sqrt(KINDS[0].noise_variance(context, range(6000))[0].item())
 
 
-@pytest.mark.parametrize("mechanism", KINDS, ids=repr)
-@pytest.mark.parametrize("update", [DENSE, SPARSE], ids=["dense", "one coordinate"])
+@pytest.mark.parametrize(("mechanism", "update"), [*((kind, DENSE) for kind in KINDS), (KINDS[0], SPARSE)])
 def test_the_mean_points_along_the_update_and_the_error_is_the_formula(mechanism, update):
     """400 rounds of 20 clients of one update: codebooks, projections and coins are all drawn anew."""
     direction, decoded = update.double() / update.double().norm(), []
@@ -153,18 +151,3 @@ def test_a_codebook_that_no_memory_holds_is_refused_with_the_cure():
     mechanism = PrivUnitG(1.0, 1.0, directions=2**16)
     with pytest.raises(ValueError, match="lower `directions`, or take RotatedAxes"):
         messages_of(mechanism, torch.ones(2**11), 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        *(("epsilon", wrong) for wrong in (0.0, math.inf)),
-        *(("clip_norm", wrong) for wrong in (0.0, math.inf)),
-        *(("directions", wrong) for wrong in (100, 1)),
-    ],
-)
-def test_wrong_parameters_are_refused(name, wrong):
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        PrivUnitG(**({"epsilon": 1.0, "clip_norm": 1.0} | {name: wrong}))
-    with pytest.raises(ValueError, match="subspace must be >= 2"):
-        ProjUnit(1.0, 1.0, subspace=1)

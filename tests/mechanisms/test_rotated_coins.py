@@ -315,24 +315,6 @@ def test_a_worst_pair_fills_every_range():
     assert int(symbols[0].sum()) > 1020 and int(symbols[1].sum()) < 4
 
 
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"clip_norm": 0.0}, "clip_norm must be > 0"),
-        ({"kappa": math.inf}, "kappa must be > 0"),
-        ({"epsilon": -1.0}, "epsilon must be > 0"),
-        ({"coins": 0}, r"coins must be in \[1, 255\], got 0"),
-        ({"share": 0.3}, "share must be 1, 1/2, 1/4 or another power of 1/2, got 0.3"),
-        ({"share": 2.0}, "share must be 1, 1/2"),
-        ({"max_dropped": -1}, "max_dropped must be >= 0"),
-        ({"wrap_chance": 0.5}, r"wrap_chance must be in \[0, 0.01\], got 0.5"),
-    ],
-)
-def test_senseless_settings(settings, match):
-    with pytest.raises(ValueError, match=match):
-        RotatedCoins(**{"clip_norm": 1.0, **settings})
-
-
 def test_rounds_with_too_many_dropouts_are_given_up():
     mechanism = RotatedCoins(1.0, 0.1, max_dropped=4)
     context = context_of(mechanism, tuple(range(50)), (100,))

@@ -63,16 +63,3 @@ def test_two_levels_are_randomised_response_and_any_level_is_met():
     assert float(law[1]) == pytest.approx(1.0 / (1.0 + math.exp(-1.0)), abs=1e-9)
     for epsilon in (1e-4, 0.1, 12.0):
         assert (1.0 - 1e-5) * epsilon < RQM(epsilon).channel.epsilon <= epsilon
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"levels": 17}, r"levels must be in \[2, 16\]"),
-        ({"keep": 1.0}, r"keep must be in \[0.1, 0.9\]"),
-        ({"epsilon": 13.0}, r"epsilon must be in \[1e-4, 12\]"),
-    ],
-)
-def test_arguments_are_checked(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        RQM(**{"epsilon": 1.0, **arguments})

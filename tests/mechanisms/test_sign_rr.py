@@ -1,6 +1,5 @@
 import math
 
-import pytest
 import torch
 
 from lightning_fedq.mechanisms.interface import Adversary, CoinSum, PmfPairs
@@ -70,10 +69,3 @@ def test_claims_are_those_of_independent_coins():
     assert isinstance(pair, PmfPairs) and math.log(pair.pairs[0][0][0] / pair.pairs[0][1][0]) <= 0.5
     assert isinstance(claims[Adversary.SECAGG_SERVER].loss, CoinSum)
     assert all(claim.compositions == 7 for claim in claims.values())
-
-
-def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="epsilon must be > 0"):
-        SignRR(epsilon=0.0)
-    with pytest.raises(ValueError, match="aggregation of SignRR must be one of"):
-        SignRR(epsilon=1.0, aggregation="median")

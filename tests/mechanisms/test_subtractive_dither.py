@@ -17,8 +17,3 @@ def test_the_error_of_the_mean_is_irwin_hall(size):
     mean = decode(mechanism, encode(mechanism, values, context).symbols, context.cohort, context) / size
     error = (mean - values.mean(0)).double() / (2.0 / 3.0 / (12 * size) ** 0.5)
     assert stats.kstest(error.numpy(), lambda x: irwin_hall_cdf(x, size)).pvalue > 1e-4
-
-
-def test_bad_bits():
-    with pytest.raises(ValueError, match=r"bits must be in \[2, 16\], got 1"):
-        SubtractiveDither(bits=1)

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.lab.audit.source_plants import CLAIMS, HANDED_ON, LAYERS, SECRET_COHORTS, SWEEPS, Plant
-
-PLANTS = (*SECRET_COHORTS, *HANDED_ON, *SWEEPS, *CLAIMS, *LAYERS)
 ROOT = Path(__file__).parents[3]
+
+
+class Plant(NamedTuple):
+    """One fault: (clean, faulty) passages of a file of the library, and the test that fails with it."""
+
+    name: str
+    file: str
+    change: tuple[tuple[str, str], ...]
+    caught_by: str
+
+
+def read(block: str) -> Plant:
+    """A fault as `source_plants.txt` has it."""
+    name, place, *lines = block.splitlines()
+    file, _, caught_by = place.removeprefix("@ ").partition(" ")
+    passages: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if not passages or passages[-1][0] != line[0]:
+            passages.append((line[0], []))
+        passages[-1][1].append(line[2:])
+    texts = ["\n".join(found) for _, found in passages]
+    return Plant(name, file, tuple(zip(texts[::2], texts[1::2], strict=True)), caught_by)
+
+
+_, *BLOCKS = re.split(r"^= ", Path(__file__).with_name("source_plants.txt").read_text(), flags=re.M)
+PLANTS = [read(block.partition("\n\n")[0]) for block in BLOCKS]
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)

@@ -138,30 +138,3 @@ def test_the_sampler_costs_next_to_nothing_at_ten_million_coordinates(mechanism,
     claim = mechanism.claims(context_of(mechanism, range(100), (dim,)))[0]
     loose = spent(claim.loss, 1e-5, rounds=100, slack=claim.slack).epsilon
     assert loose <= min(8.0, spent(claim.loss, 1e-5, rounds=100).epsilon + 0.005)
-
-
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (lambda: GaussianNoise(1.0), "give noise_multiplier, or all of epsilon, delta and rounds"),
-        (lambda: GaussianNoise(1.0, epsilon=1.0, delta=1e-5), "give noise_multiplier, or all of epsilon"),
-        (lambda: GaussianNoise(1.0, 1.0, epsilon=1.0), "not both"),
-        (lambda: GaussianNoise(0.0, 1.0), "clip_norm must be > 0 and finite, got 0.0"),
-        (lambda: LaplaceNoise(math.inf, 1.0), "clip_norm must be > 0 and finite, got inf"),
-        (lambda: GaussianNoise(1.0, -1.0), "noise_multiplier must be > 0 and finite, got -1.0"),
-        (lambda: GaussianNoise(1.0, 1e-9), "between 1e-6 and 1e6 clipping bounds"),
-        (
-            lambda: GaussianNoise(1.0, epsilon=0.0, delta=1e-5, rounds=1),
-            "epsilon must be > 0 and finite, got 0.0",
-        ),
-        (lambda: GaussianNoise(1.0, epsilon=1.0, delta=0.0, rounds=1), r"delta must be in \(0, 1\), got 0.0"),
-        (lambda: LaplaceNoise(1.0, epsilon=1.0, delta=1.0, rounds=1), r"delta must be in \[0, 1\), got 1.0"),
-        (lambda: LaplaceNoise(1.0, epsilon=1.0, delta=0.0, rounds=0), "rounds must be >= 1, got 0"),
-        (lambda: PerCoordinateGaussian(-1.0, 1e-5), "epsilon must be > 0 and finite, got -1.0"),
-        (lambda: PerCoordinateGaussian(1.0, 0.0), r"delta must be in \(0, 1\), got 0.0"),
-        (lambda: PerCoordinateLaplace(math.nan), "epsilon must be > 0 and finite, got nan"),
-    ],
-)
-def test_senseless_parameters_are_refused(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()

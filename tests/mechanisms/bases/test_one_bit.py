@@ -199,21 +199,6 @@ def test_group_sizes():
     assert StratifiedCorBin(1.0, 4).group_sizes(10) == (4, 4, 2)
 
 
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (lambda: LDPQ(0.0), "epsilon must be > 0, got 0.0"),
-        (lambda: LDPQ(math.nan), "epsilon must be > 0, got nan"),
-        (lambda: CorBin(1.0, 33), "shared_bits must be in \\[0, 32\\] or None, got 33"),
-        (lambda: AugCorBin(1.0, 5, 1.5), "unpaired_fraction must be in \\[0, 1\\], got 1.5"),
-        (lambda: StratifiedCorBin(1.0, 1), "group_size must be >= 2, got 1"),
-    ],
-)
-def test_senseless_parameters_are_refused(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 @pytest.mark.parametrize("radius", [1e-310, 5e-324, 9.9e-301])
 def test_a_radius_without_an_inverse_is_refused(radius):
     """0 / radius would be 0 * inf: a bit that is never one, where its chance must be at least lo."""

@@ -1,0 +1,140 @@
+"""Parameters that no mechanism and no rule for ranges takes, each refused by name when it is made."""
+
+import math
+import re
+
+import pytest
+
+from lightning_fedq import mechanisms
+from lightning_fedq.mechanisms.interface import ranges
+
+REFUSED = r"""
+AdaptiveClip(GaussianNoise(1.0, 1.0), quantile=0.0) | quantile must be in
+AdaptiveClip(GaussianNoise(1.0, 1.0), quantile=1.0) | quantile must be in
+AdaptiveClip(GaussianNoise(1.0, 1.0), rate=2.0) | rate must be in (0, 1]
+AdaptiveClip(GaussianNoise(1.0, 1.0), share=0.6) | share in (0, 0.5]
+AdaptiveClip(GaussianNoise(1.0, 1.0), floor=2.0) | must lie between floor and ceiling
+AdaptiveClip(GaussianNoise(1.0, 1.0), ceiling=0.5) | must lie between floor and ceiling
+AdaptiveClip(GaussianNoise(1.0, 1.0), floor=1e-09, ceiling=1000000000.0) | at most 1e+12 apart
+BandedGaussian(1.0, 1.0, 0) | band must be in [1, 1024], got 0
+BandedGaussian(0.0, 1.0, 1) | clip_norm
+BandedGaussian(1.0, 100000.0, 1) | more noise leaves no signal
+BandedGaussian(1.0, 1e-06, 1) | less protects nobody
+QSGD(0) | levels must be in [1, 32767]
+TernGrad(2) | take QSGD
+EDEN(5) | bits must be in [1, 4]
+DRIVE(2) | take EDEN
+CPA(epsilon=0.0) | epsilon must be > 0
+CPA(epsilon=(1.0, -1.0)) | epsilon must be > 0
+CPA(epsilon=()) | a number or a tuple of them
+CPA(epsilon=1.0, lattice='E7') | lattice of CPA must be one of
+CPA(epsilon=1.0, stages=0) | stages must be >= 1
+CPA(epsilon=1.0, levels=1) | at least 2 levels
+CPA(epsilon=1.0, levels=1000000000) | at most 65536 levels a stage
+CPA(epsilon=1.0, stages=41) | at most 65536 levels a stage and 1099511627776 in all
+CPA(epsilon=1.0, codebook_radius=1.0) | Z takes levels
+CPA(epsilon=1.0, lattice='A2', levels=3) | A2 takes codebook_radius
+CPA(epsilon=1.0, nesting=3) | does nothing with one stage
+CPA(epsilon=1.0, stages=2, nesting=1) | at least 2 levels
+CPA(epsilon=1.0, lattice='A2', stages=2, nesting=1) | ratio must be >= 2
+CPA(epsilon=1.0, lattice='A2', codebook_radius=0.1) | needs a radius >=
+CPA(epsilon=1.0, lattice='D4', codebook_radius=1.4142135623730951) | choose a larger one
+CPA(epsilon=1.0, levels=5, words='balanced') | even number of points
+CPA(epsilon=1.0, words='hash') | words of CPA must be one of
+CPA(epsilon=1.0, dither='some') | dither of CPA must be one of
+CPA(epsilon=1.0, decoder='best') | decoder of CPA must be one of
+CPA(epsilon=1.0, decay_rounds=0.0) | decay_rounds must be > 0
+CPA(epsilon=1.0, threshold=True, decoder='paper') | needs decoder='unbiased'
+CPA(epsilon=1.0, epsilon_scope='model') | epsilon_scope of CPA must be one of bit, round, total
+CPA(epsilon=1.0, epsilon_scope='total') | rounds goes with epsilon_scope='total'
+CPA(epsilon=1.0, epsilon_scope='round', rounds=3) | rounds goes with epsilon_scope='total'
+CPA(epsilon=1.0, epsilon_scope='total', rounds=0) | rounds must be >= 1
+CPA(epsilon=1.0, blocks_per_round=0) | blocks_per_round must be >= 1
+CPA(epsilon=1.0, blocks_per_round=3, decoder='paper') | scaled by their rarity
+CPA(epsilon=1.0, epsilon_scope='round', threshold=True) | scaled by their rarity
+DistributedDiscreteGaussian(1.0, 0.0, 0.1) | local_sigma must be > 0 and finite, got 0.0
+DistributedDiscreteGaussian(1.0, 0.1, 0.1, bits=40) | bits must be in [2, 31], got 40
+DistributedDiscreteGaussian(1.0, 0.1, 0.1, max_dropped=-1) | max_dropped must be >= 0, got -1
+IMVU(clip_norm=1.0, noise_multiplier=1.0, output_bits=5) | output_bits must be in [1, 4]
+IMVU(clip_norm=1.0, noise_multiplier=0.1) | noise_multiplier must be at least 0.25
+IMVU(clip_norm=0.0, noise_multiplier=1.0) | clip_norm must be > 0
+JoPEQ(epsilon=0.0) | epsilon must be > 0 and finite
+JoPEQ(epsilon=1.0, levels=1) | levels must be in [2, 65536]
+JoPEQ(epsilon=8.0, levels=2) | no noise is left
+MVU(epsilon=1.0, input_bits=0) | must be in [1, 4]
+MVU(epsilon=0.0) | epsilon must be > 0
+PrivUnitG(epsilon=0.0, clip_norm=1.0) | epsilon must be
+PrivUnitG(epsilon=math.inf, clip_norm=1.0) | epsilon must be
+PrivUnitG(epsilon=1.0, clip_norm=0.0) | clip_norm must be
+PrivUnitG(epsilon=1.0, clip_norm=math.inf) | clip_norm must be
+PrivUnitG(epsilon=1.0, clip_norm=1.0, directions=100) | directions must be
+PrivUnitG(epsilon=1.0, clip_norm=1.0, directions=1) | directions must be
+ProjUnit(1.0, 1.0, subspace=1) | subspace must be >= 2
+RotatedAxes(epsilon=0.0, clip_norm=1.0) | epsilon must be
+RotatedAxes(epsilon=math.inf, clip_norm=1.0) | epsilon must be
+RotatedAxes(epsilon=1.0, clip_norm=0.0) | clip_norm must be
+RotatedAxes(epsilon=1.0, clip_norm=math.inf) | clip_norm must be
+RotatedCoins(clip_norm=0.0) | clip_norm must be > 0
+RotatedCoins(clip_norm=1.0, kappa=math.inf) | kappa must be > 0
+RotatedCoins(clip_norm=1.0, epsilon=-1.0) | epsilon must be > 0
+RotatedCoins(clip_norm=1.0, coins=0) | coins must be in [1, 255], got 0
+RotatedCoins(clip_norm=1.0, share=0.3) | share must be 1, 1/2, 1/4 or another power of 1/2, got 0.3
+RotatedCoins(clip_norm=1.0, share=2.0) | share must be 1, 1/2
+RotatedCoins(clip_norm=1.0, max_dropped=-1) | max_dropped must be >= 0
+RotatedCoins(clip_norm=1.0, wrap_chance=0.5) | wrap_chance must be in [0, 0.01], got 0.5
+RQM(epsilon=1.0, levels=17) | levels must be in [2, 16]
+RQM(epsilon=1.0, keep=1.0) | keep must be in [0.1, 0.9]
+RQM(epsilon=13.0) | epsilon must be in [1e-4, 12]
+SignRR(epsilon=0.0) | epsilon must be > 0
+SignRR(epsilon=1.0, aggregation='median') | aggregation of SignRR must be one of
+SubtractiveDither(bits=1) | bits must be in [2, 16], got 1
+FixedRange(0.0) | radius must be > 0 and finite, got 0.0
+FixedRange(math.nan) | radius must be > 0 and finite, got nan
+FixedRange(1.0, math.inf) | center must be finite, got inf
+PreviousMinMax(margin=0.9) | margin must be >= 1, got 0.9
+PreviousMinMax(floor=0.0) | floor must be > 0 and finite, got 0.0
+AdaptiveRange(initial=-1.0) | initial must be > 0 and finite, got -1.0
+AdaptiveRange(growth=0.9) | growth must be >= 1 and shrink <= 1, got 0.9 and 0.95
+SIGM(0.0, 1.0) | clip_value must be > 0 and finite, got 0.0
+SIGM(1.0, -1.0) | noise_multiplier must be > 0 and finite, got -1.0
+SIGM(1.0, 1.0, 1.5) | sampling_probability must be in [2^-20, 1], got 1.5
+CSGM(1.0, 1.0, 0.5, 17) | bits must be in [2, 16], or 1 with levels='even'
+GaussianNoise(1.0) | give noise_multiplier, or all of epsilon, delta and rounds
+GaussianNoise(1.0, epsilon=1.0, delta=1e-05) | give noise_multiplier, or all of epsilon
+GaussianNoise(1.0, 1.0, epsilon=1.0) | not both
+GaussianNoise(0.0, 1.0) | clip_norm must be > 0 and finite, got 0.0
+LaplaceNoise(math.inf, 1.0) | clip_norm must be > 0 and finite, got inf
+GaussianNoise(1.0, -1.0) | noise_multiplier must be > 0 and finite, got -1.0
+GaussianNoise(1.0, 1e-09) | between 1e-6 and 1e6 clipping bounds
+GaussianNoise(1.0, epsilon=0.0, delta=1e-05, rounds=1) | epsilon must be > 0 and finite, got 0.0
+GaussianNoise(1.0, epsilon=1.0, delta=0.0, rounds=1) | delta must be in (0, 1), got 0.0
+LaplaceNoise(1.0, epsilon=1.0, delta=1.0, rounds=1) | delta must be in [0, 1), got 1.0
+LaplaceNoise(1.0, epsilon=1.0, delta=0.0, rounds=0) | rounds must be >= 1, got 0
+PerCoordinateGaussian(-1.0, 1e-05) | epsilon must be > 0 and finite, got -1.0
+PerCoordinateGaussian(1.0, 0.0) | delta must be in (0, 1), got 0.0
+PerCoordinateLaplace(math.nan) | epsilon must be > 0 and finite, got nan
+LayeredGaussian(0.0, 1.0) | clip_norm must be > 0 and finite, got 0.0
+LayeredGaussian(1.0, 0.0) | noise_multiplier must be > 0 and finite, got 0.0
+LayeredGaussian(1.0) | give noise_multiplier, or all of epsilon, delta and rounds
+LayeredGaussian(1.0, 1.0, layering='up') | layering of LayeredGaussian must be one of direct, shifted
+LayeredGaussian(1.0, 1.0, entropy_code='zip') | entropy_code of LayeredGaussian must be one of
+AggregateGaussian(1.0, 1.0, target='cauchy') | target of AggregateGaussian must be one of gaussian, laplace
+LayeredGaussian(1.0, 1.0, entropy_code='fixed') | with a shortest one, which LayeredGaussian
+AggregateGaussian(1.0, 1.0, entropy_code='fixed') | with a shortest one, which AggregateGaussian
+LayeredGaussian(1.0, epsilon=1.0, delta=1e-05, rounds=1, target='laplace') | can't meet a budget: l2 clip
+AggregateGaussian(1.0, epsilon=1.0, delta=1e-05, rounds=1, target='laplace') | can't meet a budget: l2 clip
+IrwinHall(1.0, epsilon=1.0, delta=1e-05, rounds=1) | can't meet a budget: its noise is bounded
+LDPQ(0.0) | epsilon must be > 0, got 0.0
+LDPQ(math.nan) | epsilon must be > 0, got nan
+CorBin(1.0, 33) | shared_bits must be in [0, 32] or None, got 33
+AugCorBin(1.0, 5, 1.5) | unpaired_fraction must be in [0, 1], got 1.5
+StratifiedCorBin(1.0, 1) | group_size must be >= 2, got 1
+"""
+"""What is made, and a part of what is said."""
+
+
+@pytest.mark.parametrize(("made", "said"), [line.split(" | ") for line in REFUSED.strip().splitlines()])
+def test_what_makes_no_sense_is_refused(made: str, said: str) -> None:
+    known = {name: getattr(mechanisms, name) for name in mechanisms.__all__}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        eval(made, {**known, **vars(ranges), "math": math})
