@@ -10,13 +10,17 @@ from pathlib import Path
 from lightning_fedq._lightning import pl
 
 PROGRAM = """
+import sys
+from lightning_fedq.cli import main
+assert not any("lightning" in name.partition(".")[0] for name in sys.modules if "fedq" not in name)
+assert main(["fit", "mine.yaml", "--with", "corbin"]) == 0
+assert main(["privacy", "runs/corbin/config.yaml"]) == 0
 import lightning.pytorch as pl
 from lightning_fedq._lightning import pl as bound
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import CorBin
 from tests.digits_run import Classifier, Digits
-import sys
 assert bound is pl, bound
 assert "pytorch_lightning" not in sys.modules
 for clients_per_step in (1, 5):
@@ -27,28 +31,12 @@ for clients_per_step in (1, 5):
     assert len(fed.records) == 3
     print("accuracy", float(trainer.callback_metrics["val_acc"]))
 import pytest
-file = "tests/training/test_around_a_fit.py"
-options = ["--assert=plain", "-p", "no:cacheprovider", "-k", "not compiled"]  # torch's own, and slow
-sys.exit(pytest.main(["-q", *options, file]))
+assert pytest.main(["-q", "--assert=plain", "-p", "no:cacheprovider", "-k", FEW, FILE]) == 0
+main(["fit", "mixed.yaml"])
 """
-
-
-def test_federates_under_the_other_package() -> None:
-    """All other tests run under `pytorch_lightning`. That nothing then imports `lightning`: `test_wheel`."""
-    assert pl.__name__ == "pytorch_lightning"
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    accuracies = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("accuracy")]
-    assert accuracies[0] == accuracies[1]
-
-
+FILE = Path(__file__).parent / "training" / "test_around_a_fit.py"
+FEW = "saved_model or resumes or validates_tests or between_fits"
+"""Files, resumption, other stages and a second fit: what asks most of Lightning."""
 MODULE = """
 import lightning.pytorch as pl
 import torch
@@ -76,27 +64,27 @@ trainer: {max_epochs: 1, accelerator: cpu, logger: false, enable_checkpointing: 
 """
 
 
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lightning_fedq.cli", *arguments],
-        cwd=folder,
+def test_the_other_package_from_the_command_to_the_fit(tmp_path: Path) -> None:
+    """All other tests run under `pytorch_lightning`. That nothing then imports `lightning`: `test_wheel`.
+
+    The command takes the package of the classes it is given; in the same process everything else does, too.
+    """
+    assert pl.__name__ == "pytorch_lightning"
+    (tmp_path / "own_training.py").write_text(MODULE)
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    mixed = CONFIG.replace("logger: false", "logger: {class_path: pytorch_lightning.loggers.CSVLogger}")
+    (tmp_path / "mixed.yaml").write_text(mixed)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.replace("FEW", repr(FEW)).replace("FILE", repr(str(FILE)))],
+        cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-def test_the_command_works_with_the_package_of_the_classes_it_is_given(tmp_path: Path) -> None:
-    (tmp_path / "own_training.py").write_text(MODULE)
-    (tmp_path / "mine.yaml").write_text(CONFIG)
-    done = command(tmp_path, "fit", "mine.yaml", "--with", "corbin")
-    assert done.returncode == 0 and "runs/corbin/privacy.md" in done.stdout, done.stderr[-3000:]
-    done = command(tmp_path, "privacy", "runs/corbin/config.yaml")
-    assert done.returncode == 0 and "CorBin(epsilon=1.0" in done.stdout, done.stderr[-3000:]
-    mixed = CONFIG.replace("logger: false", "logger: {class_path: pytorch_lightning.loggers.CSVLogger}")
-    (tmp_path / "mixed.yaml").write_text(mixed)
-    done = command(tmp_path, "fit", "mixed.yaml")
-    assert done.returncode == 2 and (
-        "CSVLogger is a class of pytorch_lightning, and this run is one of lightning.pytorch" in done.stderr
-    ), done.stderr[-3000:]
+    assert done.returncode == 2, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "runs/corbin/privacy.md" in done.stdout and "CorBin(epsilon=1.0" in done.stdout
+    told = "CSVLogger is a class of pytorch_lightning, and this run is one of lightning.pytorch"
+    assert told in done.stderr
+    accuracies = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("accuracy")]
+    assert len(accuracies) == 2 and accuracies[0] == accuracies[1]

@@ -32,14 +32,14 @@ for line in lines:
     status = main(words)
     assert status == 0, (line, status)
 """
-SMALL = "--trainer.max_epochs=2 --data.init_args.num_train=200"
+SMALL = "--trainer.max_epochs=1 --data.init_args.num_train=200"
 Say = Callable[[dict[str, str]], dict[str, str]]
 LINES = {
     "trained": f"fit {CONFIG} {SMALL}",
     "listed": "mechanisms SQKR LDPQ",
     "planned": f"privacy {CONFIG}",
     "spent": "privacy checkpoints/*.ckpt",
-    "audited": "audit SQKR --draws 3e5",
+    "audited": "audit SQKR --draws 1e5",
 }
 MORE = {
     "ranked": "plan --epsilon 8 --clients 1000 --params 500 --rounds 1 --adversary server",

@@ -24,11 +24,14 @@ def only(monkeypatch, *names):
 
 
 def test_the_table_has_a_row_for_everybody(capsys, monkeypatch):
+    """RotatedCoins, whose calibrations take seconds each, is in the next one's."""
+    names = [name for name in candidates(100) if not name.startswith("RotatedCoins")]
+    only(monkeypatch, *names)
     monkeypatch.setenv("COLUMNS", "110")
     assert main(SMALL) == 0
     printed = capsys.readouterr().out
     assert "against the server behind secure aggregation" in printed
-    for name in candidates(100):
+    for name in names:
         assert name in printed
     assert "not possible (--why says why): CPA, " in printed and "homomorphic" not in printed
     assert "costs points" in printed and "no visible loss" not in printed
@@ -128,7 +131,8 @@ def test_what_clips_in_l1_is_measured_with_the_same_updates():
     d / (8 n), which would put it before the optimum of a message against the server.
     """
     target = PrivacyTarget(8.0, 1e-5, "server", "round")
-    found = plan(Problem(1000, 7850, 30, target), candidates(7850))
+    some = {name: candidates(7850)[name] for name in ("LaplaceNoise", "RotatedAxes", "GaussianNoise", "LDPQ")}
+    found = plan(Problem(1000, 7850, 30, target), some)
     options = {option.name: option for option in found}
     assert options["LaplaceNoise"].error == pytest.approx(7850 / 8 * 2 * 7850 / math.pi / 1000, rel=0.02)
     assert found[0].name == "RotatedAxes" and options["RotatedAxes"].error < 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ def fit(folder: Path, secagg: SecAgg | None) -> Path:
     return folder / "one.ckpt"
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint and the run's folder; nothing is masked."""
+    return fit(tmp_path_factory.mktemp("plain"), None).parent
+
+
 @pytest.mark.parametrize(
     ("secagg", "words"),
     [
@@ -56,19 +63,18 @@ def test_folder_and_checkpoint_say_what_ran(tmp_path: Path, secagg: SecAgg, word
 SERVERS = (Adversary.SERVER, Adversary.SECAGG_SERVER)
 
 
-def test_without_it_nothing_is_claimed_unless_assumed(tmp_path: Path) -> None:
-    path = fit(tmp_path, None)
-    plain, assumed = (report_of_checkpoint(path, None, 1e-5, secagg=flag) for flag in (False, True))
-    assert "secure aggregation is off" in plain.row(Adversary.SECAGG_SERVER).reason
+def test_without_it_nothing_is_claimed_unless_assumed(plain: Path) -> None:
+    path = plain / "one.ckpt"
+    report, assumed = (report_of_checkpoint(path, None, 1e-5, secagg=flag) for flag in (False, True))
+    assert "secure aggregation is off" in report.row(Adversary.SECAGG_SERVER).reason
     assert assumed.protocol == ASSUMED.statement
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert report.samples is None and "One sample" not in markdown(report), "without DP-SGD"
+    summary = json.loads((plain / "run" / "summary.json").read_text())
     assert summary["secure_aggregation"] == "off"
 
 
-def test_the_folder_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(tmp_path, None)
-    run = tmp_path / "run"
-    capsys.readouterr()
+def test_the_folder_of_a_run_is_read(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = plain / "run"
     assert main([str(run)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "What was protected, and from whom" in shown  # older Rich draws a box around headings
@@ -89,9 +95,11 @@ def test_the_folder_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert message in capsys.readouterr().err
 
 
-def test_a_page_older_than_its_run_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_older_than_its_run_is_not_shown(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run that was resumed and killed has a page of before: it says less than was spent."""
-    fit(tmp_path, None)
+    copytree(plain / "run", tmp_path / "run")
     table = tmp_path / "run" / "metrics.csv"
     table.write_text(table.read_text() + table.read_text().splitlines()[-1] + "\n")
     with pytest.raises(SystemExit):
@@ -208,11 +216,6 @@ def test_the_figures_on_samples_say_which_rounds_they_leave_out(tmp_path: Path) 
     asked = report_of_checkpoint(last, 9, 1e-5, secagg=False)
     assert asked.rounds == 9 and asked.samples is not None and asked.samples.steps == 4
     assert "those of the checkpoint, not of the rounds asked for" in markdown(asked)
-
-
-def test_without_dp_sgd_there_is_nothing_on_samples(tmp_path: Path) -> None:
-    report = report_of_checkpoint(fit(tmp_path, None), None, 1e-5, secagg=False)
-    assert report.samples is None and "One sample" not in markdown(report)
 
 
 def test_a_configuration_with_secret_cohorts_has_their_row(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def test_whoever_claims_something_can_be_calibrated() -> None:
         assert not (claimed and type(mechanism).__name__ in WITHOUT), mechanism
 
 
-@pytest.mark.parametrize("epsilon", [1e-4, 1e-3, 0.01, 1.0])
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0])
 def test_an_mvu_of_a_small_epsilon_is_within_it(epsilon: float) -> None:
     """At 0.001 the rounding to integers used to miss the level by 2.5e-10, and nothing could be built."""
     assert 0.99 * epsilon < m.MVU(epsilon).design.epsilon <= epsilon

@@ -11,7 +11,7 @@ from lightning_fedq.functional.direction_choice import best_direction_choice, to
 
 @pytest.mark.parametrize(
     "epsilon, on_sphere, normal",
-    [(1.0, 6478.30, 6481.96), (2.0, 1654.17, 1655.48), (4.0, 445.051, 445.768), (8.0, 135.537, 136.102)],
+    [(1.0, 6478.30, 6481.96), (8.0, 135.537, 136.102)],
 )
 def test_many_directions_have_the_error_of_privunit_and_privunitg(epsilon, on_sphere, normal):
     """In 1,024 dimensions the errors of the ideal mechanisms, from their densities; 65,536 directions."""
@@ -33,8 +33,8 @@ def test_the_price_of_a_finite_codebook(num_directions, excess):
 
 @pytest.mark.parametrize("spherical", [False, True])
 def test_the_moments_of_the_closest_directions(spherical):
-    """200,000 codebooks of 16 in 8 dimensions, k = 3; false alarm below 1e-5 a comparison (4.5 errors)."""
-    values = np.random.default_rng(0).standard_normal((200_000, 16, 8))
+    """50,000 codebooks of 16 in 8 dimensions, k = 3; false alarm below 1e-5 a comparison (4.5 errors)."""
+    values = np.random.default_rng(0).standard_normal((50_000, 16, 8))
     along = values[..., 0]
     if spherical:
         along = along / np.linalg.norm(values, axis=2)

@@ -163,7 +163,7 @@ def response_delta(level: float, count: int, epsilon: float) -> float:
     return total
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases)
 def test_some_cases(case: dict[str, Any]) -> None:
     check(case)

@@ -79,7 +79,7 @@ def test_one_colludes_at_least_where_a_fraction_may():
 
 
 def test_the_report_says_how_many_count():
-    mechanism = RotatedCoins(1.0, 0.2)
+    mechanism = LDPQ(0.2)
     context = context_of(mechanism, 40, 50)
     report = privacy_report(
         mechanism,

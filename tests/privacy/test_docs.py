@@ -21,6 +21,7 @@ def test_every_block_runs(capsys):
     assert "# What was protected, and from whom" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # the same functions as `test_accounting.test_table_of_the_specification`, 3 s
 def test_the_tables_numbers_are_ours():
     """Every cell of the table beside the specification, but the three rows of 1.12e7 parameters."""
     checked = 0

@@ -75,7 +75,7 @@ def test_what_no_number_of_clients_brings_down_is_not_promised():
     """
     eighth = RotatedCoins(1.0, 1.0, share=0.125)
     few, many = (
-        plan(problem(60, 100, rounds, 8.0, Adversary.SECAGG_SERVER), {"coins": eighth})[0]
+        plan(problem(2000, 100, rounds, 8.0, Adversary.SECAGG_SERVER), {"coins": eighth})[0]
         for rounds in (5, 200)
     )
     assert few.ratio > 7 / 5 * 0.75 and few.clients_needed is None

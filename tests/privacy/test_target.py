@@ -20,7 +20,11 @@ def behind_masks(mechanism):
     return Setting(context_of(mechanism, 100, 1000), 10, 1e-5, secure_aggregation=True)
 
 
-@pytest.mark.parametrize("mechanism", [LDPQ(1.0), PairedCoins(1.0), RotatedCoins(1.0, 1.0)], ids=repr)
+@pytest.mark.parametrize(
+    "mechanism",
+    [LDPQ(1.0), PairedCoins(1.0), pytest.param(RotatedCoins(1.0, 1.0), marks=pytest.mark.slow)],
+    ids=repr,
+)
 def test_a_calibration_accounts_for_few_runs(mechanism, monkeypatch):
     """Five runs or six: an accounting of a large cohort takes tenths of a second."""
     asked, exact = [], Account.epsilon

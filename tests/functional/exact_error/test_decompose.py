@@ -106,7 +106,9 @@ LOGARITHMS = {
 }
 
 
-@pytest.mark.parametrize("n", LOGARITHMS)
+@pytest.mark.parametrize(
+    "n", [pytest.param(n, marks=[pytest.mark.slow] * (n in (10, 100))) for n in LOGARITHMS]
+)
 def test_mean_logarithms_of_radii_and_cuts(n):
     # midpoint rules: over the density of special radii, and over the quantile function of the cuts
     plan, u = decomposition(n), (np.arange(2_000_000) + 0.5) / 2_000_000
@@ -253,7 +255,7 @@ def decompose_literally(n, count, rng):
 
 def test_the_tables_equal_the_literal_algorithm():
     # two samples, false alarm 1e-4 per figure
-    literal = decompose_literally(3, 800, np.random.default_rng(4))
+    literal = decompose_literally(3, 500, np.random.default_rng(4))
     batched = np.array(draw_mixture(decomposition(3), 200_000, words("literal")))
     assert stats.ks_2samp(literal[0], batched[0]).pvalue > 1e-4
     assert stats.ks_2samp(literal[1], batched[1]).pvalue > 1e-4

@@ -34,6 +34,12 @@ def test_every_mechanism_draws_afresh() -> None:
     assert {row.kind for row in table if not row.keys} == of_fits_only
 
 
+def test_fits_of_two_kinds_draw_afresh() -> None:
+    for name in (next(iter(FITS)), "DP-SGD alone"):
+        assert judge([play_fit(name, which) for which in ("first fit", "second fit")])[1] == []
+
+
+@pytest.mark.slow  # all kinds of fits, each resumed: 10 s
 def test_every_fit_draws_afresh_and_every_kind_is_seen(tmp_path: Path) -> None:
     watches, missing = of_fits(tmp_path)
     table, wrong = judge(watches)

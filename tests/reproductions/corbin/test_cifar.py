@@ -116,11 +116,11 @@ def test_no_gap_is_not_called_one(tmp_path: Path, trained: list[tuple[Case, str,
 
 
 def test_small_trains_with_either_norm(tmp_path: Path, images: None) -> None:
-    options = {"rounds": 2, "seeds": [0], "smoothing": [1.0], "norms": ["group", "batch"]}
+    options = {"rounds": 1, "seeds": [0], "smoothing": [1.0], "norms": ["group", "batch"]}
     table = cifar.corbin_exp2(str(tmp_path / "2"), **options)["table"]
     assert len(table) == 6
     assert (tmp_path / "2" / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
-    assert all(0 <= row["test"] <= 100 and len(row["val_by_round"].split()) == 2 for row in table)
+    assert all(0 <= row["test"] <= 100 and len(row["val_by_round"].split()) == 1 for row in table)
     again = cifar.corbin_exp2(str(tmp_path / "2"), **options, resume=True)["table"]
     assert [row["cpu_seconds"] for row in again] == [row["cpu_seconds"] for row in table]  # nothing was run
 

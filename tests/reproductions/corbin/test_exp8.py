@@ -17,8 +17,8 @@ INPUTS = np.array([-0.45, 0.0, 0.3])
 def test_measured_and_closed_surfaces_agree(mechanism, bits) -> None:
     # 27 points in all, each within 5 standard errors: false alarm below 27 * 5.8e-7 < 2e-5 where errors
     # are nearly normal, and the seed is fixed
-    measured = measured_surface(mechanism, INPUTS, 1500, seed=1)
-    closed, spread = closed_surface(INPUTS, 1.0, bits), exact_spread(INPUTS, 1.0, bits, 1500)
+    measured = measured_surface(mechanism, INPUTS, 500, seed=1)
+    closed, spread = closed_surface(INPUTS, 1.0, bits), exact_spread(INPUTS, 1.0, bits, 500)
     assert (np.abs(measured - closed) <= 5 * spread + 1e-9).all()
 
 

@@ -36,6 +36,7 @@ def reproduce(name: str, options: str, out: Path) -> tuple[list[dict[str, str]],
         return list(csv.DictReader(file)), json.loads((out / "summary.json").read_text())
 
 
+@pytest.mark.slow  # the same commands' parts as table 3 and 6, 2 to 3 s
 @needs_mnist
 def test_table5(tmp_path: Path) -> None:
     table, summary = reproduce("cpa-table5", "--num_clients [10] --learning_rates [1.0]", tmp_path / "run")
@@ -47,6 +48,7 @@ def test_table5(tmp_path: Path) -> None:
     assert any(line.startswith("repaired 1-bit CPA, K = 10") for line in summary["verdicts"])
 
 
+@pytest.mark.slow  # the same commands' parts as table 3 and 6, 2 to 3 s
 @needs_mnist
 def test_table4(tmp_path: Path) -> None:
     options = "--num_clients 10 --models [mlp] --learning_rates [1.0] --mlp_rounds 2"
@@ -158,6 +160,7 @@ def test_table6(tmp_path: Path) -> None:
     assert any("break-even share of inverted bits without a coin: 0.197" in v for v in summary["verdicts"])
 
 
+@pytest.mark.slow  # the same commands' parts as table 3 and 6, 2 to 3 s
 @needs_mnist
 def test_beyond(tmp_path: Path) -> None:
     options = "--num_clients 10 --targets [64.0] --bits_target 64.0 --delta 1e-3"
