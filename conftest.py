@@ -88,7 +88,8 @@ def _undrawn_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 TRIED = (
     "isolation",
     "canary",
-    "flower",
+    "flower/test_engines.py",
+    "flower/test_smallest_batch.py",
     "training/test_third_corpus.py",
     "training/test_rehearsal.py",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from lightning_fedq._lightning import pl
@@ -39,8 +41,16 @@ def module() -> Net:
         return Net(MLP(in_features=64, hidden=[16]), lr=0.1)
 
 
+@cache
+def loaded() -> tuple[Tensor, Tensor, int]:
+    return DigitsDataModule().load()
+
+
 class Digits(DigitsDataModule):
     """200 samples, so that a round is short."""
+
+    def load(self) -> tuple[Tensor, Tensor, int]:
+        return loaded()
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -148,7 +158,7 @@ TRAINER: dict[str, Any] = {
 
 
 def federated(mechanism: Any, **options: Any) -> Federated:
-    given = {"local_epochs": 2, "seed": SEED, "clients_per_step": 1, "num_clients": CLIENTS, **options}
+    given = {"seed": SEED, "clients_per_step": 1, "num_clients": CLIENTS, **options}
     return Federated(mechanism, **given)
 
 
@@ -165,9 +175,9 @@ def deployment(fed: Federated, rounds: int, folder: Path, **options: Any) -> Dep
     given = {**TRAINER, "max_epochs": rounds, "callbacks": options.pop("callbacks", [])}
     given["logger"] = options.pop("logger", False)
     make = options.pop("module", module)
-    timeout = options.pop("timeout", 1.0)
+    timeout, patience = options.pop("timeout", 0.2), options.pop("patience", 2.0)
     data, directory = lambda: Digits(batch_size=16), options.pop("directory", None)
-    return Deployment(make, fed, data, given, folder / "server", timeout, 2.0, directory)
+    return Deployment(make, fed, data, given, folder / "server", timeout, patience, directory)
 
 
 def clients(

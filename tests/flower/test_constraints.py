@@ -23,7 +23,7 @@ def net() -> Net:
 
 
 def make(**options: Any) -> Federated:
-    return federated(LDPQ(2.0), local_epochs=1, **options)
+    return federated(LDPQ(2.0), **options)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -20,7 +20,7 @@ from tests.flower.loop import LoopGrid, clients, deployment, federated, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:round .* client|node |train. :UserWarning")
 LOUD = HandedOnGaussian(clip_norm=0.01, local_sigma=20.0, granularity=0.05, num_cohorts=2)
-TURNS = {"clients_per_round": 2, "participation": "cyclic", "local_epochs": 1}
+TURNS = {"clients_per_round": 2, "participation": "cyclic"}
 
 
 class Models(pl.Callback):

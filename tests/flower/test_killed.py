@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
 from lightning_fedq import ClientEvaluation, NoisyMean
+from lightning_fedq.algorithms import SCAFFOLD, FedDyn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import server as server_module
 from lightning_fedq.flower.client import RemoteClient
@@ -35,7 +36,7 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundServer, StreamLog
 from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, simulate
-from tests.flower.test_same_training import KEEPS
+from tests.flower.test_same_training import STEPS, ByCourse, Scaled
 
 pytestmark = [
     pytest.mark.slow,
@@ -204,7 +205,7 @@ def check_streams(folder: Path, charges: list[int]) -> None:
 
 
 def coin(**options: Any) -> Federated:
-    return federated(COIN, **{"local_epochs": 1, "seed": None, **options})
+    return federated(COIN, **{"seed": None, **options})
 
 
 def second(server: Any) -> bool:
@@ -262,15 +263,20 @@ def test_a_seeded_server_that_is_killed_ends_with_the_weights_of_the_simulation(
     assert found["charges"] == [3] * CLIENTS
 
 
-KEPT = ("a local layer", "local buffers", "FedDyn", "SCAFFOLD")
-"""What clients keep from round to round: settings of the table that compares with a simulation."""
+KEPT: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "a local layer": (module, {"local": ["backbone.3.*"]}),
+    "local buffers": (Scaled, {"buffers": "local"}),
+    "FedDyn": (module, {"algorithm": FedDyn(0.1)}),
+    "SCAFFOLD": (lambda: ByCourse("plain"), {"algorithm": SCAFFOLD(), **STEPS}),
+}
+"""What clients keep from round to round."""
 
 
 @pytest.mark.parametrize("phase", ["charged", "asked", "answered", "stepped", "saving"])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_clients_keep_outlives_a_killed_server(name, phase, tmp_path):
     """A round that is repeated begins with what the last counted one has left, on every client."""
-    build, settings, _ = KEEPS[name]
+    build, settings = KEPT[name]
     make = lambda: coin(seed=5, **settings)  # noqa: E731
     assert serve(make, tmp_path, PHASES[phase], build=build) is None
     found = serve(make, tmp_path, build=build)
@@ -282,7 +288,7 @@ def test_what_clients_keep_outlives_a_killed_server(name, phase, tmp_path):
 @pytest.mark.parametrize("name", KEPT)
 def test_what_clients_keep_outlives_a_killed_client(name, point, tmp_path):
     """Killed in round 2, it goes on with what it had after round 1, as one whose answer was lost."""
-    build, settings, _ = KEEPS[name]
+    build, settings = KEPT[name]
     make = lambda: coin(seed=5, **settings)  # noqa: E731
     found = serve(make, tmp_path / "killed", dying={2: dies_when(point)}, build=build)
     grid = LoopGrid(*clients(make, tmp_path / "lost", module=build))

@@ -201,7 +201,7 @@ def test_a_client_that_says_it_holds_more_samples_than_there_are(samples: int, t
         return reply
 
     def make() -> Any:
-        return federated(FedAvg(), weighting="samples", local_epochs=1)
+        return federated(FedAvg(), weighting="samples")
 
     apps, homes = clients(make, tmp_path, home=False)
     _, server = deployment(make(), 1, tmp_path).run(LoopGrid(apps, homes, tamper))

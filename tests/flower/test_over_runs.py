@@ -33,9 +33,7 @@ class Recording(LoopGrid):
 
 
 def make() -> Any:
-    return federated(
-        CorBin(epsilon=4.0, shared_bits=5), seed=None, local_epochs=1, secure_aggregation=SecAgg()
-    )
+    return federated(CorBin(epsilon=4.0, shared_bits=5), seed=None, secure_aggregation=SecAgg())
 
 
 def first_run(folder: Path) -> Recording:
@@ -108,5 +106,6 @@ def test_another_answer_in_place_of_a_registration_is_refused(tmp_path: Path) ->
 
     refused = pytest.warns(UserWarning, match="node 101 is no client of this federation")
     with refused, pytest.warns(UserWarning, match="goes on with 3 of 4 clients"):
-        _, server = deployment(make(), 3, tmp_path).run(LoopGrid(*clients(make, tmp_path), replay))
+        one = deployment(make(), 3, tmp_path, patience=0.3)
+        _, server = one.run(LoopGrid(*clients(make, tmp_path), replay))
     assert server.records[-1].num_received == 3

@@ -50,7 +50,7 @@ def _context(dim: int) -> Any:
 
 
 def coin(**options: Any) -> Any:
-    return federated(COIN, seed=None, local_epochs=1, **options)
+    return federated(COIN, seed=None, **options)
 
 
 @pytest.mark.parametrize("secagg", [None, SecAgg()])
@@ -177,8 +177,8 @@ def test_a_budget_that_a_client_cannot_know_is_refused_at_once(make: Any) -> Non
 
     target = PrivacyTarget(1.0, DELTA, "server")
     with pytest.raises(ValueError, match="keys from a seed hide nothing"):
-        app(federated(COIN, local_epochs=1), budget=target)
-    pairs = federated(CorBin(4.0, 5), seed=None, local_epochs=1)
+        app(federated(COIN), budget=target)
+    pairs = federated(CorBin(4.0, 5), seed=None)
     with pytest.raises(
         ValueError, match=r"give the client identities, .* or a budget with adversary='server_and"
     ):

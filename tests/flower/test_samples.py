@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*fork:De
 
 
 def make(**options: Any) -> Federated:
-    return federated(FedAvg(), **{"local_epochs": 1, **options})
+    return federated(FedAvg(), **options)
 
 
 def private(seed: int | None = None) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def test_noise_is_each_client_s_own(tmp_path: Path) -> None:
 
 def test_a_lost_answer_stays_paid_for(tmp_path: Path) -> None:
     """It may have been read. Where a seed repeats the noise it is one payment, as in a simulation."""
-    whole = trained(tmp_path / "whole", 3)
-    assert whole.records[1].num_received == 4
-    server = trained(tmp_path / "lost", 3, lost=("train", 2, 2))
-    assert [record.num_received for record in server.records] == [4, 3, 4]
+    whole = trained(tmp_path / "whole")
+    assert whole.records[0].num_received == 4
+    server = trained(tmp_path / "lost", lost=("train", 2, 1))
+    assert [record.num_received for record in server.records] == [3, 4]
     assert [account(tmp_path / "lost", c) for c in range(CLIENTS)] == [
         account(tmp_path / "whole", c) for c in range(CLIENTS)
     ]

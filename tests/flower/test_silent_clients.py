@@ -58,7 +58,7 @@ def test_a_target_counts_on_those_who_are_sure_to_answer(adversary, masks, answe
 )
 def test_the_report_of_a_deployment_and_of_its_checkpoint(options, who, answers, tmp_path):
     """Four clients, of whom three open a sum; without masks nothing makes another one answer."""
-    make = lambda: federated(LDPQ(0.01), local_epochs=1, **options)  # noqa: E731
+    make = lambda: federated(LDPQ(0.01), **options)  # noqa: E731
     folder = RunFolder("run", str(tmp_path / "runs"), delta=DELTA, show=False)
     _, server = deployment(make(), 1, tmp_path, callbacks=[folder]).run(LoopGrid(*clients(make, tmp_path)))
     page = json.loads((tmp_path / "runs" / "run" / "privacy.json").read_text())

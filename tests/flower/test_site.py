@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +14,16 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from lightning_fedq.cli import main
 from lightning_fedq.flower import runtime, site
 from tests.flower.fake_runtime import FakeRuntime, Job
+from tests.flower.local_app import local_app
 
-KINDS = ("evaluate", "train.x", "query", "query.steal", "query.mro", "query.reply", "system")
+KINDS = ("train.x", "query.steal", "query.mro", "system")
 SECRET = b"s" * 32
-
-
-def local_app(seen: list[tuple[str, dict[str, Any]]]) -> ClientApp:
-    app = ClientApp()
-
-    @app.train()  # type: ignore[untyped-decorator]
-    def train(message: Message, context: Context) -> Message:
-        seen.append((message.metadata.message_type, dict(context.node_config)))
-        if "fail" in message.content:
-            raise KeyError("the client's data: 4711 of nobody else")
-        if "stop" in message.content:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5)
-        return Message(RecordDict({"a": ConfigRecord({"answer": 1})}), reply_to=message)
-
-    return app
 
 
 def serve(*jobs: Job, **more: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -164,19 +147,21 @@ def test_a_no_of_the_supernode_stops_it(status: int, words: str) -> None:
 def package(folder: Path) -> Path:
     """An installed app, which is what the tests above answer with."""
     (folder / "my_own_app.py").write_text(
-        "import tests.flower.test_site as t\nseen = []\napp = t.local_app(seen)\nother = 3\n"
+        "from tests.flower.local_app import local_app\nseen = []\napp = local_app(seen)\nother = 3\n"
     )
     (folder / "secret").write_bytes(SECRET)
     (folder / "secret").chmod(0o600)
     return folder
 
 
-def command(
-    folder: Path, server: FakeRuntime, *more: str, before: str = ""
-) -> subprocess.CompletedProcess[str]:
-    words = ["flower", "client", "--app", "my_own_app:app", "--secret", str(folder / "secret")]
-    words += ["--supernode", server.address, "--node-config", 'partition-id=3 fedq-home="/x"', *more]
-    code = f"{before}\nimport sys\nfrom lightning_fedq.cli import main\nsys.exit(main({words!r}))"
+def words(folder: Path, server: FakeRuntime) -> list[str]:
+    named = ["flower", "client", "--app", "my_own_app:app", "--secret", str(folder / "secret")]
+    return [*named, "--supernode", server.address, "--node-config", 'partition-id=3 fedq-home="/x"']
+
+
+def command(folder: Path, server: FakeRuntime, before: str) -> subprocess.CompletedProcess[str]:
+    code = f"{before}\nimport sys\nfrom lightning_fedq.cli import main\n"
+    code += f"sys.exit(main({words(folder, server)!r}))"
     places = [str(folder), *filter(None, sys.path)]
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -241,12 +226,17 @@ def test_a_version_that_was_not_tried_stops_it(monkeypatch: pytest.MonkeyPatch) 
         runtime.check_flower()
 
 
-def test_a_moved_name_stops_the_command_before_it_asks_anything(tmp_path: Path) -> None:
+def test_a_moved_name_stops_the_command_before_it_asks_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.delattr("flwr.supercore.runtime.RuntimeHttpClient")
+    for name in ("runtime", "site"):
+        monkeypatch.delitem(sys.modules, f"lightning_fedq.flower.{name}")
+        monkeypatch.delattr(f"lightning_fedq.flower.{name}")
+    monkeypatch.syspath_prepend(package(tmp_path))
     with FakeRuntime(Job()) as server:
-        before = "import flwr.supercore.runtime as r; del r.RuntimeHttpClient"
-        done = command(package(tmp_path), server, before=before)
-        assert done.returncode == 2 and server.requests == 0
-    assert "is it flwr 1.41 or 1.42" in done.stderr
+        assert main(words(tmp_path, server)) == 2 and server.requests == 0
+    assert "is it flwr 1.41 or 1.42" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure(tmp_path: P
     """A lost one began a new count beside the old one; of a cut one torch said "EOFError", or less."""
 
     def make() -> Any:
-        return federated(LDPQ(epsilon=1.0), seed=None, local_epochs=1)
+        return federated(LDPQ(epsilon=1.0), seed=None)
 
     apps, homes = clients(make, tmp_path)
     deployment(make(), 1, tmp_path).run(LoopGrid(apps, homes))

@@ -80,7 +80,7 @@ def charged(home: Path) -> list[tuple[int, int]]:
     "mechanism, options, gone, needed",
     [
         (COIN, {"secure_aggregation": SecAgg()}, (2, 3), 3),
-        (RotatedCoins(4.0, 0.5, max_dropped=1), {}, (2, 3), 3),
+        pytest.param(RotatedCoins(4.0, 0.5, max_dropped=1), {}, (2, 3), 3, marks=pytest.mark.slow),
         (LDPQ(4.0), {"aggregator": RobustAggregation("krum")}, (1, 2, 3), 3),
         (COIN, {}, (0, 1, 2, 3), 1),
     ],
@@ -91,7 +91,7 @@ def test_a_round_that_would_be_given_up_is_not_charged(
     """Some clients go after round 2. Each round to come was charged, and given up within seconds."""
 
     def make() -> Federated:
-        return federated(mechanism, local_epochs=1, seed=None, **options)
+        return federated(mechanism, seed=None, **options)
 
     grid, leaving = grid_of(make, tmp_path, *gone)
     words = (
@@ -115,7 +115,7 @@ def test_a_round_that_would_be_given_up_is_not_charged(
 
 def test_who_comes_back_in_time_costs_no_round(clock: Any, tmp_path: Path) -> None:
     def make() -> Federated:
-        return federated(COIN, local_epochs=1, seed=None, secure_aggregation=SecAgg())
+        return federated(COIN, seed=None, secure_aggregation=SecAgg())
 
     grid, clock.leaving = grid_of(make, tmp_path, 2, 3)
     clock.at = 1.0

@@ -23,7 +23,7 @@ PICTURE = {"width", "height", "size"}
 
 
 def make() -> Any:
-    return federated(CorBin(epsilon=4.0, shared_bits=5), local_epochs=1)
+    return federated(CorBin(epsilon=4.0, shared_bits=5))
 
 
 def recorded(folder: Path, run: Any) -> tuple[dict[str, list[float]], set[str]]:
