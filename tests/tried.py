@@ -12,9 +12,12 @@ def take_as_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = sys.modules.get("lightning_fedq.training.isolation")
     if trial is not None:
         said = trial.said
-        monkeypatch.setattr(
-            trial.IsolationTrial, "check", lambda self, clients: said("forks" if len(clients) > 1 else None)
-        )
+
+        def check(self: object, clients: list[object]) -> object:
+            """Taken as tried."""
+            return said("forks" if len(clients) > 1 else None)
+
+        monkeypatch.setattr(trial.IsolationTrial, "check", check)
 
 
 def without_forks(monkeypatch: pytest.MonkeyPatch) -> None:
