@@ -43,7 +43,6 @@ class Correction:
         """Clients have trained.
 
         Args:
-            clients: Their numbers.
             updates: `(len(clients), dim)`, local - global.
             moved: Sum of the learning rates of a client's steps, as the round's schedule has them.
         """
@@ -93,7 +92,6 @@ class KeptOffsets(Correction):
         """Say whose answers are in the mean, where the clients keep their vectors by themselves.
 
         Args:
-            clients: Their numbers.
             moved: Sum of the learning rates of a client's steps, as the round's schedule has them.
         """
         self.moved = moved

@@ -424,9 +424,6 @@ class Federated(pl.Callback):
         """Tensors that a client keeps for itself, by name. There is none if it has not trained.
 
         With them loaded over the global model (`load_state_dict(..., strict=False)`) it is the client's own.
-
-        Args:
-            client: Number of the client.
         """
         return {name: own.clone() for name, own in self.fit.vector.own.of(client).items()}
 

@@ -11,7 +11,6 @@ def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
     """Return the trainer's `Federated` callback.
 
     Args:
-        trainer: The trainer.
         asking: Name of the caller, for the message.
 
     Raises:

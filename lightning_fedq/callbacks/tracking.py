@@ -32,7 +32,6 @@ def settings_of(trainer: pl.Trainer, federated: Federated, asking: str) -> dict[
     """Settings of the run: the resolved configuration where there is one, and `federation`.
 
     Args:
-        trainer: The trainer.
         federated: Its federation.
         asking: Name of the callback that asks, for the message.
     """
@@ -73,12 +72,7 @@ def check_order(trainer: pl.Trainer, callback: pl.Callback) -> None:
 
 
 def values_of_round(trainer: pl.Trainer, record: RoundRecord) -> dict[str, float]:
-    """Metrics of validation after a round as `fed/*`, and the round, from 1.
-
-    Args:
-        trainer: The trainer.
-        record: Record of the round.
-    """
+    """Metrics of validation after a round as `fed/*`, and the round, from 1."""
     values = {
         f"fed/{key}": float(value)
         for key, value in trainer.callback_metrics.items()

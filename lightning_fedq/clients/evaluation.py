@@ -147,8 +147,6 @@ class ClientEvaluation:
         """Refuse what can't be measured.
 
         Args:
-            module: The module.
-            num_clients: Number of clients.
             dropped: Is what clients measure dropped?
 
         Raises:

@@ -106,7 +106,6 @@ def call_start_hooks(trainer: Any, callbacks: list[Any]) -> None:
 
     Args:
         trainer: The copy's.
-        callbacks: Its callbacks.
     """
     for hook in ("on_train_start", "on_train_epoch_start"):
         call_hooks(trainer, callbacks, hook)

@@ -22,7 +22,6 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
     """Validate a copy as Lightning does, with a `log` that keeps the values.
 
     Args:
-        copy: The client's.
         batches: Its held-out batches, each with its number of samples.
 
     Returns:

@@ -55,7 +55,6 @@ def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "l
     """Refuse patterns that match nothing, or one name of a tensor that has several.
 
     Args:
-        module: The module.
         patterns: Patterns of names.
         argument: Name of the argument of `Federated`.
 
@@ -103,7 +102,6 @@ def say_what_stays(names: Sequence[str], module: nn.Module) -> None:
 
     Args:
         names: Names of the parameters.
-        module: The module.
     """
     if not names:
         return
@@ -146,7 +144,6 @@ class OwnTensors:
         """Keep these tensors from now on. What is new begins as the module has it, what is gone is forgotten.
 
         Args:
-            names: Names of the tensors.
             module: The global model.
         """
         if tuple(names) == self.names:
@@ -176,7 +173,6 @@ class OwnTensors:
 
         Args:
             module: Copy of the global model, with whoever's tensors.
-            client: Number of the client.
             start: The global model.
         """
         with torch.no_grad():
@@ -194,7 +190,6 @@ class OwnTensors:
         """Keep what a client of the open round has trained.
 
         Args:
-            client: Its number.
             row: `(values,)`, in the order of `names`.
         """
         self.opened[client] = row.clone()

@@ -200,7 +200,6 @@ class StackMemory(NamedTuple):
 
         Args:
             module: Module with these parameters and buffers.
-            names: Names of the tensors.
             capacity: Most clients of a stack.
         """
         members = [attrgetter(name)(module).detach() for name in names]

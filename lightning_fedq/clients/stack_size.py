@@ -50,7 +50,6 @@ def choose_clients_per_step(
         wanted: What the user asked for.
         automatic: The size to try for "auto".
         largest_of: The largest stack of the first round, for a size.
-        first_batch: A stack's first batch.
         do: Lets a client try something, where it leaves nothing behind.
 
     Raises:

@@ -158,7 +158,6 @@ class StackedLogs:
 
         Args:
             tensors: What `tensors` has returned, each with a leading client dimension.
-            num_clients: How many clients.
             batch: The stack's batch, for its number of samples.
             log: Logs; None is the module's own.
         """

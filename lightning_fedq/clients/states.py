@@ -55,7 +55,6 @@ class ClientStates:
         """Let a client go on with what it has kept elsewhere.
 
         Args:
-            client: Its number.
             state: Its state; a part that is missing begins anew.
         """
         for name, part in self._parts.items():

@@ -80,7 +80,6 @@ def num_coordinates(
     what only a rehearsal finds is not counted.
 
     Args:
-        module: The module.
         mode: What happens to buffers.
         local: Patterns of the names that stay with the clients.
         sharing: Patterns of the names of buffers and frozen parameters that travel in any case.
@@ -553,7 +552,6 @@ class Vector:
         """Take what clients have counted, and what each keeps for itself.
 
         Args:
-            clients: Their numbers.
             rest: `(len(clients), rest_dim)`, local parameters, buffers of floats, of integers and counters.
         """
         if len(self._most):
@@ -571,7 +569,6 @@ class Vector:
         """Where a stack of clients starts.
 
         Args:
-            clients: Their numbers.
             weights: `(dim,)`, the global ones.
 
         Returns:

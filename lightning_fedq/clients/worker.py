@@ -96,7 +96,6 @@ class ClientWorker:
 
         Args:
             stack: The clients.
-            batches: Their batches.
             weights: `(dim,)` the global model.
         """
         vector, clients = self.vector, stack.clients
@@ -139,7 +138,6 @@ class ClientWorker:
         What is measured of a client follows from its batches, the model and the seed alone.
 
         Args:
-            client: Its number.
             batches: Its held-out batches, each with its number of samples.
             seed: Seed of what the measurement draws, the reading of batches included.
             personal: Measure the model with what the client keeps for itself, not the global one.

@@ -187,7 +187,6 @@ def write_app(
     Args:
         folder: Must not hold anything yet.
         mechanism: Mechanism as it is written in Python.
-        clients: How many there are.
         seed: Seed of a run that is to be reproducible, and not private.
         secure_aggregation: Let the server see the sum only.
         server: Name or address by which sites reach the server.

@@ -86,7 +86,6 @@ def report_of_checkpoint(
     """State what the run of a checkpoint has spent so far, or would have after `rounds`.
 
     Args:
-        path: The checkpoint.
         rounds: Rounds in place of its own.
         delta: Chance with which the guarantee may fail.
         secagg: Whether to assume secure aggregation where it has none.

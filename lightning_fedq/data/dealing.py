@@ -73,7 +73,6 @@ def deal(
     Args:
         given: What the user's `train_dataloader` returns.
         split: Returns who holds what.
-        num_clients: How many clients there are.
         generator: Randomness of a partition.
         labels: Place of the labels; None looks in the usual places.
         passes: Over each client's data.

@@ -101,7 +101,6 @@ def deal_out(
     Args:
         loader: The loader whose dataset is dealt out.
         partition: A rule, or the sample indices of each client.
-        num_clients: How many clients there are.
         generator: Randomness of the rule.
         labels: Place of the labels, if the partition needs any; None looks in the usual places.
 

@@ -41,7 +41,6 @@ class Partition(ABC):
         Args:
             labels: `(num_samples,)` integer classes, or what `values` returned; None where `needs_labels` is
                 false and there are no values.
-            num_samples: How many samples there are.
             num_clients: How many parts to make.
             generator: CPU generator; the same state gives the same parts.
 
@@ -152,7 +151,6 @@ def sizes_of(shares: Tensor, num_samples: int, least: int) -> Tensor:
 
     Args:
         shares: `(num_clients,)` float64, of sum 1.
-        num_samples: Samples in all.
         least: Smallest size, `least x num_clients <= num_samples`.
     """
     above = (shares * num_samples - least).clamp(min=0.0)
@@ -260,7 +258,6 @@ def deal_shards(
 
     Args:
         values: `(num_samples,)`.
-        num_clients: How many clients there are.
         shards_per_client: >= 1.
         generator: CPU generator.
 

@@ -102,7 +102,6 @@ class Told(NamedTuple):
         """Read a message.
 
         Args:
-            fields: Its fields.
             kept: What the client has kept.
 
         Raises:

@@ -49,7 +49,6 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
 
     Args:
         federated: The settings.
-        module: The module.
         rounds: Rounds of the run, on which a privacy target depends (`deployed_mechanism`).
     """
     mechanism = repr(deployed_mechanism(federated, module, rounds))

@@ -134,7 +134,6 @@ class Store:
         """Write a table that holds tensors. When this returns, the disk has it whole.
 
         Args:
-            name: Its name.
             values: Tensors and plain values by name.
         """
         buffer = io.BytesIO()

@@ -164,7 +164,6 @@ def flip(values: Floats, packed: NDArray[np.uint8], scale: float, out: Floats) -
     Args:
         values: `(dim,)`.
         packed: Bits of at least as many coordinates, the first one the highest of its byte.
-        scale: The scale.
         out: At least as long as the values, overwritten; it may be their array.
     """
     for j in range(min(values.size, out.size)):

@@ -123,7 +123,6 @@ def noisy_levels(
         shared: `(n,)` uniform words, for the dither.
         scale: Mean absolute value of the noise.
         step: Distance of two levels.
-        levels: Their number.
         table: Laplace quantiles.
         out: `(n,)`, overwritten.
     """

@@ -53,7 +53,6 @@ def _flip(block: Floats, packed: Bytes, flags: Octets, scale: np.float32) -> Non
         block: Its length is a power of two.
         packed: Bytes of little-endian words.
         flags: Scratch, an octet for eight floats at least.
-        scale: The scale.
     """
     _spread(packed, flags[: (block.size + 7) // 8])
     bits, both = flags.view(np.uint8), scale / np.float32(64.0)  # 2 scale / 128
@@ -66,9 +65,7 @@ def _rotate(row: Floats, first: Bytes, second: Bytes, out: Floats) -> None:
     """Rotate one row into D coordinates, block by block.
 
     Args:
-        row: The row.
         first: Bytes of the first flip.
-        second: Bytes of the second one.
         out: `(D,)`, overwritten.
     """
     step = min(NEAR, out.size)
@@ -91,9 +88,7 @@ def _rotate_and_keep(row: Floats, first: Bytes, second: Bytes, values: Floats, o
     """Rotate one row and keep the first coordinates.
 
     Args:
-        row: The row.
         first: Bytes of the first flip.
-        second: Bytes of the second one.
         values: `(D,)`, overwritten.
         out: `(keep,)`, fewer than D, overwritten.
     """
@@ -127,7 +122,6 @@ def _rotate_back(values: Floats, first: Bytes, second: Bytes, whole: bool) -> No
     Args:
         values: `(D,)`, transformed back by H.
         first: Bytes of the first flip.
-        second: Bytes of the second one.
         whole: Is B of blocks?
     """
     size = values.size

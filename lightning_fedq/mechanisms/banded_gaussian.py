@@ -216,7 +216,6 @@ class BandedGaussian(Mechanism):
         """w of a round, `(dim,)`, in steps of the grid: what all rounds of the block so far lead to.
 
         Args:
-            context: The round.
             rand: The server's streams of it.
 
         Raises:

@@ -309,7 +309,6 @@ class HandedOnGaussian(ModularNoise):
 
         Args:
             unknown: Shares of every round that the adversary does not know.
-            context: The round.
         """
         fresh, clients = self.fresh_std(context), len(context.cohort)
         spread = ((OWN + TAKEN_BACK) ** 2 + OWN**2) / (unknown * fresh**2)

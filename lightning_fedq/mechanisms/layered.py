@@ -64,7 +64,6 @@ def layered_quantizer(
         dim: Coordinates.
         sigma: Std of the client's error, > 0.
         layering: Direct or shifted.
-        target: The law.
     """
     quantizer = Quantizer(*(np.empty(dim) for _ in range(3)))
 

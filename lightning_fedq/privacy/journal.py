@@ -175,7 +175,6 @@ class Journal:
         """Write one entry behind `position` and return when it is on the disk. First read what is `unread`.
 
         Args:
-            round: Round number.
             attempt: Attempt at this round.
             state: Names what the round began with.
             clients: Clients to charge; None is everybody.

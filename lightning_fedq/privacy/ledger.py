@@ -328,7 +328,6 @@ class Ledger:
 
         Args:
             dim: What the vector of an open round has grown to; call it before anybody encodes it.
-            round: Number of the round.
             attempt: At that round.
 
         Raises:

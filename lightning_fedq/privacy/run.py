@@ -251,7 +251,6 @@ class Run:
 
         Args:
             mechanism: Mechanism that encodes every message.
-            context: A round of it.
             rounds: Rounds of the run, >= 0.
             secure_sum: Guarantee that the server is handed sums only. None where it is handed messages.
         """

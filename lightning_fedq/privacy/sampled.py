@@ -107,7 +107,6 @@ def why_no_own_draws(mechanism: Mechanism, participation: Participation) -> str:
     """Name what speaks against clients that draw for themselves, with the cure. "" where nothing does.
 
     Args:
-        mechanism: The mechanism.
         participation: How clients come to take part.
     """
     if participation not in ("poisson", "allocated") or mechanism.noise_of_adder:
@@ -125,7 +124,6 @@ def why_no_secret(
     """Name the condition under which a mechanism's rounds do not amplify, with the cure. "" where they do.
 
     Args:
-        mechanism: The mechanism.
         claim: Its claim towards outsiders, as it fits the setting.
         drawn: Clients in a cohort; their expected number where every client draws for itself.
         population: Clients that could be drawn.

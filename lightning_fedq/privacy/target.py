@@ -176,7 +176,6 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
     """Find the least private setting of a mechanism that keeps within a target.
 
     Args:
-        target: The target.
         run: The run; its mechanism's own value of the free parameter does not count.
         near: A level that is nearly right. What is found is then up to 2% more private than it could be.
 

@@ -415,7 +415,6 @@ def save_figure(figure: Figure, path: Path, twin: bool = False) -> None:
 
     Args:
         figure: Drawn for white paper.
-        path: Where to.
         twin: Write `NAME_dark.png` beside it, too; the figure is dark afterwards.
     """
     write_atomically(path, png(figure))

@@ -67,7 +67,6 @@ def encode_updates(
         clients: Clients that the updates belong to.
         updates: `(len(clients), dim)`.
         weights: `(dim,)` the global model.
-        context: The round.
     """
     energy, non_finite = sum_of_squares(updates), tuple[int, ...]()
     if not energy <= _LARGEST**2:
@@ -197,7 +196,6 @@ class StreamLog:
         """Use up one stream. When it returns, the disk knows.
 
         Args:
-            round: Round number.
             attempt: Attempt at this round.
             dim: Coordinates of the vector that is encoded.
             mechanism: Mechanism that encodes the message, as text.

@@ -82,7 +82,6 @@ class ClientBudget:
 
         Args:
             mechanism: Mechanism that encodes the message.
-            context: The round.
             log: What was sent before; all of it counts as encoded by `mechanism` and as long as the longest.
 
         Raises:
@@ -128,7 +127,6 @@ def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget |
 
     Args:
         mechanism: Its length is among them where a long message does not cover a shorter one.
-        context: The round.
         budget: Budget of the client, which says what it insists on behind secure aggregation.
     """
     sizes = Counter(map(len, context.groups))

@@ -190,7 +190,6 @@ def frame(client: int, packed: bytes, context: RoundContext, rand: PublicRandomn
     Args:
         client: Client that sent the message.
         packed: The bits, padded to bytes.
-        context: The round.
         rand: Randomness of the same attempt at the same round; knows the client's key with the server.
     """
     head = _HEADER.pack(_MAGIC, rand.federation, context.round, context.attempt, client)
@@ -209,7 +208,6 @@ def open_frame(
 
     Args:
         message: Bytes made by `frame`, or by anybody.
-        context: The open round.
         rand: What the server knows of it.
         expected: Clients that have not answered yet.
 

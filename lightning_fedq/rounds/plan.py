@@ -44,7 +44,6 @@ class CohortKey(OneOwner):
         Args:
             population: Clients, 0 to population - 1.
             size: Clients to draw.
-            round: Round number.
             attempt: Number of earlier attempts at this round.
         """
         return self._stream("cohort", round, attempt).choice(population, size)
@@ -55,7 +54,6 @@ class CohortKey(OneOwner):
         Args:
             population: Clients, 0 to population - 1.
             size: Their expected number.
-            round: Round number.
             attempt: Number of earlier attempts at this round; each has coins of its own.
         """
         drawn = self._stream("cohort of coins", round, attempt).uniform_below(population, population)
@@ -68,7 +66,6 @@ class CohortKey(OneOwner):
         Args:
             population: Clients, 0 to population - 1.
             length: Rounds of a block.
-            round: Round number.
         """
         block, place = divmod(round, length)
         drawn = self._stream("cohorts of a block", block).uniform_below(length, population)
@@ -288,7 +285,6 @@ class RoundPlanner:
         """The clients of one round, in the order in which they fall into groups.
 
         Args:
-            round: Round number.
             attempt: Number of earlier attempts; known cohorts are the same in each, and so is what was drawn
                 for a whole block.
 

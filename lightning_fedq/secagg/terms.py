@@ -328,7 +328,6 @@ class SecAgg:
 
         Args:
             session: Names the federation.
-            round: Round number.
             attempt: Earlier attempts at this round.
             cohort: The clients that are asked.
             layout: Ranges and moduli of a message.

@@ -38,7 +38,6 @@ def check_batch_rule(rule: BatchRule, taken: BatchRule | None, local: Local) -> 
     """Refuse a rule that draws batches beside another one, for stacks of clients or for parts of a model.
 
     Args:
-        rule: It.
         taken: Rule that draws them already.
         local: Settings of what a client does.
 
@@ -70,7 +69,6 @@ def check_algorithm(
     """Refuse data, optimisers and callbacks of clients that do not go with a local algorithm.
 
     Args:
-        algorithm: It.
         optimizers: Optimisers of a client.
         rule: Rule that draws the batches; None takes whole passes.
         alike: Whether every client has as many batches in a round.
@@ -193,7 +191,6 @@ def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
     An int counts one client's batches, as it does in an ordinary training.
 
     Args:
-        trainer: The trainer.
         batches: Number of batches of the longest client in a round.
         undo: Gives the trainer its own flags back.
 

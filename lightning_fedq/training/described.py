@@ -35,7 +35,6 @@ def described(
 
     Args:
         planner: Clients and cohorts.
-        mechanism: The mechanism.
         around: A round of it, or before there is a server the number of parameters.
         rounds: Rounds of the run.
         secure_sum: Secure aggregation.
@@ -162,7 +161,6 @@ def releases_of(federation: Federation, rounds: int | None) -> Run | None:
     """Released evaluations of a federation. None where there are none.
 
     Args:
-        federation: The federation.
         rounds: Rounds of the run whose releases are counted, at least those that are charged. None counts
             what is charged.
     """

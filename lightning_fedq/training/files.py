@@ -47,7 +47,6 @@ class Aside:
         """Let one client try something.
 
         Args:
-            client: Its number.
             work: Returns what can be pickled.
         """
         if self.why:

@@ -105,7 +105,6 @@ class ClientMetrics:
 
         Args:
             trainer: The client's, or a stack's.
-            clients: Its clients.
         """
         loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
         if not self.shared:

@@ -71,7 +71,6 @@ def say_who_is_idle(stacks: Sequence[Stack], num_ranks: int) -> None:
 
     Args:
         stacks: Stacks of all ranks in a round.
-        num_ranks: How many ranks there are.
     """
     if len(stacks) < num_ranks:
         most = max(len(stack.clients) for stack in stacks)
@@ -105,7 +104,6 @@ def agree_on_start(
     """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger.
 
     Args:
-        ranks: Strategy of this rank.
         facts: Facts that must be the same, in words.
         held: Sample indices of each client.
         ledger: Ledger, which follows that of rank 0.

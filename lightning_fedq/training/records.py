@@ -49,7 +49,6 @@ def warn_of(record: RoundRecord, not_finite: Sequence[str] = ()) -> None:
     """Say what went wrong in a round.
 
     Args:
-        record: Record of the round.
         not_finite: Names of the tensors that are not finite in some client's update.
     """
     if bad := record.non_finite_clients:

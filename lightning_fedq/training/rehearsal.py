@@ -99,7 +99,6 @@ def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> l
 
     Args:
         stacks_of: The stacks of a round, of one client each.
-        number: How many.
     """
     found: dict[tuple[int, ...], Stack] = {}
     for round in range(_ROUNDS):

@@ -28,7 +28,6 @@ def round_stacks(
     Stacks of one kind differ by at most one client. A client's seeds do not depend on the other clients.
 
     Args:
-        plan: The round.
         sizes_of: A client's batch sizes.
         shuffled: Is there anything to shuffle for this client?
         clients_per_step: Largest stack, >= 1.
@@ -62,7 +61,6 @@ def single_stacks(
     """One stack for each client that answers, on the batches that a rule has drawn for it.
 
     Args:
-        plan: The round.
         batches: Sample indices of each batch, of each client that answers.
         keys_of: Secrets of a client's draws in so many batches.
     """

@@ -200,10 +200,8 @@ class Server:
         """Weights of the clients in the mean, `(num_clients,)`. None weighs all alike.
 
         Args:
-            mechanism: The mechanism.
             segments: Sizes of the vector's segments.
             held: Samples that each client holds, where the mean is weighted by that.
-            num_clients: How many clients there are.
         """
         if self.weighting == "samples":
             return torch.tensor(held, dtype=torch.float32)
@@ -276,7 +274,6 @@ def identity(
     """Fingerprint of a federation, by name and in words, that a checkpoint must agree with.
 
     Args:
-        mechanism: The mechanism.
         clients: Settings of the population.
         local: What a client does.
         server: What the server does.

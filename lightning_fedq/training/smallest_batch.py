@@ -28,7 +28,6 @@ def smallest_of(loader: ClientLoader, sizes: Sequence[tuple[int, ...]]) -> list[
     """Samples of each client's smallest batch, None where nobody knows.
 
     Args:
-        loader: The loader of all clients.
         sizes: Batch sizes of each client in a round, by its share of one loader.
     """
     if not isinstance(loader, OwnClientLoader):
@@ -71,7 +70,6 @@ def check_smallest(
 
     Args:
         train: Trains a copy on one batch of a stack from a loader, beside the rounds.
-        loader: The loader of all clients.
         held: Sample indices of each client.
         sizes: Batch sizes of each client in a round.
         rehearsed: A client that has been tried.

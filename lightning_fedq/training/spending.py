@@ -39,7 +39,6 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
 
     Args:
         federated: Its federation, after a fit.
-        trainer: Its Trainer.
         delta: In (0, 1 / num_clients).
     """
     return privacy_report(run_of(federated, trainer), delta)
@@ -62,8 +61,6 @@ def view_of(
 
     Args:
         federated: Its federation, after a fit.
-        trainer: Its Trainer.
-        report: Its privacy report.
         target: What was asked for; None where nothing was.
         charged: Pairs of a round, from 1, and the rounds that some client had been charged for by then.
 

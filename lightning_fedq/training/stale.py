@@ -37,7 +37,6 @@ def stale_hooks(trained: Client, before: Client) -> tuple[str, list[str]]:
     Only in a fork: hooks are called in forks of it in which nothing can be written.
 
     Args:
-        trained: A client that has trained.
         before: One that has not. It is given the other's parameters and buffers.
     """
     if not _called(_callbacks(trained), trained.module):

@@ -24,7 +24,6 @@ def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, A
 
     Args:
         federated: Its federation, after a fit.
-        report: Its report.
     """
     target = federated.privacy_target
     asked = None if target is None else target.against
@@ -49,7 +48,6 @@ def outcome(federated: Federation, trainer: pl.Trainer) -> list[str]:
 
     Args:
         federated: Its federation, after a fit.
-        trainer: Its Trainer.
     """
     return [*_of_clients(federated, trainer), *_of_samples(trainer)]
 

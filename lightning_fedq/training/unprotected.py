@@ -48,7 +48,6 @@ def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]
 
     Args:
         trainer: After a fit.
-        federated: Its federation.
         columns: Columns of the run's table of rounds that hold a number.
     """
     return tuple(line for line in _lines(trainer, federated, columns) if line)

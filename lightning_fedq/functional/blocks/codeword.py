@@ -238,7 +238,6 @@ def frequencies(votes: Tensor, table: WordTable) -> Tensor:
 
     Args:
         votes: `(blocks, num_rows)` float64, the mean over senders of b / c scattered to the row of its word.
-        table: The words.
 
     Returns:
         `(blocks, N)` float64; single ones may be negative.

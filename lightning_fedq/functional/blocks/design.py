@@ -136,7 +136,6 @@ def block_design(
     """Design a code.
 
     Args:
-        name: The lattice.
         levels: Levels of the coarsest stage, for Z only; 2 if None.
         codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for the other
             lattices only; if None 1 for A2 (7 points), 2 for D4 (49) and E8 (2401).

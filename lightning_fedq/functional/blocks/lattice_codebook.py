@@ -173,7 +173,6 @@ def safe_radius(name: LatticeName, radius: float, cells: float) -> float:
     codebook to cells V. The distance comes from a dual bound: it can only be too small.
 
     Args:
-        name: Lattice.
         radius: Radius of `finite_codebook`.
         cells: Size of the uncertainty, in Voronoi cells.
 

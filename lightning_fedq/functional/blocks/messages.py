@@ -156,7 +156,6 @@ def sum_messages(
         keys: `(stages + 1, messages)`: of the words of every stage, and of the dithers.
         dithered: Is a dither to be subtracted?
         keep: `(messages,)`, tanh(epsilon / 2) of each.
-        decoder: How.
         threshold: Set negative frequencies of the histogram of all messages to zero.
 
     Returns:

@@ -98,7 +98,6 @@ def add_to_rows(
         center: `(segments,)`.
         factors: `(n, segments)` float64, which turn distances from the centres into clipping bounds. Values
             beyond +-1 are cut off.
-        noise: The noise.
         sources: One a row. See `grid_noise.signed_tails`.
         out: `(n, dim)` integers of `noise.bits` at least, contiguous, overwritten.
 

@@ -56,7 +56,6 @@ def signed_tails(count: int, words64: Words) -> tuple[Tensor, Tensor]:
     after all first ones. What is read depends on the stream alone, never on data.
 
     Args:
-        count: Number of tails.
         words64: Gives the next uniform 64-bit words of a stream, as many as it is asked for.
 
     Returns:

@@ -117,8 +117,6 @@ def draw(weights: Weights, parameter: float, count: int, words: Words) -> NDArra
 
     Args:
         weights: The law.
-        parameter: Its parameter.
-        count: Number of draws.
         words: Source of uniform 64-bit words.
     """
     table, read, drawn = _table(weights, parameter), words(count), np.empty(count, np.int64)

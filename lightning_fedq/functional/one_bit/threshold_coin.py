@@ -90,7 +90,6 @@ def one_bit_thresholds(update: Tensor, center: Tensor, radius: Tensor, coin: Coi
         center: Broadcastable to `update`, same units.
         radius: Broadcastable to `update`, >= 1e-300 (`RoundContext` sees to it): its inverse must be finite,
             or 0 / radius is no number and the level no level.
-        coin: The coin.
 
     Returns:
         int64 tensor of `update`'s shape with values in [coin.low, coin.high].
@@ -113,7 +112,6 @@ def one_bit_quantize(
         words: int64 tensor of the same shape, uniform on [0, 2^coin.word_bits).
         center: Broadcastable to `update`.
         radius: Broadcastable to `update`, > 0.
-        coin: The coin.
 
     Returns:
         uint8 bits of `update`'s shape.

@@ -381,10 +381,7 @@ class Bench:
         """Play one round with keys of its own.
 
         Args:
-            keys: The keys.
-            victim: The victim.
             turned: The input that the first layer holds, 0 or 1.
-            round: Round number.
             told: Keys that say all that the adversary holds, where many rounds have that in common.
         """
         if self._turns > 1 or self.mechanism.separation > 1:  # its noise hangs on the engine's past

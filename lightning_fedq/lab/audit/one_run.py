@@ -66,7 +66,6 @@ def surest_guesses(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]
 
     Args:
         scores: `(canaries,)`, the larger the more a canary's coin looks like +1; centred on 0.
-        count: How many guesses.
     """
     guesses = np.sign(scores).astype(np.int64)
     guesses[np.argsort(-np.abs(scores), kind="stable")[count:]] = 0
@@ -112,7 +111,6 @@ def audit_one_run(
     Args:
         guess: Runs the training with canary signs (+1 or -1, `(canaries,)`) and returns the guesses; 0 is
             no guess.
-        canaries: How many.
         claim: The epsilon that is claimed for one canary.
         delta: The delta that goes with it.
         alpha: Chance of an alarm if the claim holds.

@@ -308,7 +308,6 @@ def play_fit(name: str, which: str, resumed: Path | None = None, saved: Path | N
 
     Args:
         name: One of `FITS`.
-        which: Number of the fit.
         resumed: Checkpoint to go on from.
         saved: Where to save one.
     """

@@ -52,8 +52,6 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
 
     Args:
         federated: Its `Federated`.
-        trainer: Its Trainer.
-        module: Its module.
         delta: Chance with which the epsilon of the whole sweep may fail.
 
     Raises:

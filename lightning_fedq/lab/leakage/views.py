@@ -53,7 +53,6 @@ def observe(
     Args:
         mechanism: What the clients send through.
         updates: `(cohort, dim)`, rows in the order of `context.cohort`.
-        context: The round.
         keys: Source of all coins.
         adversary: Adversary whose view it is.
         victim: Client that the adversary is after.

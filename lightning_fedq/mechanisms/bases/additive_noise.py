@@ -66,7 +66,6 @@ class Clipping(Protocol):
 
         Args:
             rows: `(n, dim)`, less no centre yet.
-            context: The round.
         """
 
     def compositions(self, context: RoundContext) -> int:

@@ -320,7 +320,6 @@ def exact_claims(
         losses: One for every adversary.
         compositions: Number of compositions of each loss in a round.
         error: Error of one released coordinate.
-        context: The round.
         neighbours: The relation.
         assumptions: More of them.
     """

@@ -10,7 +10,6 @@ def check_received(symbols: Tensor, num_clients: int, dim: int, largest: int) ->
 
     Args:
         symbols: `(num_clients, dim)`, one message a row, or their sum `(dim,)`.
-        num_clients: How many.
         dim: Symbols of one message.
         largest: Largest symbol; the smallest is 0.
 

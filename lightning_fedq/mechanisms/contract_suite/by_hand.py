@@ -44,7 +44,6 @@ def context_of(
         segments: Length of each segment.
         radius: Radius of the range, of all segments or one each.
         center: Centre of the range, of all segments or one each.
-        round: Its number.
         attempt: Number of earlier attempts at the round.
     """
     groups, start = [], 0

@@ -147,7 +147,6 @@ class Mechanism(ABC):
         Args:
             symbols: `(len(clients), m)`, one message a row; if homomorphic, their sum `(m,)` too.
             clients: Clients that sent them, in that order; those that dropped out are missing.
-            context: The round.
             rand: What the server knows.
 
         Returns:
@@ -211,7 +210,6 @@ class Mechanism(ABC):
         """Public upper bound on the variance of one coordinate of the decoded mean, per segment.
 
         Args:
-            context: The round.
             clients: Clients that answered; at least one.
 
         Returns:
@@ -224,7 +222,6 @@ class Mechanism(ABC):
         """Expected squared error of the decoded mean, summed over coordinates, for planning a run.
 
         Args:
-            context: The round.
             num_clients: How many of the cohort answer, >= 1.
             homogeneity: |mean update|^2 over the mean |update|^2, in (0, 1].
 
@@ -340,7 +337,6 @@ class Mechanism(ABC):
 
         Args:
             client: Client whose update is replaced.
-            context: The round.
             public: The streams that the adversary of the claim holds. In place of those that it does not
                 hold there are streams of other keys, so a pair that follows them meets nothing.
         """

@@ -67,7 +67,6 @@ def asked_of(run: Run, shown: str | None = None) -> str:
     """Target of a run in a line, and whether it was met.
 
     Args:
-        run: The run.
         shown: Name of the adversary that is shown; None is the run's own.
     """
     view = run.view
@@ -99,7 +98,6 @@ def view_cell(run: Run, who: str | None = None) -> tuple[str, str]:
     """Epsilon and verdict towards the view that was asked for, or that its target is not met.
 
     Args:
-        run: The run.
         who: Name of another adversary to show, the one of all runs of a page; None is the run's own.
     """
     if run.seeded:
