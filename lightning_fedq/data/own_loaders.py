@@ -219,12 +219,15 @@ class SeveralLoaders:
 
     def _deal(self, combined: Any) -> list[_Together]:
         return [
-            _Together(combined, [_share(loader, held[c]) for loader, held in self._of_each(combined)])
+            _Together(
+                combined,
+                [
+                    _share(loader, held[c])
+                    for loader, held in list(zip(combined.flattened, self._held, strict=True))
+                ],
+            )
             for c in range(len(self._held[0]))
         ]
-
-    def _of_each(self, combined: Any) -> list[tuple[DataLoader[Any], list[Tensor]]]:
-        return list(zip(combined.flattened, self._held, strict=True))
 
     def held(self) -> list[Tensor]:
         """The samples of each client, counted through all data sets."""

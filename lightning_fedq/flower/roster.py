@@ -113,7 +113,8 @@ class Roster:
             self._take_in()
             if len(self.nodes) >= wanted:
                 break
-            hopeless = self._nobody_agrees()
+            # whether as many nodes as there are clients refuse and none has registered: settings differ
+            hopeless = not self.nodes and len(self._refusing) >= self._federated.clients.num_clients
             if hopeless or time.monotonic() > end:
                 missing = self._missing([client for client in range(wanted) if client not in self.nodes])
                 if self._resumed and self.nodes:
@@ -134,10 +135,6 @@ class Roster:
             self._store.put(_SIGNATURES, signed)
             self._store.put(_SAMPLES, {str(client): number for client, number in self.samples.items()})
             self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
-
-    def _nobody_agrees(self) -> bool:
-        """Whether as many nodes as there are clients refuse and none has registered: settings differ."""
-        return not self.nodes and len(self._refusing) >= self._federated.clients.num_clients
 
     def wait_for(self, cohort: Sequence[int], needed: int, name: str, cure: str) -> None:
         """Wait until so many of a cohort are connected, as long as `gather` did, before anybody is charged.

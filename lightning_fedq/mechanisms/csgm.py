@@ -182,8 +182,10 @@ class CSGM(SubsampledMechanism):
         client: Loss = NonPrivate("the cohort has no other client, and this one knows all of the noise")
         if size > 1:
             kept = math.sqrt((size - 1) / size)
+            # largest distance between a level and one that an update of zero is sent as
             client = GaussianLoss(
-                self.noise_multiplier / self._farthest * kept, "the noise less the curious client's own share"
+                self.noise_multiplier / (1.0 if self.levels == "odd" else 1.0 + 1.0 / self._cells) * kept,
+                "the noise less the curious client's own share",
             )
         if self.levels == "odd":
             return self._subsampled_claims(client, context)
@@ -194,8 +196,3 @@ class CSGM(SubsampledMechanism):
             "zero is sent as one of two levels; selection hidden",
         )
         return self._subsampled_claims(client, context, outsider)
-
-    @property
-    def _farthest(self) -> float:
-        """Largest distance between a level and one that an update of zero is sent as."""
-        return 1.0 if self.levels == "odd" else 1.0 + 1.0 / self._cells

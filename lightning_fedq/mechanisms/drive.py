@@ -32,10 +32,6 @@ from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
 
-def _density(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(np.exp(-x * x / 2.0) / np.sqrt(2.0 * np.pi))
-
-
 @lru_cache(maxsize=8)
 def lloyd_max(bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
     """Levels, inner edges and distortion of the best quantiser of a standard normal with 2^bits levels.
@@ -46,7 +42,7 @@ def lloyd_max(bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64], floa
     for _ in range(20_000):
         edges = (levels[:-1] + levels[1:]) / 2.0
         cells = np.diff(special.ndtr(np.concatenate([[-np.inf], edges, [np.inf]])))
-        ends = np.concatenate([[0.0], _density(edges), [0.0]])
+        ends = np.concatenate([[0.0], np.asarray(np.exp(-edges * edges / 2.0) / np.sqrt(2.0 * np.pi)), [0.0]])
         moved = (ends[:-1] - ends[1:]) / cells
         moved = (moved - moved[::-1]) / 2.0
         still = np.abs(moved - levels).max() < 1e-14

@@ -393,9 +393,10 @@ def _row(claim: PrivacyClaim, rounds: int, account: Account) -> Row:
     any_two = account.between_any_two(claim, rounds, participation)
     # the verdict is about any two updates, so that rows of different relations can be read side by side
     word, reason = _verdict(run, max(run.epsilon, any_two))
+    # Pure epsilon of one unit in one round. A law that is known up to a distance only has none.
     return replace(
         blank,
-        epsilon_unit=_of_a_unit(claim),
+        epsilon_unit=math.inf if claim.slack.distance else claim.unit_losses * claim.loss.pure_epsilon,
         epsilon_round=account.of_rounds.spent(claim, 1).epsilon,
         epsilon_run=run.epsilon,
         infinite_mass=run.infinite_mass,
@@ -405,11 +406,6 @@ def _row(claim: PrivacyClaim, rounds: int, account: Account) -> Row:
         epsilon_any_two=any_two,
         advice="" if word in ("strong", "good") else _advice(claim, account),
     )
-
-
-def _of_a_unit(claim: PrivacyClaim) -> float:
-    """Pure epsilon of one unit in one round. A law that is known up to a distance only has none."""
-    return math.inf if claim.slack.distance else claim.unit_losses * claim.loss.pure_epsilon
 
 
 def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:

@@ -265,10 +265,6 @@ class Layout:
         return residues
 
 
-def _bit_lengths(spans: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.searchsorted(2 ** np.arange(63, dtype=np.int64), spans, side="right").astype(np.int64)
-
-
 def sum_layout(
     size: int,
     low: int | NDArray[np.int64],
@@ -312,7 +308,7 @@ def sum_layout(
             )
         return Layout(size, _whole(lows), _whole(highs), (Block(modulus, None, size),))
     spans = np.maximum(highs - lows, 1) * num_clients
-    widths = _bit_lengths(spans)
+    widths = np.searchsorted(2 ** np.arange(63, dtype=np.int64), spans, side="right").astype(np.int64)
     distinct: Sequence[int] = np.unique(widths).tolist()
     if len(distinct) == 1:
         blocks: tuple[Block, ...] = (Block(2 ** distinct[0], None, size),)

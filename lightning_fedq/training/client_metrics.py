@@ -99,16 +99,15 @@ class TrainingLog:
         Raises:
             ValueError: If a callback or a schedule decides by what is logged in training.
         """
-        if self._in_training() and name not in self.names:
+        if (
+            bool(self._trainer.training) and self._module._current_fx_name != "on_train_start"
+        ) and name not in self.names:
             self.names[name] = None
             why = "which training logs, without noise: no epsilon covers {}; {} a metric of the validation"
             self._check_monitors(name, why.format("what it decides", "watch"))
             self._check_file_names(name, why.format("the files' names, which checkpoints hold", "take"))
         with self.passing():
             self._log(name, value, *args, **kwargs)
-
-    def _in_training(self) -> bool:
-        return bool(self._trainer.training) and self._module._current_fx_name != "on_train_start"
 
     def _check_monitors(self, name: str, why: str, except_for: Collection[str] = ()) -> None:
         for who, monitor in monitors_of(self._trainer):

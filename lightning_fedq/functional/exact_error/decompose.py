@@ -274,7 +274,9 @@ def draw_special(
             if not len(active):
                 break
             drawn = words(len(active))
-            at = plan.cut.sample(_uniforms(drawn)) / (2.0 * half_support(plan.n))
+            at = plan.cut.sample(
+                (drawn >> np.uint64(11)).astype(np.float64) * 2.0 ** (-53) + 2.0 ** (-54)
+            ) / (2.0 * half_support(plan.n))
             active = active[: cut_once(at, drawn, unit, cuts, level, 2.0**-least_bits, active, a, b)]
     return Special(places, np.maximum(a * unit, 2.0**-least_bits), 2.0 * b * radius)
 
@@ -305,7 +307,3 @@ def draw_mixture(
     scale[special.places] = special.scale
     shift[special.places] = special.shift
     return scale, shift
-
-
-def _uniforms(words: NDArray[np.uint64]) -> Array:
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54

@@ -33,10 +33,6 @@ def cell_entropy(ratio: NDArray[np.float64] | float) -> NDArray[np.float64]:
     return cost
 
 
-def _peak(law: Law) -> float:
-    return 1.0 / math.sqrt(2.0 * math.pi) if law == "gaussian" else math.sqrt(0.5)
-
-
 def layer_mean(function: Callable[[float], float], law: Law, layering: Layering) -> float:
     """Mean of a function of the step over the layers, for sigma = 1.
 
@@ -54,7 +50,7 @@ def layer_mean(function: Callable[[float], float], law: Law, layering: Layering)
     total = 0.0
     for low, high in ((0.0, half / 16), (half / 16, half)):
         total += integrate.quad(integrand, low, high, epsabs=1e-11, epsrel=1e-11, limit=400)[0]
-    return _peak(law) * total / half
+    return (1.0 / math.sqrt(2.0 * math.pi) if law == "gaussian" else math.sqrt(0.5)) * total / half
 
 
 def conditional_entropy(interval: float, sigma: float, law: Law, layering: Layering) -> float:

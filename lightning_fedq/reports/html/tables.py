@@ -112,10 +112,6 @@ def settings_of(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
     yield "what clients send", [str(run.summary["target"]) for run in runs]
     yield "keys", [str(run.summary["keys"]) for run in runs]
     yield "secure aggregation", [str(run.summary["secure_aggregation"]) for run in runs]
-    yield "privacy target", [_target(run) for run in runs]
+    # the target without the mechanism that was found for it, which has a line of its own
+    yield "privacy target", [str(run.summary.get("privacy_target", "")).partition(": ")[0] for run in runs]
     yield "aborted rounds", [number(run.summary["aborted_rounds"] or None).strip("-") for run in runs]
-
-
-def _target(run: Run) -> str:
-    """The target without the mechanism that was found for it, which has a line of its own."""
-    return str(run.summary.get("privacy_target", "")).partition(": ")[0]
