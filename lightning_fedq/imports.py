@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -30,19 +32,29 @@ def extra(name: str, purpose: str) -> Iterator[None]:
         ) from error
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package.
+def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """The `__getattr__`, `__dir__` and `__all__` of a package, from its imports under `if TYPE_CHECKING:`.
+
+    Read from the source, so that a name stands once, and nothing is imported before it is used.
 
     Args:
-        package: Its `__name__`.
-        homes: Module of each name, as seen from the package. `__all__` of the package says no other names.
+        package: Its `__name__`. `import *` there stands for the names of another such package.
     """
+    module = sys.modules[package]
+    homes: dict[str, str] = {}
+    for block in ast.parse(inspect.getsource(module)).body:
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name):
+            for node in block.body:
+                assert isinstance(node, ast.ImportFrom) and node.module is not None
+                for name in (alias.name for alias in node.names):
+                    found = import_module(node.module).__all__ if name == "*" else [name]
+                    homes.update(dict.fromkeys(found, node.module))
 
     def find(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{homes[name]}"), name)
-        setattr(sys.modules[package], name, value)
+        value = getattr(import_module(homes[name]), name)
+        setattr(module, name, value)
         return value
 
-    return find
+    return find, lambda: sorted({*vars(module), *homes}), sorted(homes)

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils import backend_registration
+from torch.utils import _pytree as pytree, backend_registration
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_fedq._lightning import pl

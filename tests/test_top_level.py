@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,22 +16,9 @@ def test_names_are_those_of_their_modules() -> None:
     assert {getattr(fedq, name) for name in mechanisms.__all__} == {
         getattr(mechanisms, name) for name in mechanisms.__all__
     }
-    assert all(getattr(fedq, name) is not None for name in fedq._HOME)
-    assert set(fedq.__all__) == set(fedq._HOME) <= set(dir(fedq))
-
-
-def test_type_checkers_know_the_same_names() -> None:
-    tree = ast.parse(Path(fedq.__file__).read_text())
-    imported = {
-        alias.name: node.module
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning_fedq.")
-        if node.module != "lightning_fedq.imports"
-        for alias in node.names
-    }
-    assert imported.pop("*") == "lightning_fedq.mechanisms"
-    others = {name: home for name, home in fedq._HOME.items() if home != "mechanisms"}
-    assert imported == {name: f"lightning_fedq.{module}" for name, module in others.items()}
+    assert all(getattr(fedq, name) is not None for name in fedq.__all__)
+    assert {*mechanisms.__all__, "Federated", "SecAgg"} <= set(fedq.__all__) <= set(dir(fedq))
+    assert not {"TYPE_CHECKING", "lazily", "*"} & set(fedq.__all__)
 
 
 def test_a_wrong_name_is_an_attribute_error() -> None:

@@ -10,8 +10,7 @@ from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import FedAvg
 from tests.callbacks.test_dpsgd import Classifier, dpsgd, samples
 from tests.callbacks.test_dpsgd_clients import parts
-from tests.digits_run import Classifier as ClientClassifier
-from tests.digits_run import Digits, make_trainer
+from tests.digits_run import Classifier as ClientClassifier, Digits, make_trainer
 
 
 class Remembers(Classifier):

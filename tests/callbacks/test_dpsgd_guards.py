@@ -18,8 +18,7 @@ from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks.test_dpsgd import Classifier, dpsgd, samples
 from tests.callbacks.test_privacy import trainer
-from tests.digits_run import Classifier as DigitsClassifier
-from tests.digits_run import Digits, make_trainer
+from tests.digits_run import Classifier as DigitsClassifier, Digits, make_trainer
 
 
 class With(Classifier):

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedMedian, FedYogi
-from flwr.serverapp.strategy import FedAvg as Averages
-from flwr.serverapp.strategy import FedProx as Proximal
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg as Averages,
+    FedAvgM,
+    FedMedian,
+    FedProx as Proximal,
+    FedYogi,
+)
 
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
 from lightning_fedq.callbacks import DPSGD, Federated, Langevin

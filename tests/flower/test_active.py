@@ -15,8 +15,7 @@ from lightning_fedq.flower.secure import RemoteSum
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.rounds import RoundTask
-from lightning_fedq.secagg import Client, SecAgg
-from lightning_fedq.secagg import messages as wire
+from lightning_fedq.secagg import Client, SecAgg, messages as wire
 from tests.flower.halves import Fields, Halves
 from tests.flower.loop import CLIENTS, federated
 

@@ -29,9 +29,7 @@ from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundPlanner, RoundTask
-from lightning_fedq.secagg import SecAgg
-from lightning_fedq.secagg import messages as wire
-from lightning_fedq.secagg import server as secagg_server
+from lightning_fedq.secagg import SecAgg, messages as wire, server as secagg_server
 from tests.flower.loop import (
     TRAINER,
     LoopGrid,

@@ -19,8 +19,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import DecodingStrategy, client_app, encoding_mod
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanisms import LDPQ, AggregateGaussian, CorBin
-from lightning_fedq.mechanisms import FedAvg as Plain
+from lightning_fedq.mechanisms import LDPQ, AggregateGaussian, CorBin, FedAvg as Plain
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.accounting import spent

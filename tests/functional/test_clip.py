@@ -4,8 +4,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factor, unit_ball_factors
 

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from dp_accounting.dp_event import ZCDpEvent
-from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.pld import privacy_loss_mechanism as plm
+from dp_accounting.pld import privacy_loss_distribution as pld, privacy_loss_mechanism as plm
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.mechanisms.interface import (

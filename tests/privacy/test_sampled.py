@@ -6,8 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from dp_accounting.dp_event import GaussianDpEvent, SampledWithoutReplacementDpEvent
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 

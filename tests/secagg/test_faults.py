@@ -22,8 +22,8 @@ from lightning_fedq.secagg import (
     StageError,
     SymbolError,
     TermsError,
+    messages as wire,
 )
-from lightning_fedq.secagg import messages as wire
 from lightning_fedq.secagg.layout import sum_layout
 from lightning_fedq.secagg.messages import Kind
 from tests.secagg.play import MODEL, Round, make_inputs, make_terms, seeded_entropy, total

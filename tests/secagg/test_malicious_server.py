@@ -21,8 +21,8 @@ from lightning_fedq.secagg import (
     StageError,
     TermsError,
     ThresholdError,
+    messages as wire,
 )
-from lightning_fedq.secagg import messages as wire
 from lightning_fedq.secagg.messages import Kind, PublicKeys
 from tests.secagg.play import Round, make_inputs, make_terms, seeded_entropy, total
 

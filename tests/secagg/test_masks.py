@@ -15,10 +15,16 @@ import numpy as np
 import pytest
 
 from lightning_fedq.keys.randomness import SeededKeys, Stream, pack_fields
-from lightning_fedq.secagg import Client, SecAgg, SecAggError, Stage, shamir
-from lightning_fedq.secagg import client as clients_side
-from lightning_fedq.secagg import messages as wire
-from lightning_fedq.secagg import server as servers_side
+from lightning_fedq.secagg import (
+    Client,
+    SecAgg,
+    SecAggError,
+    Stage,
+    client as clients_side,
+    messages as wire,
+    server as servers_side,
+    shamir,
+)
 from lightning_fedq.secagg.client import self_mask_key
 from lightning_fedq.secagg.graph import is_free
 from lightning_fedq.secagg.layout import sum_layout

@@ -43,8 +43,7 @@ from lightning_fedq.mechanisms import (
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
-from tests.canary.test_canary import FEATURES as LIGHTNING
-from tests.canary.test_canary import Model
+from tests.canary.test_canary import FEATURES as LIGHTNING, Model
 from tests.contract.test_mechanisms import ROWS
 from tests.training.test_constraints import Normaliser
 

@@ -14,8 +14,7 @@ from lightning_fedq.rounds import Broadcast
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.statement import outcome
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
-from tests.flower.loop import LoopGrid, clients, deployment, simulate
-from tests.flower.loop import federated as deployed
+from tests.flower.loop import LoopGrid, clients, deployment, federated as deployed, simulate
 
 SEGMENTS = 640, 10
 

@@ -22,8 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lightning_fedq.mechanisms.contract import BrokenContractError
-from lightning_fedq.mechanisms.contract_suite import encoding as encoding
-from lightning_fedq.mechanisms.contract_suite import laws as laws
+from lightning_fedq.mechanisms.contract_suite import encoding as encoding, laws as laws
 from lightning_fedq.mechanisms.contract_suite.by_hand import (
     RULES,
     Rule,

@@ -11,8 +11,13 @@ from torch import Tensor
 
 from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
-from lightning_fedq.mechanisms.contract import check_claims, check_decoded, check_message, must
+from lightning_fedq.mechanisms.contract import (
+    BrokenContractError as BrokenContractError,
+    check_claims,
+    check_decoded,
+    check_message,
+    must,
+)
 from lightning_fedq.mechanisms.contract_suite.by_hand import (
     CLIENTS,
     SEGMENTS,

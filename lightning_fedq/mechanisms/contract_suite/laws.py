@@ -16,8 +16,7 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
-from lightning_fedq.mechanisms.contract import must
+from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError, must
 from lightning_fedq.mechanisms.contract_suite.by_hand import (
     COHORTS,
     LAW_ROUNDS,

@@ -10,8 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from lightning_fedq.lab.bench import markdown
-from lightning_fedq.lab.bench import tasks as tasks_module
+from lightning_fedq.lab.bench import markdown, tasks as tasks_module
 from lightning_fedq.lab.bench.cells import Cell, append, fill, grouped, read, rerun, score_of, word_of
 from lightning_fedq.lab.bench.tasks import KAPPA, RANGES, MeanEstimation, Training, Tuning, scaled, tasks
 from lightning_fedq.lab.commands import bench

@@ -8,8 +8,15 @@ import pytest
 import torch
 
 from lightning_fedq.functional.trade_off import leakage_bounds, paper_sufficient
-from lightning_fedq.lab.leakage import DLG, InvertingGradients, Matching, calibrate, iDLG, observe
-from lightning_fedq.lab.leakage import study as study_module
+from lightning_fedq.lab.leakage import (
+    DLG,
+    InvertingGradients,
+    Matching,
+    calibrate,
+    iDLG,
+    observe,
+    study as study_module,
+)
 from lightning_fedq.lab.leakage.gradients import LocalSteps
 from lightning_fedq.lab.leakage.total_variation import isotropic_tv
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, NearOptimalUtility
