@@ -193,13 +193,3 @@ def rotate(values: Tensor, signs: Tensor) -> Tensor:
 def rotate_back(values: Tensor, signs: Tensor, dim: int) -> Tensor:
     """Inverse of `rotate` for vectors of `dim` coordinates."""
     return (hadamard(values) * signs)[..., :dim]
-
-
-def flatness_bound(size: int, beta: float) -> float:
-    """Largest coordinate of a rotated unit vector, exceeded with probability at most beta.
-
-    Args:
-        size: D, after padding.
-        beta: In (0, 1).
-    """
-    return min(math.sqrt(2.0 * math.log(2.0 * size / beta) / size), 1.0)

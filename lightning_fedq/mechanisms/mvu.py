@@ -61,11 +61,6 @@ class MVUDesign:
         """Attained level, from the integers."""
         return self.channel.epsilon
 
-    @property
-    def mean_variance(self) -> float:
-        """Mean over grid points of the variance of the decoded value."""
-        return float((self.probabilities @ self.outputs**2 - self.inputs**2).mean())
-
     @cached_property
     def channel(self) -> Channel:
         """The same, for inputs in [-1, 1]."""

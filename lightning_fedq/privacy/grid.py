@@ -174,12 +174,6 @@ class LossGrid:
         solution = self.losses[first] + math.log((upper[first] - delta) / lower[first])
         return max(float(solution), 0.0)
 
-    def renyi(self, order: float) -> float:
-        """ln E_P[e^((a-1) loss)] / (a - 1) over the finite losses, a > 1."""
-        exponents = (order - 1.0) * self.losses + np.log(np.maximum(self.masses, 1e-300))
-        top = exponents.max()
-        return float(top + math.log(np.exp(exponents - top).sum())) / (order - 1.0)
-
 
 def atoms_on(step: float, losses: Array, masses: Array, infinite: float) -> LossGrid:
     """Atoms at any losses moved to a grid, each split so that P's and Q's masses stay.

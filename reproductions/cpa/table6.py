@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.algorithms.byzantine.attacks import break_even_fraction
+from lightning_fedq.algorithms.byzantine.attacks import ldp_amplification
 from lightning_fedq.algorithms.byzantine.robust import Rule
 from lightning_fedq.callbacks import ByzantineClients
 from lightning_fedq.mechanisms import CPA
@@ -58,6 +58,14 @@ class _Case(NamedTuple):
     scale: float
     fraction: float
     aggregator: RobustAggregation | None
+
+
+def break_even_fraction(epsilon: float) -> float:
+    """Share of clients who invert their bits without a coin at which the signal vanishes: c / (1 + c).
+
+    The signal is scaled by 1 - a - a / c, c = tanh(epsilon / 2); .197 at epsilon = 0.5.
+    """
+    return 1.0 / (1.0 + ldp_amplification(epsilon))
 
 
 def _repaired(epsilon: float) -> tuple[CPA, float]:

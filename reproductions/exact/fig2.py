@@ -17,15 +17,14 @@ from lightning_fedq.functional.exact_error.layered import (
     WORDS_PER_COORDINATE,
     Law,
     Layering,
-    fixed_length_bits,
     layer_row,
     minimal_step,
 )
-from lightning_fedq.functional.exact_error.layered_cost import conditional_entropy, lower_bound
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.reports.runs import Row, fresh_folder
 from reproductions.bench import Claim
 from reproductions.exact.claims import Array, coded_bits, finish
+from reproductions.exact.formulas import conditional_entropy, fixed_length_bits, lower_bound
 
 LAWS: tuple[Law, ...] = ("gaussian", "laplace")
 LAYERINGS: tuple[Layering, ...] = ("direct", "shifted")

@@ -18,20 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.functional.exact_error.decompose import decomposition, draw_mixture
+from lightning_fedq.functional.exact_error.decompose import decomposition
 from lightning_fedq.functional.exact_error.dither import centred_dither
 from lightning_fedq.functional.exact_error.irwin_hall import half_support
 from lightning_fedq.functional.exact_error.layered import minimal_step
 from lightning_fedq.functional.noise.grid_noise import analytic_gaussian_multiplier
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import AggregateGaussian, LayeredGaussian
-from lightning_fedq.mechanisms.ddg import ddg_for_budget
 from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.reports.runs import Row, fresh_folder
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.wire.entropy_coding import Elias
 from reproductions.bench import Claim
 from reproductions.exact.claims import finish
+from reproductions.exact.formulas import ddg_for_budget, draw_mixture
 
 RADIUS, DIM, DELTA = 10.0, 75, 1e-5
 _STACK = 100

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from lightning_fedq.functional.exact_error.decompose import target_cdf
 from lightning_fedq.functional.exact_error.dither import add_dequantized_row, dither_quantize_row
 from lightning_fedq.functional.exact_error.irwin_hall import Array, irwin_hall_cdf
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, layer_row
@@ -34,6 +33,7 @@ from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.reports.runs import Row, fresh_folder, write_atomically
 from reproductions.bench import Claim
 from reproductions.exact.claims import finish
+from reproductions.exact.formulas import target_cdf
 
 BLOCK = 10_000
 EDGE = 3.7

@@ -41,11 +41,11 @@ from lightning_fedq.mechanisms import (
     SubtractiveDither,
     TernGrad,
 )
-from lightning_fedq.mechanisms.ddg import ddg_for_budget
 from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.privacy.losses import LaplaceLoss
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
+from reproductions.exact.formulas import ddg_for_budget
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_rounds import TURNS, handed
 from tests.digits_run import Classifier

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.linalg import hadamard as hadamard_matrix
 
-from lightning_fedq.functional.hadamard import flatness_bound, hadamard, padded_size, rotate, rotate_back
+from lightning_fedq.functional.hadamard import hadamard, padded_size, rotate, rotate_back
 
 
 def signs(size, seed=0):
@@ -33,7 +33,7 @@ def test_a_spike_is_flattened():
     for seed in range(5):
         assert rotate(spike, signs(16384, seed)).abs().max().item() == pytest.approx(1 / 128)
         flat = rotate(dense / dense.norm(), signs(16384, seed))
-        assert flat.abs().max() <= flatness_bound(16384, 1e-6)
+        assert flat.abs().max() <= math.sqrt(2.0 * math.log(2.0 * 16384 / 1e-6) / 16384)
 
 
 def test_bad_sizes():

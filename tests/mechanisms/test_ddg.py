@@ -7,9 +7,9 @@ import torch
 
 from lightning_fedq.functional.noise.discrete_gaussian import concentration
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian
-from lightning_fedq.mechanisms.ddg import ddg_for_budget
 from lightning_fedq.mechanisms.interface import Adversary, ConcentratedLoss
 from lightning_fedq.privacy.accounting import spent
+from reproductions.exact.formulas import ddg_for_budget
 from tests.one_round import context_of, decode, encode
 
 

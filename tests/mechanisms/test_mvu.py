@@ -18,11 +18,16 @@ BEST = {  # cpa.md section 16, vector 14: mean variance, exact for one bit, best
 }
 
 
+def mean_variance(design):
+    """Mean over grid points of the variance of the decoded value."""
+    return float((design.probabilities @ design.outputs**2 - design.inputs**2).mean())
+
+
 @pytest.mark.parametrize("setting", BEST)
 def test_designs_reach_the_specification(setting):
     """Within 5 in 10,000 of the best known; unbiased to 1e-8 and private as integers."""
     design = solve_mvu(*setting)
-    assert design.mean_variance <= BEST[setting] * 1.0005
+    assert mean_variance(design) <= BEST[setting] * 1.0005
     assert (design.counts.sum(1) == 2**32).all()
     np.testing.assert_allclose(design.probabilities @ design.outputs, design.inputs, atol=1e-8)
     ratios = design.counts[:, None] / design.counts[None]
@@ -39,7 +44,7 @@ def test_one_bit_is_randomised_response():
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "best"), [(1.0, 0.991963), (3.0, 0.068530)])
 def test_three_bit_designs_reach_the_specification(epsilon, best):
-    assert solve_mvu(3, 3, epsilon).mean_variance <= best * 1.0005
+    assert mean_variance(solve_mvu(3, 3, epsilon)) <= best * 1.0005
 
 
 def test_the_worst_variance_is_the_worst():

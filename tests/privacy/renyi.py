@@ -2,8 +2,18 @@
 
 import math
 
+import numpy as np
+
 from lightning_fedq.privacy.accounting import _TAIL_SHARE, check_delta, composed_mass, loss_grid
+from lightning_fedq.privacy.grid import LossGrid
 from lightning_fedq.privacy.losses import Loss
+
+
+def renyi(grid: LossGrid, order: float) -> float:
+    """ln E_P[e^((a-1) loss)] / (a - 1) over the finite losses, a > 1."""
+    exponents = (order - 1.0) * grid.losses + np.log(np.maximum(grid.masses, 1e-300))
+    top = exponents.max()
+    return float(top + math.log(np.exp(exponents - top).sum())) / (order - 1.0)
 
 
 def epsilon_by_rdp(loss: Loss, delta: float, compositions: int) -> float:
@@ -19,7 +29,7 @@ def epsilon_by_rdp(loss: Loss, delta: float, compositions: int) -> float:
     best = math.inf
     for exponent in range(-140, 60):
         order = 1.0 + 10.0 ** (exponent / 20.0)
-        bound = compositions * grid.renyi(order) + math.log1p(-1.0 / order)
+        bound = compositions * renyi(grid, order) + math.log1p(-1.0 / order)
         bound -= math.log(order * rest) / (order - 1.0)
         best = min(best, bound)
     return max(best, 0.0)

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from lightning_fedq.functional.exact_error.layered import layer_row
-from lightning_fedq.functional.exact_error.layered_cost import conditional_entropy
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import SIGM
 from lightning_fedq.mechanisms.interface import RoundContext
@@ -15,6 +14,7 @@ from lightning_fedq.wire.entropy_coding import (
     from_positive,
     to_positive,
 )
+from reproductions.exact.formulas import conditional_entropy
 from tests.wire.conditional_huffman import ConditionalHuffman, canonical_words, huffman_lengths
 
 

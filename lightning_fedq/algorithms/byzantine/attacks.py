@@ -125,11 +125,3 @@ def ldp_amplification(epsilon: float) -> float:
     if not epsilon > 0:
         raise ValueError(f"epsilon must be > 0, got {epsilon}")
     return 1.0 / math.tanh(epsilon / 2.0)
-
-
-def break_even_fraction(epsilon: float) -> float:
-    """Share of clients who invert their bits without a coin at which the signal vanishes: c / (1 + c).
-
-    The signal is scaled by 1 - a - a / c, c = tanh(epsilon / 2); .197 at epsilon = 0.5.
-    """
-    return 1.0 / (1.0 + ldp_amplification(epsilon))

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import optimize
 
 from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.exact_error.irwin_hall import (
@@ -70,13 +70,6 @@ def target_pdf(x: Array, target: Target) -> Array:
 def target_slope(x: Array, target: Target) -> Array:
     """Derivative of `target_pdf` for x > 0."""
     return (-x if target == "gaussian" else -math.sqrt(2.0)) * target_pdf(x, target)
-
-
-def target_cdf(x: Array, target: Target) -> Array:
-    """Distribution function of the target law, for x >= 0."""
-    if target == "gaussian":
-        return np.asarray(special.ndtr(x), np.float64)
-    return 1.0 - 0.5 * np.exp(-math.sqrt(2.0) * x)
 
 
 def core_probability(n: int, target: Target = "gaussian") -> float:
@@ -243,7 +236,7 @@ def draw_special(
     words: Callable[[int], NDArray[np.uint64]],
     least_bits: int = LEAST_SCALE_BITS,
 ) -> Special:
-    """Draw (A, B) for `count` coordinates, as `draw_mixture`, and list those where they are not (1, 0).
+    """Draw (A, B) for `count` coordinates, and list those where they are not (1, 0).
 
     Args:
         plan: Tables of n and the target.
@@ -279,31 +272,3 @@ def draw_special(
             ) / (2.0 * half_support(plan.n))
             active = active[: cut_once(at, drawn, unit, cuts, level, 2.0**-least_bits, active, a, b)]
     return Special(places, np.maximum(a * unit, 2.0**-least_bits), 2.0 * b * radius)
-
-
-def draw_mixture(
-    plan: Decomposition,
-    count: int,
-    words: Callable[[int], NDArray[np.uint64]],
-    least_bits: int = LEAST_SCALE_BITS,
-) -> tuple[Array, Array]:
-    """Draw (A, B) for `count` coordinates: A Z + B has the target law for Z of the Irwin-Hall law.
-
-    Everybody who calls it with the same words gets the same pairs. (The coin and the cap on A compare
-    floats: two machines whose tables differ in the last digit would have to meet a probability within
-    1e-16, at odds of about 2^-52 a coordinate, to differ.)
-
-    Args:
-        plan: Tables of n and the target.
-        count: Number of coordinates.
-        words: Source of uniform 64-bit words, as `Stream.words64`.
-        least_bits: k of the cap on A.
-
-    Returns:
-        A in [2^-k, ...) and B, float64 `(count,)`, for a target of variance 1.
-    """
-    scale, shift = np.ones(count), np.zeros(count)
-    special = draw_special(plan, count, words, least_bits)
-    scale[special.places] = special.scale
-    shift[special.places] = special.shift
-    return scale, shift

@@ -20,8 +20,6 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numba
@@ -51,7 +49,7 @@ def check_law(law: str, layering: str, sigma: float) -> None:
         ValueError: If the law or the layering is unknown, or sigma is not > 0 and finite.
     """
     if law not in ("gaussian", "laplace"):
-        raise ValueError(f"law must be 'gaussian' or 'laplace', got {law!r}; for others use UnimodalDensity")
+        raise ValueError(f"law must be 'gaussian' or 'laplace', got {law!r}")
     if layering not in ("direct", "shifted"):
         raise ValueError(f"layering must be 'direct' or 'shifted', got {layering!r}")
     check_positive(sigma=sigma)
@@ -97,17 +95,6 @@ def minimal_step(law: Law, sigma: float) -> float:
     """Shortest step of the shifted layering, at half the peak: 2 s sqrt(ln 4) or sqrt 2 ln 2 s."""
     check_law(law, "shifted", sigma)
     return sigma * (2.0 * math.sqrt(math.log(4.0)) if law == "gaussian" else math.sqrt(2.0) * math.log(2.0))
-
-
-def fixed_length_bits(interval: float, law: Law, sigma: float) -> int:
-    """Bits of the shifted code for inputs in an interval, symbols counted from the smallest possible one.
-
-    Args:
-        interval: Length t of the inputs' interval, > 0.
-        law: The error's law.
-        sigma: Its standard deviation.
-    """
-    return max(math.ceil(math.log2(math.ceil(interval / minimal_step(law, sigma)) + 1)), 1)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -156,47 +143,3 @@ def layer_row(
             w[j] = half + other
             gap = 0.5 * (half - other)
             mid[j] = -gap if drawn[4 * j + 3] & np.uint64(1) else gap
-
-
-@dataclass(frozen=True)
-class UnimodalDensity:
-    """Any unimodal density, by its level sets.
-
-    Args:
-        pdf: The density f.
-        quantile: Inverse distribution function, from (0, 1).
-        left: b-(v), left end of {f >= v}, for v in (0, peak).
-        right: b+(v), its right end.
-        peak: Largest value of f, finite.
-        mode: Point at which f is largest.
-
-    Raises:
-        ValueError: If the level sets are not nested intervals around the mode that bound the density's
-            graph and fill it to 2%, on a grid of 4,095 heights.
-    """
-
-    pdf: Callable[[Tensor], Tensor]
-    quantile: Callable[[Tensor], Tensor]
-    left: Callable[[Tensor], Tensor]
-    right: Callable[[Tensor], Tensor]
-    peak: float
-    mode: float
-
-    def __post_init__(self) -> None:
-        if not (self.peak > 0 and math.isfinite(self.peak)):
-            raise ValueError(
-                f"peak must be > 0 and finite, got {self.peak}; an unbounded density has no layers"
-            )
-        heights = torch.linspace(0.0, 1.0, 4097, dtype=torch.float64)[1:-1] * self.peak
-        left, right = self.left(heights), self.right(heights)
-        slack = 1e-9 / self.peak
-        nested = bool((left.diff() >= -slack).all() and (right.diff() <= slack).all())
-        around = bool((left <= self.mode + slack).all() and (right >= self.mode - slack).all())
-        points = torch.cat([left + slack, right - slack])
-        inside = bool((self.pdf(points) >= heights.repeat(2) - 1e-6 * self.peak).all())
-        whole = abs(float((right - left).mean()) * self.peak - 1.0) < 0.02
-        if not (nested and around and inside and whole):
-            raise ValueError(
-                "the density is not unimodal, or left and right are not the ends of {f >= v}: "
-                "they must be nested intervals around the mode; mix two unimodal densities instead"
-            )

@@ -8,8 +8,6 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
@@ -95,26 +93,3 @@ def judge_guesses(
     bound = one_run_lower_bound(len(coins), made, right, delta, alpha)
     alarm = "" if bound <= claim else f"{right} of {made} guesses are right"
     return Finding(view, claim, bound, made, alarm)
-
-
-def audit_one_run(
-    guess: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-    canaries: int,
-    claim: float,
-    *,
-    delta: float = 0.0,
-    alpha: float = 1e-3,
-    seed: int = 0,
-) -> Finding:
-    """Hide one fair coin per canary in one run of anything, guess them all, and bound epsilon from below.
-
-    Args:
-        guess: Runs the training with canary signs (+1 or -1, `(canaries,)`) and returns the guesses; 0 is
-            no guess.
-        claim: The epsilon that is claimed for one canary.
-        delta: The delta that goes with it.
-        alpha: Chance of an alarm if the claim holds.
-        seed: Seed of the canaries.
-    """
-    coins = canary_coins(canaries, seed)
-    return judge_guesses("one run with canaries", coins, guess(coins), claim, delta=delta, alpha=alpha)

@@ -45,35 +45,3 @@ def isotropic_tv(dim: int, ratio: float) -> float:
         return 0.0
     crossing = dim * math.log1p(ratio) / ratio
     return float(scipy.stats.chi2.cdf(crossing * (1.0 + ratio), dim) - scipy.stats.chi2.cdf(crossing, dim))
-
-
-def ratio_for_tv(dim: int, target: float) -> float:
-    """Variance ratio at which `isotropic_tv` is `target`: its inverse.
-
-    Args:
-        dim: Number of coordinates, >= 1.
-        target: In (0, 0.999999].
-
-    Raises:
-        ValueError: If an argument is out of its range.
-    """
-    _check(dim, 0.0)
-    if not 0.0 < target <= 0.999999:
-        raise ValueError(f"target must be in (0, 0.999999], got {target}; 1 is reached by no noise")
-    low, high = -40.0, 10.0
-    while isotropic_tv(dim, math.exp(high)) < target:
-        high += 10.0
-    return math.exp(
-        scipy.optimize.brentq(
-            lambda log: isotropic_tv(dim, math.exp(log)) - target, low, high, xtol=1e-13, rtol=1e-14
-        )
-    )
-
-
-def shift_tv(mahalanobis: float) -> float:
-    """Distance of two Gaussians with one covariance whose means are `mahalanobis` standard deviations apart.
-
-    >>> round(shift_tv(2.0), 4)
-    0.6827
-    """
-    return float(2.0 * scipy.stats.norm.cdf(mahalanobis / 2.0) - 1.0)

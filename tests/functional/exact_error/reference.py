@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from lightning_fedq.functional.exact_error.layered import Layering, UnimodalDensity, check_law
-
 
 def integer_dither_quantize(points: Tensor, dither: Tensor, width: int) -> Tensor:
     """Integer form: M = floor((X + V) / width) for a grid point X and V uniform on {0, ..., width - 1}.
@@ -29,26 +27,3 @@ def integer_dither_dequantize(symbols: Tensor, dither: Tensor, width: int) -> Te
     whatever the input was.
     """
     return 2 * (symbols * width - dither) + (width - 1)
-
-
-def density_layer(density: UnimodalDensity, words: Tensor, layering: Layering) -> tuple[Tensor, Tensor]:
-    """Draw steps and offsets of any unimodal density.
-
-    Args:
-        density: The error's law.
-        words: `(2, ...)` float64 uniforms on (0, 1), for z and for the height below f(z).
-        layering: Direct or shifted.
-
-    Returns:
-        `(step, offset)`, float64.
-    """
-    check_law("gaussian", layering, 1.0)
-    z = density.quantile(words[0])
-    tiny = density.peak * 1e-15
-    height = (words[1] * density.pdf(z)).clamp(tiny, density.peak - tiny)
-    if layering == "direct":
-        low, high = density.left(height), density.right(height)
-        return high - low, 0.5 * (high + low)
-    height = torch.where(z >= density.mode, height, density.peak - height)
-    low, high = density.left(density.peak - height), density.right(height)
-    return high - low, 0.5 * (high + low)

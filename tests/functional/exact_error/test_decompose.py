@@ -9,7 +9,6 @@ from lightning_fedq.functional.exact_error.decompose import (
     LEAST_SCALE_BITS,
     core_probability,
     decomposition,
-    draw_mixture,
 )
 from lightning_fedq.functional.exact_error.dither import add_dequantized_row, dither_quantize_row
 from lightning_fedq.functional.exact_error.irwin_hall import (
@@ -20,6 +19,7 @@ from lightning_fedq.functional.exact_error.irwin_hall import (
 )
 from lightning_fedq.functional.exact_error.tables import InverseTable
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from reproductions.exact.formulas import draw_mixture
 
 # table 5.9 of the specification: lambda, L f(0), E[-log2 A], E[A]
 TABLE = {

@@ -7,23 +7,23 @@ from scipy import stats
 
 from lightning_fedq.functional.exact_error.dither import centred_dither, dither_dequantize, dither_quantize
 from lightning_fedq.functional.exact_error.layered import (
-    UnimodalDensity,
     check_law,
-    fixed_length_bits,
     layer,
     layer_row,
     minimal_step,
 )
 from lightning_fedq.functional.exact_error.layered_cost import (
-    cell_entropy,
-    conditional_entropy,
     known_dither_delta,
     layer_mean,
+)
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from reproductions.exact.formulas import (
+    cell_entropy,
+    conditional_entropy,
+    fixed_length_bits,
     lower_bound,
     upper_bound,
 )
-from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from tests.functional.exact_error.reference import density_layer
 
 CASES = [(law, kind) for law in ("gaussian", "laplace") for kind in ("direct", "shifted")]
 
@@ -217,62 +217,6 @@ def test_mean_steps_equal_the_table():
     assert found == pytest.approx([3.1915382432, 2.5247464681, 2.8284271247, 1.6652830915], abs=1e-9)
     logs = [-layer_mean(math.log2, *case) for case in CASES]
     assert logs == pytest.approx([-1.5263219523, -1.3306303043, -1.1099488636, -0.6031117429], abs=1e-9)
-
-
-def gamma_density():
-    """Gamma(3, 1): mode 2, skewed; level sets by bisection."""
-    law, peak = stats.gamma(3.0), stats.gamma(3.0).pdf(2.0)
-
-    def end(v, low, high):
-        low, high = torch.full_like(v, low), torch.full_like(v, high)
-        for _ in range(80):
-            middle = 0.5 * (low + high)
-            above = torch.from_numpy(law.pdf(middle.numpy())) >= v
-            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-        return 0.5 * (low + high)
-
-    return UnimodalDensity(
-        pdf=lambda z: torch.from_numpy(law.pdf(z.numpy())),
-        quantile=lambda u: torch.from_numpy(law.ppf(u.numpy())),
-        left=lambda v: end(v, 2.0, 0.0),
-        right=lambda v: end(v, 2.0, 60.0),
-        peak=float(peak),
-        mode=2.0,
-    )
-
-
-@pytest.mark.parametrize("kind", ["direct", "shifted"])
-def test_any_unimodal_density(kind):
-    # false alarm 1e-4 per case
-    stream = PublicRandomness(SeededKeys(7), 0).public("gamma")
-    uniforms = torch.from_numpy(stream.uniforms(100_000)).reshape(2, -1)
-    dither = torch.from_numpy(centred_dither(stream.words64(50_000)))
-    step, offset = density_layer(gamma_density(), uniforms, kind)
-    values = torch.full_like(step, 0.37)
-    error = dither_dequantize(dither_quantize(values, dither, step), dither, step) + offset - values
-    assert stats.kstest(error.numpy(), stats.gamma(3.0).cdf).pvalue > 1e-4
-
-
-def test_two_modes_are_refused():
-    # two unit Gaussians far apart; left and right are the outermost ends of the level sets
-    def reach(v):
-        return 30.0 + (-2.0 * (v * 2.0 * math.sqrt(2.0 * math.pi)).log()).clamp(min=0.0).sqrt()
-
-    law = stats.norm
-    with pytest.raises(ValueError, match="not unimodal"):
-        UnimodalDensity(
-            pdf=lambda z: torch.from_numpy(0.5 * (law.pdf(z.numpy() - 30) + law.pdf(z.numpy() + 30))),
-            quantile=lambda u: u,
-            left=lambda v: -reach(v),
-            right=reach,
-            peak=float(0.5 * law.pdf(0)),
-            mode=0.0,
-        )
-
-
-def test_an_unbounded_density_is_refused():
-    with pytest.raises(ValueError, match="peak must be > 0 and finite, got inf"):
-        UnimodalDensity(torch.exp, torch.exp, torch.exp, torch.exp, math.inf, 0.0)
 
 
 @pytest.mark.parametrize(

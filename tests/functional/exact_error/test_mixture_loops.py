@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_fedq.functional.exact_error.decompose import decomposition, draw_mixture, draw_special
+from lightning_fedq.functional.exact_error.decompose import decomposition, draw_special
 from lightning_fedq.functional.exact_error.depths import draw_depths
 from lightning_fedq.functional.exact_error.dither import (
     add_centred_dither,
@@ -17,6 +17,7 @@ from lightning_fedq.functional.exact_error.mixture_loops import (
     special_radii,
 )
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from reproductions.exact.formulas import draw_mixture
 
 
 def words(purpose):

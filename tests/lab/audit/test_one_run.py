@@ -6,7 +6,6 @@ import torch
 
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.lab.audit.one_run import (
-    audit_one_run,
     canary_coins,
     judge_guesses,
     one_run_lower_bound,
@@ -55,14 +54,20 @@ def through_one_round(mechanism):
     return guess
 
 
+def played(mechanism):
+    """20,000 canaries in one round, judged at a claim of 1."""
+    coins = canary_coins(20_000, 0)
+    return judge_guesses("canaries", coins, through_one_round(mechanism)(coins), 1.0)
+
+
 @pytest.mark.parametrize("mechanism", [LDPQ(1.0), CorBin(1.0, 5), SignRR(1.0)])
 def test_canaries_in_one_run_stay_within_the_claim(mechanism):
-    finding = audit_one_run(through_one_round(mechanism), 20_000, 1.0)
+    finding = played(mechanism)
     assert finding.alarm == ""
     assert 0.9 < finding.lower_bound <= 1.0
 
 
 def test_canaries_in_one_run_catch_a_wrong_coin():
-    finding = audit_one_run(through_one_round(plants.AlphaOffByOne(1.0)), 20_000, 1.0)
+    finding = played(plants.AlphaOffByOne(1.0))
     assert "guesses are right" in finding.alarm
     assert finding.lower_bound > 1.1

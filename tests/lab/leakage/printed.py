@@ -33,7 +33,7 @@ def paper_ratio(dim: int, gap: float) -> float:
     """
     _check(dim, 0.0)
     if not 0.0 < gap < 0.01:
-        raise ValueError(f"Lemma 6.8 says nothing for a gap outside (0, 0.01), got {gap}; use ratio_for_tv")
+        raise ValueError(f"Lemma 6.8 says nothing for a gap outside (0, 0.01), got {gap}")
     return 100.0 * gap / math.sqrt(dim)
 
 

@@ -11,7 +11,6 @@ from scipy import stats
 from lightning_fedq.functional.exact_error.decompose import LEAST_SCALE_BITS
 from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.functional.exact_error.irwin_hall import irwin_hall_cdf
-from lightning_fedq.functional.exact_error.layered_cost import conditional_entropy
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
@@ -23,6 +22,7 @@ from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange
+from reproductions.exact.formulas import conditional_entropy
 from tests.one_round import context_of, decode, encode
 
 DIM = 60_000
