@@ -358,7 +358,16 @@ class DPSGD(pl.Callback):
     def _unhook(self) -> None:
         if self._hooks is not None:
             self._hooks.remove_hooks()
-            _clear(self._hooks._module)
+            # remove what the hooks and the optimiser left on parameters and layers
+            module = self._hooks._module
+            for parameter in module.parameters():
+                for name in ("grad_sample", "summed_grad", "_forward_counter", "_current_grad_sample"):
+                    if hasattr(parameter, name):
+                        delattr(parameter, name)
+            for layer in module.modules():
+                for name in ("activations", "max_batch_len"):
+                    if name in vars(layer):
+                        delattr(layer, name)
             self._hooks = None
 
     def _forget(self) -> None:
@@ -543,15 +552,3 @@ class DPSGD(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what a checkpoint had spent, and this object besides."""
         self._spent.load_state_dict(state_dict, repeatable=self.seed is not None)
-
-
-def _clear(module: torch.nn.Module) -> None:
-    """Remove what the hooks and the optimiser left on parameters and layers."""
-    for parameter in module.parameters():
-        for name in ("grad_sample", "summed_grad", "_forward_counter", "_current_grad_sample"):
-            if hasattr(parameter, name):
-                delattr(parameter, name)
-    for layer in module.modules():
-        for name in ("activations", "max_batch_len"):
-            if name in vars(layer):
-                delattr(layer, name)

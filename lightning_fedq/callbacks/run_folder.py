@@ -153,14 +153,8 @@ class RunFolder(pl.Callback):
         self.rows.append({**logged, **record.metrics(), **charged, "seconds": seconds})
         if trainer.is_global_zero:
             append_row(self._folder() / "metrics.csv", self.rows)
-        self._write_clients(trainer, int(record.round))
-        measured = federated.client_evaluations[-1:]
-        if measured and measured[0].round == record.round:
-            add_evaluation(self._folder() / CLIENTS, measured[0])
-        trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
-
-    def _write_clients(self, trainer: pl.Trainer, round: int) -> None:
-        """Add a line to the file of every client that has logged something which stays with it."""
+        # add a line to the file of every client that has logged something which stays with it
+        round = int(record.round)
         client_log = federated_of(trainer, "RunFolder").client_log
         assert client_log is not None
         taken = client_log.take()  # of all ranks, so all of them ask
@@ -169,17 +163,10 @@ class RunFolder(pl.Callback):
             path.parent.mkdir(exist_ok=True)
             with path.open("a") as file:
                 file.write(json.dumps({"round": round + 1, **values}) + "\n")
-
-    def _write_labels(self, trainer: pl.Trainer) -> None:
-        """Write who holds what beside what stays with the clients."""
-        federated = federated_of(trainer, "RunFolder")
-        counts = federated.fit.population.label_counts() if trainer.is_global_zero else None
-        held = federated.fit.population.holdings
-        sizes, held_out = ([len(part) for part in parts] for parts in (held.client_indices, held.held_out))
-        if trainer.is_global_zero and any(sizes):
-            write_holdings(self._folder() / CLIENTS, sizes, held_out, counts, f"{self.name}: who holds what")
-        if counts is not None:
-            write_atomically(self._folder() / CLIENTS / LABELS, json.dumps(counts.tolist()) + "\n")
+        measured = federated.client_evaluations[-1:]
+        if measured and measured[0].round == record.round:
+            add_evaluation(self._folder() / CLIENTS, measured[0])
+        trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the final model, summary and report, and pictures last, which are the largest."""
@@ -189,7 +176,15 @@ class RunFolder(pl.Callback):
         # once more: a callback may have chosen another model at the end
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
         self._write(trainer)
-        self._write_labels(trainer)
+        # write who holds what beside what stays with the clients
+        federated = federated_of(trainer, "RunFolder")
+        counts = federated.fit.population.label_counts() if trainer.is_global_zero else None
+        held = federated.fit.population.holdings
+        sizes, held_out = ([len(part) for part in parts] for parts in (held.client_indices, held.held_out))
+        if trainer.is_global_zero and any(sizes):
+            write_holdings(self._folder() / CLIENTS, sizes, held_out, counts, f"{self.name}: who holds what")
+        if counts is not None:
+            write_atomically(self._folder() / CLIENTS / LABELS, json.dumps(counts.tolist()) + "\n")
         if trainer.is_global_zero:
             title = title_of(self.name, engine_of(trainer, "RunFolder").mechanism)
             price = epsilon_of_label(privacy_of(self.summary), True)

@@ -82,7 +82,12 @@ class TrackedRounds(pl.Callback):
         for logger in _loggers(trainer):
             logger.log_metrics(noise_values(federated), step=trainer.global_step - 1)
             _log_clients(logger, rows)
-            _log_files(logger, files)
+            # send MLflow all files of the run folder, TensorBoard its pages, and CSV none
+            for path in files:
+                if _is_mlflow(logger):
+                    logger.experiment.log_artifact(logger.run_id, str(path), "run-folder")
+                elif isinstance(logger, pl.loggers.TensorBoardLogger) and path.name in _PAGES:
+                    logger.experiment.add_text(f"fed/{path.stem}", path.read_text(), 0)
             logger.save()
 
     def lets_out(self, trainer: pl.Trainer) -> str:
@@ -156,12 +161,3 @@ def _log_clients(logger: Any, rows: list[list[int]]) -> None:
         logger.experiment.add_text("fed/clients", "\n".join(f"| {line} |" for line in table), 0)
     else:
         (_folder(logger) / "clients.csv").write_text("\n".join(lines) + "\n")
-
-
-def _log_files(logger: Any, files: list[Path]) -> None:
-    """Send MLflow all files of the run folder, TensorBoard its pages, and CSV none."""
-    for path in files:
-        if _is_mlflow(logger):
-            logger.experiment.log_artifact(logger.run_id, str(path), "run-folder")
-        elif isinstance(logger, pl.loggers.TensorBoardLogger) and path.name in _PAGES:
-            logger.experiment.add_text(f"fed/{path.stem}", path.read_text(), 0)

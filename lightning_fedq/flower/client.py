@@ -300,11 +300,6 @@ class RemoteClient(ABC):
             peers,
         )
 
-    def _round_client(self, fields: Fields, keys: Keys) -> RoundClient:
-        log = self._log(f"client {fields['client']} of {keys.public().hex()}")
-        target: Target = "updates" if self._releasing else self._federated.server.target
-        return RoundClient(fields["client"], self._encodes(), keys, log, target, self._budget)
-
     def _log(self, owner: str) -> StreamLog:
         if self._federated.seed is not None:  # with one, a repeated round repeats its bits
             return StreamLog(None, owner)
@@ -404,7 +399,9 @@ class RemoteClient(ABC):
             sealed = _cut(fields.get("contributions", b""), CONTRIBUTION_BYTES)
             others = [member for member in contributing if member != fields["client"]]
             keys.take_contributions(group, dict(zip(others, sealed, strict=False)), contributing)
-        client = self._round_client(fields, keys)
+        log = self._log(f"client {fields['client']} of {keys.public().hex()}")
+        target: Target = "updates" if self._releasing else self._federated.server.target
+        client = RoundClient(fields["client"], self._encodes(), keys, log, target, self._budget)
         try:
             client.check(task, weights)
             message = client.encode(task, weights, update(client.client))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor
 
@@ -87,21 +87,17 @@ class _TrainFunction(RemoteClient):
     def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
         sent = self.arrays()
         reply = self._call(self._content)
-        name, answer = _only_arrays(reply)
+        records = reply.array_records
+        if len(records) != 1:
+            raise ValueError(f"the train function must return one record of arrays, got {sorted(records)}")
+        ((name, arrays),) = records.items()
+        name, answer = name, arrays
         if dropped := [*_others(reply, name), *(f"array {key}" for key in sent.others)]:
             rank_zero_warn(
                 f"only the encoded update leaves this client; dropped: {', '.join(dropped)}. They would go "
                 "round the mechanism; log them here, or evaluate on the server (evaluate_fn)"
             )
         return sent.vector_of(answer) - weights
-
-
-def _only_arrays(reply: RecordDict) -> tuple[str, ArrayRecord]:
-    records = reply.array_records
-    if len(records) != 1:
-        raise ValueError(f"the train function must return one record of arrays, got {sorted(records)}")
-    ((name, arrays),) = records.items()
-    return name, arrays
 
 
 def _others(reply: RecordDict, arrays: str) -> list[str]:

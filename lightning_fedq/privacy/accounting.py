@@ -108,7 +108,10 @@ def spent(
         return Spending(math.inf, delta, run_mass, "infinite-loss mass above delta")
 
     def exact(left: float) -> float:
-        return _spent_exactly(loss, left, compositions, rounds, participation)
+        # epsilon of a run whose infinite mass is below delta
+        if _closed_form(loss, participation):
+            return loss.epsilon(left, compositions * rounds)
+        return composed_grid(loss, left, compositions, rounds, participation).epsilon(left)
 
     method = _method(loss, participation)
     if slack == NO_SLACK:
@@ -161,13 +164,6 @@ def closed_form(loss: Loss) -> bool:
 
 def _closed_form(loss: Loss, participation: float) -> bool:
     return bool(loss.method) and (participation == 1.0 or loss.every_round)
-
-
-def _spent_exactly(loss: Loss, delta: float, compositions: int, rounds: int, participation: float) -> float:
-    """Epsilon of a run whose infinite mass is below delta."""
-    if _closed_form(loss, participation):
-        return loss.epsilon(delta, compositions * rounds)
-    return composed_grid(loss, delta, compositions, rounds, participation).epsilon(delta)
 
 
 def _method(loss: Loss, participation: float) -> str:

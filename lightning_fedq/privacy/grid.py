@@ -149,12 +149,6 @@ class LossGrid:
         masses[-first] += 1.0 - probability
         return LossGrid(self.step, first, masses, probability * self.infinite)
 
-    def _tails(self) -> tuple[Array, Array]:
-        """At every grid point l: P's mass from l on, infinite included, and sum of m e^(l - loss)."""
-        upper = self.masses[::-1].cumsum()[::-1] + self.infinite
-        decay = [1.0, -math.exp(-self.step)]
-        return upper, signal.lfilter([1.0], decay, self.masses[::-1])[::-1]
-
     def delta(self, epsilon: float) -> float:
         """The hockey-stick divergence at `epsilon`."""
         losses = self.losses
@@ -166,7 +160,10 @@ class LossGrid:
         below `SMALLEST_DELTA`."""
         if self.infinite > delta or delta < SMALLEST_DELTA:
             return math.inf
-        upper, lower = self._tails()
+        # at every grid point l: P's mass from l on, infinite included, and sum of m e^(l - loss)
+        upper = self.masses[::-1].cumsum()[::-1] + self.infinite
+        decay = [1.0, -math.exp(-self.step)]
+        upper, lower = upper, signal.lfilter([1.0], decay, self.masses[::-1])[::-1]
         enough = np.flatnonzero(upper - lower <= delta)
         first = int(enough[0])
         if upper[first] <= delta or lower[first] <= 0.0:
