@@ -139,20 +139,19 @@ def _order(name: str) -> tuple[bool, str]:
 
 
 def _names() -> str:
-    """Imports of the mechanisms, as `mechanisms/__init__.py` has them."""
-    by_module: dict[str, list[str]] = {}
-    for kind in sorted(_kinds(), key=lambda kind: kind.__module__):
-        by_module.setdefault(kind.__module__, []).append(f"{kind.__name__} as {kind.__name__}")
-    lines = [(f"    from {module} import ", names) for module, names in by_module.items()]
+    """Imports and names of the mechanisms, as `mechanisms/__init__.py` has them."""
+    files = {kind.__name__: kind.__module__.rpartition(".")[2] for kind in _kinds()}
+    by_file: dict[str, list[str]] = {}
+    for name, file in sorted(files.items(), key=lambda item: item[1]):
+        by_file.setdefault(file, []).append(name)
     return "\n".join(
         [
             "if TYPE_CHECKING:",
-            *(
-                line
-                if len(line := begin + ", ".join(names)) <= 110
-                else f"{begin}(\n        " + ",\n        ".join(names) + ",\n    )"
-                for begin, names in lines
-            ),
+            *(f"    from {mechanisms.__name__}.{file} import {', '.join(by_file[file])}" for file in by_file),
+            "",
+            "__all__ = [",
+            *(f'    "{name}",' for name in files),
+            "]",
         ]
     )
 

@@ -32,13 +32,13 @@ def extra(name: str, purpose: str) -> Iterator[None]:
         ) from error
 
 
-def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The `__getattr__`, `__dir__` and `__all__` of a package, from its imports under `if TYPE_CHECKING:`.
+def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package, from its imports under `if TYPE_CHECKING:`.
 
-    Read from the source, so that a name stands once, and nothing is imported before it is used.
+    They are read from the source, so that the home of a name stands once, for people, type checkers and here.
 
     Args:
-        package: Its `__name__`. `import *` there stands for the names of another such package.
+        package: Its `__name__`. `import *` there stands for all names of another package.
     """
     module = sys.modules[package]
     homes: dict[str, str] = {}
@@ -57,4 +57,4 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
         setattr(module, name, value)
         return value
 
-    return find, lambda: sorted({*vars(module), *homes}), sorted(homes)
+    return find, lambda: sorted({*vars(module), *homes})

@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING
 from lightning_fedq.imports import lazily
 
 if TYPE_CHECKING:
-    from lightning_fedq.lab.leakage.estimate import LeakageEstimate as LeakageEstimate
-    from lightning_fedq.lab.leakage.inversion import (
-        DLG as DLG,
-        Analytic as Analytic,
-        Attack as Attack,
-        InvertingGradients as InvertingGradients,
-        Matching as Matching,
-        iDLG as iDLG,
-    )
-    from lightning_fedq.lab.leakage.study import (
-        Study as Study,
-        StudyResult as StudyResult,
-        calibrate as calibrate,
-    )
-    from lightning_fedq.lab.leakage.views import Observation as Observation, observe as observe
+    from lightning_fedq.lab.leakage.estimate import LeakageEstimate
+    from lightning_fedq.lab.leakage.inversion import DLG, Analytic, Attack, InvertingGradients, Matching, iDLG
+    from lightning_fedq.lab.leakage.study import Study, StudyResult, calibrate
+    from lightning_fedq.lab.leakage.views import Observation, observe
 
-if not TYPE_CHECKING:  # a type checker knows the names from above, and a wrong one is an error to it
-    __getattr__, __dir__, __all__ = lazily(__name__)
+__all__ = [
+    "DLG",
+    "Analytic",
+    "Attack",
+    "InvertingGradients",
+    "LeakageEstimate",
+    "Matching",
+    "Observation",
+    "Study",
+    "StudyResult",
+    "calibrate",
+    "iDLG",
+    "observe",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__)
