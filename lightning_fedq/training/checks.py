@@ -125,22 +125,9 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
     Raises:
         ValueError: Naming what can't work and its cure.
     """
-    if not isinstance(trainer, pl.Trainer):
-        theirs = type(trainer).__module__.partition(".trainer")[0]
-        raise ValueError(
-            f"the Trainer is from {theirs}, and lightning_fedq is bound to {pl.__name__}, which was imported "
-            f"first; import {theirs} before lightning_fedq, and only one of the two"
-        )
+    _check_package(trainer)
     for callback in trainer.callbacks:
-        # Refuse a search that would train on everybody's data at once.
-        for name, cure in _FINDERS.items():
-            if isinstance(callback, getattr(pl.callbacks, name)):
-                if getattr(callback, "_early_exit", False):  # put there by a Tuner, for this one search
-                    trainer.callbacks = [other for other in trainer.callbacks if other is not callback]
-                raise ValueError(
-                    f"{name} would train on the raw data of all clients at once, past every mechanism; "
-                    f"run it with a Trainer without Federated, on data that need no protection, and {cure}"
-                )
+        _check_callback(trainer, callback)
     if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:
         raise ValueError(
             f"Federated simulates all clients on one device, got {type(trainer.strategy).__name__} "
@@ -153,11 +140,36 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
     check_flags(trainer)
 
 
+def _check_package(trainer: object) -> None:
+    if not isinstance(trainer, pl.Trainer):
+        theirs = type(trainer).__module__.partition(".trainer")[0]
+        raise ValueError(
+            f"the Trainer is from {theirs}, and lightning_fedq is bound to {pl.__name__}, which was imported "
+            f"first; import {theirs} before lightning_fedq, and only one of the two"
+        )
+
+
 _FINDERS = {
     "LearningRateFinder": "set the rate found there",
     "BatchSizeFinder": "give the loader the batch size found there",
 }
 """Lightning's searches before the training, and what to do with what they find."""
+
+
+def _check_callback(trainer: Any, callback: pl.Callback) -> None:
+    """Refuse a search that would train on everybody's data at once.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    for name, cure in _FINDERS.items():
+        if isinstance(callback, getattr(pl.callbacks, name)):
+            if getattr(callback, "_early_exit", False):  # put there by a Tuner, for this one search
+                trainer.callbacks = [other for other in trainer.callbacks if other is not callback]
+            raise ValueError(
+                f"{name} would train on the raw data of all clients at once, past every mechanism; "
+                f"run it with a Trainer without Federated, on data that need no protection, and {cure}"
+            )
 
 
 def check_flags(trainer: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy import integrate
 
-from lightning_fedq.functional.exact_error.decompose import decomposition, draw_mixture
+from lightning_fedq.functional.exact_error.decompose import decomposition
 from lightning_fedq.functional.exact_error.dither import centred_dither
 from lightning_fedq.functional.exact_error.irwin_hall import half_support, irwin_hall_pdf
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, layer_row
@@ -25,7 +25,7 @@ from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.reports.runs import Row, fresh_folder
 from reproductions.bench import Claim
 from reproductions.exact.claims import Array, coded_bits, finish
-from reproductions.exact.formulas import cell_entropy, conditional_entropy, upper_bound
+from reproductions.exact.formulas import cell_entropy, conditional_entropy, draw_mixture, upper_bound
 
 
 def theorem_2(n: int) -> float:
