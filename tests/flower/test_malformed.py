@@ -67,8 +67,9 @@ def secured(folder: Path, active: bool, num_clients: int = 10) -> Halves:
     return Halves(settings, folder, identities(num_clients) if active else None)
 
 
-@pytest.mark.parametrize("active", [False, True])
-@pytest.mark.parametrize("cheated", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize(
+    ("cheated", "active"), [(1, True), (2, False), (3, True), (4, False), (4, True), (5, False), (9, False)]
+)
 def test_shares_that_do_not_open(cheated: int, active: bool, tmp_path: Path, monkeypatch: Any) -> None:
     """One client that seals junk for four of nine partners ended every round, or had the four shut out."""
 
@@ -87,12 +88,10 @@ def test_shares_that_do_not_open(cheated: int, active: bool, tmp_path: Path, mon
     first = played.round()
     assert (first.num_received, bool(first.aborted)) == ((10, False) if enough else (0, True))
     assert played.roster.left_out == ({2} if cheated > 1 else set())  # the one might lie itself
-    for _ in range(2):
-        assert played.round().num_received == (9 if cheated > 1 else 10)
+    assert played.round().num_received == (9 if cheated > 1 else 10)
 
 
-@pytest.mark.parametrize("active", [False, True])
-@pytest.mark.parametrize("num_clients", [5, 10])
+@pytest.mark.parametrize(("num_clients", "active"), [(5, False), (10, True)])
 def test_a_commitment_that_is_not_of_the_seed(
     num_clients: int, active: bool, tmp_path: Path, monkeypatch: Any
 ) -> None:
