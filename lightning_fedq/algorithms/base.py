@@ -135,6 +135,14 @@ class LocalAlgorithm(ABC):
             dim: Trained parameters.
         """
 
+    def num_handed(self, dim: int) -> int | None:
+        """Coordinates that clients hand to the mechanism and then forget. None: all.
+
+        Args:
+            dim: Trained parameters.
+        """
+        return None
+
     def check(self, optimizers: Sequence[Optimizer]) -> None:
         """Refuse clients' optimisers that the algorithm is not made for.
 

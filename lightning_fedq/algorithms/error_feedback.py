@@ -66,6 +66,10 @@ class ErrorFeedback(LocalAlgorithm):
         if not 0.0 < self.share <= 1.0:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
 
+    def num_handed(self, dim: int) -> int:
+        """A share of them, one at least."""
+        return num_kept(self.share, dim)
+
     def begin(self, num_clients: int, dim: int) -> Correction:
         """Nothing is kept yet."""
         memory = _Memory(0.0, num_clients, dim)

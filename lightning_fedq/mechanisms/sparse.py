@@ -128,9 +128,12 @@ class TopK(_Sparse):
         values = received[:, half:].int().view(torch.float32).double()
         return total.index_add_(0, places.reshape(-1), values.reshape(-1)).float().to(symbols.device)
 
+    def num_sent(self, dim: int) -> int:
+        return num_kept(self.share, dim)
+
     def num_symbols(self, context: RoundContext) -> int:
         """A place and a value each."""
-        return 2 * num_kept(self.share, context.dim)
+        return 2 * self.num_sent(context.dim)
 
     def code(self, context: RoundContext) -> PlacesFirst:
         """log2(dim) bits a place, 32 a value."""

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
 from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.data.batches import BatchRule, LocalWork, pass_sizes
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.handed_loader import handed_loader
 from lightning_fedq.training.settings import Local
@@ -90,6 +91,27 @@ def check_algorithm(
         raise ValueError(
             f"{name} takes as many steps of every client, and theirs differ with what they hold; say "
             "local_steps=..."
+        )
+
+
+def check_memory(algorithm: LocalAlgorithm, mechanism: Mechanism, parameters: int, dim: int) -> None:
+    """Refuse a mechanism that leaves out what clients take for sent.
+
+    Args:
+        algorithm: The local algorithm.
+        mechanism: The mechanism.
+        parameters: Coordinates of an update that are trained; buffers, which no client remembers, follow.
+        dim: All coordinates of an update.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    handed, sent, buffers = algorithm.num_handed(parameters), mechanism.num_sent(dim), dim - parameters
+    if handed is not None and sent is not None and handed + buffers > sent:
+        name, share = type(mechanism).__name__, math.ceil(1e4 * (handed + buffers) / dim) / 1e4
+        raise ValueError(
+            f"clients of {type(algorithm).__name__} take {handed} coordinates and {buffers} of buffers for "
+            f"sent, and {name} sends {sent} of {dim}, so that some are lost; use {name}(share={share:g})"
         )
 
 

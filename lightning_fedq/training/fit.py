@@ -21,7 +21,7 @@ from lightning_fedq.clients.vector import Members, Vector, origins
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 from lightning_fedq.training.averaging import RoundAverages
-from lightning_fedq.training.checks import check_algorithm, check_cohorts_last
+from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory
 from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients
 from lightning_fedq.training.client_metrics import (
     ClientMetricsChoice,
@@ -309,6 +309,7 @@ class FederatedFit:
             self._schedule.alike,
             self._trainer.lightning_module.automatic_optimization,
         )
+        check_memory(algorithm, federation.mechanism, self.vector.num_parameters, sum(self.vector.segments))
         if before is not None and before.correction is not None:
             return before.correction
         correction = algorithm.begin(federation.clients.num_clients, self.vector.num_parameters)

@@ -15,8 +15,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx, LocalAlgorithm
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import FederatedDataModule, LabelShards
-from lightning_fedq.mechanisms import LDPQ, FedAvg
-from tests.digits_run import make_trainer, weights_of
+from lightning_fedq.mechanisms import LDPQ, FedAvg, TopK
+from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 CLIENTS, EACH, ROUNDS, RATE = 4, 12, 4, 0.2
 
@@ -255,6 +255,16 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path: Any) -> None:
 def test_what_does_not_go_together(settings: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         Federated(FedAvg(), CLIENTS, **settings)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_what_clients_take_for_sent_is_sent(share: float) -> None:
+    """Buffers travel beside the parameters, and a smaller share of the mechanism's leaves out more."""
+    norm = share == 0.1
+    layers = nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)) if norm else nn.Linear(64, 10)
+    made = Federated(TopK(0.1), CLIENTS, seed=1, algorithm=ErrorFeedback(share))
+    with pytest.raises(ValueError, match=r"take \d+ coordinates and (128|0) of buffers for sent, and TopK"):
+        make_trainer(made).fit(Classifier(layers), datamodule=Digits())
 
 
 def test_numbers_out_of_range() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import SCAFFOLD, FedProx
+from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedProx
 from lightning_fedq.callbacks import (
     DPSGD,
     ByzantineClients,
@@ -30,6 +30,7 @@ from lightning_fedq.mechanisms import (
     FedAvg,
     GaussianNoise,
     NearOptimalUtility,
+    TopK,
 )
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -140,6 +141,12 @@ ROWS = [
         "takes as many steps of every client, and theirs differ with what they hold; say local_steps=...",
         lambda: fit(fed(algorithm=SCAFFOLD()), data=Digits(41)),
         lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), data=Digits(41)),
+    ),
+    row(
+        "take {} coordinates and {} of buffers for sent, and {} sends {} of {}, so that some are lost",
+        lambda: fit(fed(TopK(0.1), algorithm=ErrorFeedback(0.1)), module=with_norm()),
+        lambda: fit(fed(TopK(0.2368), algorithm=ErrorFeedback(0.1)), module=with_norm()),
+        lambda: fit(fed(TopK(0.1), algorithm=ErrorFeedback(0.1))),
     ),
     row(
         "both choose the local batches; leave one out",

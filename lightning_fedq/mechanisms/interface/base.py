@@ -233,6 +233,14 @@ class Mechanism(ABC):
             return None
         return float(variance @ torch.tensor(context.segments, dtype=torch.float64))
 
+    def num_sent(self, dim: int) -> int | None:
+        """Coordinates that the server gets of an update, where they are the largest. None: all.
+
+        Args:
+            dim: Coordinates of an update.
+        """
+        return None
+
     def longest_update(self, dim: int) -> float | None:
         """Largest l2 norm of an evenly spread update that is not shortened, for planning a run.
 
