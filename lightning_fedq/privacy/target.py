@@ -220,14 +220,19 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
         )
         raise ValueError(
             f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "
-            f"of a client still {spends_least}; {_cure(best.between_any_two(claim, 1), adversary)}"
+            f"of a client still {spends_least}; {_cure(best.between_any_two(claim, 1), adversary, run)}"
         )
     level = _level(log_level, lowest)
     return Calibration(at(level), level, run.rounds, charges, spends(log_level))
 
 
-def _cure(one_round: float, adversary: Adversary) -> str:
+def _cure(one_round: float, adversary: Adversary, run: Run) -> str:
     """Another mechanism where a message by itself has no finite epsilon, else other numbers."""
+    if run.releases is not None:
+        return (
+            "what is released beside the rounds is part of that; take a larger std in NoisyMean, fewer "
+            "rounds, more clients, or a larger epsilon"
+        )
     of_messages = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
     if math.isfinite(one_round) or adversary not in of_messages:
         return "take fewer rounds, more clients, or a larger epsilon"
