@@ -38,12 +38,15 @@ def claimed(mechanism, num_clients=4):
 
 
 def some(mechanisms_):
-    """One of PrivUnit's kind is enough, whose plays take longest: they draw and send by the same code."""
-    of_a_kind = (PrivUnit, ProjUnit)
-    return [
-        pytest.param(one, marks=[pytest.mark.slow] * isinstance(one, of_a_kind), id=repr(one))
-        for one in mechanisms_
-    ]
+    """One of PrivUnit's kind is enough, whose plays take longest: they draw and send by the same code.
+
+    And one CPA that sends some of its blocks.
+    """
+
+    def again(one):
+        return isinstance(one, PrivUnit | ProjUnit) or getattr(one, "epsilon_scope", "") == "round"
+
+    return [pytest.param(one, marks=[pytest.mark.slow] * again(one), id=repr(one)) for one in mechanisms_]
 
 
 @pytest.mark.parametrize("mechanism", some(ROWS))
