@@ -1,8 +1,16 @@
-"""Flatten a vector by a randomised Hadamard transform: pad to a power of two, flip signs, rotate.
+"""Flatten a vector by a randomised Hadamard transform: pad to the next order, flip signs, rotate.
 
 Afterwards every coordinate is at most ||x|| sqrt(2 ln(2 D / beta) / D) with probability 1 - beta over the
 signs, so a quantiser with one range for all coordinates wastes little of it. The transform is
 orthonormal and its own inverse.
+
+Orders D are powers of two and, from 1,280 on, 12, 20 and 28 times a power of two: at most a quarter is
+padded, where powers of two alone pad up to all of it. The matrix is H kron K, H of Walsh and Hadamard, K
+symmetric of order 1, 12, 20 or 28 (Paley's second construction). Bounds and claims use nothing of it but
+entries +-1 and orthogonal rows.
+
+References:
+    Paley, On orthogonal matrices, Journal of Mathematics and Physics, 1933
 """
 
 from __future__ import annotations
@@ -25,36 +33,89 @@ NEAR = 1 << 16
 """Coordinates whose first 16 stages are done while they are in a second-level cache."""
 
 
+_MIXED = 1 << 10
+"""Up to here orders are powers of two."""
+
+
 def padded_size(dim: int) -> int:
-    """Smallest power of two >= dim.
+    """Smallest order of a transform >= dim.
 
     Raises:
         ValueError: If dim < 1.
+
+    Example:
+        >>> padded_size(1000), padded_size(1025), padded_size(11_200_000)
+        (1024, 1280, 12582912)
     """
     if dim < 1:
         raise ValueError(f"dim must be >= 1, got {dim}")
-    return int(1 << (dim - 1).bit_length())
+    power = 1 << (dim - 1).bit_length()
+    return next((power // 8 * odd for odd in (5, 6, 7) if dim > _MIXED and power // 8 * odd >= dim), power)
+
+
+def _paley(prime: int, degree: int) -> Floats:
+    """Symmetric Hadamard matrix of order 2 (q + 1), q = prime^degree, 1 modulo 4; degree 2 is prime 3's."""
+    field = [complex(a, b) for a in range(prime) for b in range(prime if degree == 2 else 1)]
+
+    def reduced(x: complex) -> complex:
+        return complex(x.real % prime, x.imag % prime)
+
+    squares = {reduced(x * x) for x in field} - {0}
+    conference = np.ones((len(field) + 1, len(field) + 1))
+    conference[1:, 1:] = [[1 if reduced(x - y) in squares else -1 for y in field] for x in field]
+    np.fill_diagonal(conference, 0)
+    matrix = np.kron(conference, [[1, 1], [1, -1]]) + np.kron(np.eye(len(field) + 1), [[1, -1], [-1, -1]])
+    return np.ascontiguousarray(matrix)
+
+
+_K12, _K20, _K28 = _paley(5, 1), _paley(3, 2), _paley(13, 1)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def kernel_order(size: int) -> int:
+    """Order of K of a transform of `size` coordinates: 1, 12, 20 or 28; 0 if there is no such transform."""
+    odd = size // (size & -size) if size > 0 else 0
+    if odd == 1:
+        return 1
+    return 4 * odd if odd in (3, 5, 7) and size % 4 == 0 else 0
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def near_size(size: int) -> int:
+    """Coordinates whose transform is done in one go while they are in a second-level cache."""
+    step = kernel_order(size)
+    while 2 * step <= min(size, NEAR):
+        step *= 2
+    return step
 
 
 def hadamard(values: Tensor) -> Tensor:
     """Orthonormal Walsh-Hadamard transform of the last dimension, in O(D log D).
 
     Args:
-        values: `(..., D)` floats, D a power of two.
+        values: `(..., D)` floats, D an order.
 
     Raises:
-        ValueError: If D is no power of two.
+        ValueError: If D is none.
     """
     size = values.shape[-1]
-    if size < 1 or size & (size - 1):
-        raise ValueError(f"the last dimension must be a power of two, got {size}; pad with zeros first")
+    kernel = kernel_order(size)
+    if not kernel:
+        raise ValueError(
+            f"the last dimension must be a power of two, or 12, 20 or 28 times one, got {size}; pad with "
+            "zeros to padded_size first"
+        )
     flat = values.reshape(-1, size)
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
         rows = flat.detach().numpy().copy()
         for row in rows:
             transform(row)
         return torch.from_numpy(rows).div_(math.sqrt(size)).view(values.shape)
-    half = 1
+    if kernel > 1:  # in the compiled order, so that the last bits agree
+        matrix = torch.from_numpy({12: _K12, 20: _K20, 28: _K28}[kernel]).to(flat)
+        groups = flat.view(-1, kernel)
+        flat = sum(groups[:, k : k + 1] * matrix[k] for k in range(kernel)).view(flat.shape)
+    half = kernel
     while half < size:
         pairs = flat.view(flat.shape[0], size // (2 * half), 2, half)
         first, second = pairs[:, :, 0], pairs[:, :, 1]
@@ -135,8 +196,30 @@ def stages(x: Floats, done: int) -> None:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _kernels(x: Floats, matrix: Floats) -> None:
+    """Multiply every group of as many values as the symmetric matrix has rows, in place."""
+    order = len(matrix)
+    sums = np.empty(order, x.dtype)
+    for start in range(0, x.size, order):
+        sums[:] = 0.0
+        for k in range(order):
+            value, row = x[start + k], matrix[k]
+            for j in range(order):
+                sums[j] += value * row[j]
+        x[start : start + order] = sums
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def near_stages(x: Floats) -> None:
-    """All stages of up to `NEAR` values."""
+    """The transform of up to `NEAR` values."""
+    kernel = kernel_order(x.size)
+    if kernel > 1:
+        _kernels(x, (_K12 if kernel == 12 else _K20 if kernel == 20 else _K28).astype(x.dtype))
+        step = min(np.int64(kernel * 256), x.size)
+        for start in range(0, x.size, step):
+            stages(x[start : start + step], np.int64(kernel))
+        stages(x, step)
+        return
     if x.size < _BLOCK:
         stages(x, np.int64(1))
         return
@@ -151,10 +234,11 @@ def near_stages(x: Floats) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def transform(x: Floats) -> None:
-    """Walsh-Hadamard transform of a power of two of values, in place, not normalised."""
-    for start in range(0, x.size, NEAR):
-        near_stages(x[start : start + NEAR])
-    stages(x, np.int64(NEAR))
+    """Transform of an order of values, in place, not normalised."""
+    step = near_size(x.size)
+    for start in range(0, x.size, step):
+        near_stages(x[start : start + step])
+    stages(x, step)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

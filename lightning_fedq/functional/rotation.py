@@ -1,14 +1,14 @@
 """Public random rotation of a vector: two sign flips and two Walsh-Hadamard transforms, in O(D log D).
 
-R = H D2 B D1 / c on a vector padded with zeros to a power of two D, D1 and D2 random signs, H the matrix of
-+-1, B = H up to 65,536 coordinates, c the number that makes R orthonormal. A rotated coordinate is a sum of
-what B D1 made of the vector, with random signs: its variance is |x|^2 / D for any vector. Two rounds are
-enough for it to be close to Gaussian, too; one round leaves sparse vectors on few values (Ailon and
+R = H D2 B D1 / c on a vector padded with zeros to an order D (`hadamard`), D1 and D2 random signs, H the
+matrix of +-1, B = H up to 65,536 coordinates, c the number that makes R orthonormal. A rotated coordinate is
+a sum of what B D1 made of the vector, with random signs: its variance is |x|^2 / D for any vector. Two rounds
+are enough for it to be close to Gaussian, too; one round leaves sparse vectors on few values (Ailon and
 Chazelle's HD is such a round).
 
-Beyond 65,536 coordinates B has blocks of 65,536 on its diagonal: a sum of that many signs is Gaussian enough,
-and a block stays in a cache for all that is done to it. Where only a part of the rotated coordinates is kept,
-B = H at any size: a subspace must not see some pairs of coordinates more than others.
+Beyond 65,536 coordinates B has blocks of up to 65,536 on its diagonal: a sum of that many signs is Gaussian
+enough, and a block stays in a cache for all that is done to it. Where only a part of the rotated coordinates
+is kept, B = H at any size: a subspace must not see some pairs of coordinates more than others.
 
 In single precision on the CPU, additions in a fixed order (`hadamard.transform`). What has to hold exactly (a
 norm) is enforced on the result by whoever needs it; the rotation itself may err in the last digits.
@@ -20,7 +20,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.functional.hadamard import NEAR, near_stages, padded_size, stages, transform
+from lightning_fedq.functional.hadamard import (
+    kernel_order,
+    near_size,
+    near_stages,
+    padded_size,
+    stages,
+    transform,
+)
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -50,7 +57,7 @@ def _flip(block: Floats, packed: Bytes, flags: Octets, scale: np.float32) -> Non
     """Multiply a block by a scale, and float k of it by -1 where bit k of the packed bytes is one.
 
     Args:
-        block: Its length is a power of two.
+        block: The floats.
         packed: Bytes of little-endian words.
         flags: Scratch, an octet for eight floats at least.
     """
@@ -68,7 +75,7 @@ def _rotate(row: Floats, first: Bytes, second: Bytes, out: Floats) -> None:
         first: Bytes of the first flip.
         out: `(D,)`, overwritten.
     """
-    step = min(NEAR, out.size)
+    step = near_size(out.size)
     scale = np.float32(1.0 / np.sqrt(step * out.size))
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, out.size, step):
@@ -93,7 +100,7 @@ def _rotate_and_keep(row: Floats, first: Bytes, second: Bytes, values: Floats, o
         out: `(keep,)`, fewer than D, overwritten.
     """
     size, kept = values.size, out.size
-    step, scale = min(NEAR, size), np.float32(1.0 / size)  # a power of two: exact wherever it is done
+    step, scale = near_size(size), np.float32(1.0 / size)
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, size, step):
         block, part = values[start : start + step], row[start : start + step]
@@ -125,7 +132,7 @@ def _rotate_back(values: Floats, first: Bytes, second: Bytes, whole: bool) -> No
         whole: Is B of blocks?
     """
     size = values.size
-    step = min(NEAR, size)
+    step = near_size(size)
     scale = np.float32(1.0 / (np.sqrt(step * size) if whole else size))
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, size, step):
@@ -151,12 +158,12 @@ def _signs(size: int, words: Words) -> tuple[Bytes, Bytes]:
 
 
 def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
-    """Pad rows with zeros to a power of two and rotate them.
+    """Pad rows with zeros to an order and rotate them.
 
     Args:
         rows: `(n, dim)` float32; sums of D^(3/2) of them must be finite.
         words: `(sign_words(D),)` uniform words, the same for everybody who adds up or rotates back.
-        keep: First coordinates to return, a power of two; None is all D.
+        keep: First coordinates to return, D over a power of two; None is all D.
 
     Returns:
         `(n, keep)` float32.
@@ -202,6 +209,6 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
 
 def _kept(size: int, keep: int | None) -> int:
     kept = size if keep is None else keep
-    if not 1 <= kept <= size or kept & (kept - 1):
-        raise ValueError(f"keep must be a power of two up to {size}, got {kept}")
+    if not (1 <= kept <= size and kernel_order(kept) == kernel_order(size)):
+        raise ValueError(f"keep must be {size} over a power of two, an order itself, got {kept}")
     return kept

@@ -72,7 +72,7 @@ def _projection(key: bytes, rows: int, columns: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _ordered(mechanism: PrivUnitG, dim: int, public: PublicRandomness) -> Tensor:
-    """A rotated update of `dim` coordinates, a power of two, that is closest to the first k directions."""
+    """A rotated update of `dim` coordinates, an order, that is closest to the first k directions."""
     codebook = mechanism._lift(mechanism._codebook(dim, public), dim, public)
     ordered: Tensor = torch.linalg.pinv(codebook) @ mechanism._falling()
     return ordered

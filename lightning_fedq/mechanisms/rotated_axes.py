@@ -134,7 +134,7 @@ class RotatedAxes(Mechanism):
 
     def code(self, context: RoundContext) -> FixedLength:
         """One axis and its sign, in whole bits."""
-        return FixedLength(int(2 * padded_size(context.dim)).bit_length() - 1)
+        return FixedLength((2 * padded_size(context.dim) - 1).bit_length())
 
     def longest_update(self, dim: int) -> float:
         return self.clip_norm

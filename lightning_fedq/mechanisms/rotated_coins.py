@@ -38,7 +38,7 @@ from torch import Tensor
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import unit_ball_factor
-from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.functional.hadamard import kernel_order, padded_size
 from lightning_fedq.functional.linear_decode import sum_of_rows
 from lightning_fedq.functional.one_bit.hidden_coin import ORDERS, hidden_coin_moments
 from lightning_fedq.functional.one_bit.threshold_coin import (
@@ -206,7 +206,8 @@ class RotatedCoins(Mechanism):
 
     def num_symbols(self, context: RoundContext) -> int:
         """Rotated coordinates that are sent."""
-        return max(int(padded_size(context.dim) * self.share), 1)
+        size = padded_size(context.dim)
+        return max(int(size * self.share), kernel_order(size))
 
     def _norm(self, context: RoundContext) -> float:
         """Largest norm of what is sent, in units of clip_norm."""

@@ -4,18 +4,28 @@ import pytest
 import torch
 from scipy.linalg import hadamard as hadamard_matrix
 
-from lightning_fedq.functional.hadamard import hadamard, padded_size, rotate, rotate_back
+from lightning_fedq.functional.hadamard import hadamard, kernel_order, padded_size, rotate, rotate_back
 
 
 def signs(size, seed=0):
     return 2.0 * torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(seed)).double() - 1.0
 
 
-@pytest.mark.parametrize("size", [1, 2, 8, 64])
-def test_equals_the_matrix(size):
-    x = torch.randn(3, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    matrix = torch.from_numpy(hadamard_matrix(size)).double() / math.sqrt(size)
-    torch.testing.assert_close(hadamard(x), x @ matrix)
+@pytest.mark.parametrize("size", [1, 2, 8, 64, 12, 20, 28, 96, 1280, 1792])
+def test_is_by_an_orthonormal_symmetric_matrix_of_equal_magnitudes(size):
+    matrix = hadamard(torch.eye(size, dtype=torch.float64))
+    assert torch.equal(matrix, matrix.T)
+    torch.testing.assert_close(matrix @ matrix, torch.eye(size, dtype=torch.float64))
+    torch.testing.assert_close(matrix.abs(), torch.full_like(matrix, size**-0.5), rtol=1e-15, atol=0.0)
+    if size & (size - 1) == 0:
+        assert torch.equal(matrix.sign(), torch.from_numpy(hadamard_matrix(size)).double())
+
+
+def test_at_most_a_quarter_is_padded_beyond_1024_and_padding_twice_is_padding_once():
+    assert [padded_size(dim) for dim in (1, 5, 100, 1024)] == [1, 8, 128, 1024]
+    for dim in [*range(1025, 5000), 50_186, 2**20 + 1, 11_200_000]:
+        size = padded_size(dim)
+        assert dim <= size <= 1.25 * dim and size == padded_size(size) and kernel_order(size)
 
 
 def test_rotating_back_returns_the_vector_and_keeps_its_norm():
@@ -37,7 +47,7 @@ def test_a_spike_is_flattened():
 
 
 def test_bad_sizes():
-    with pytest.raises(ValueError, match="power of two, got 6; pad with zeros"):
+    with pytest.raises(ValueError, match="12, 20 or 28 times one, got 6; pad with zeros"):
         hadamard(torch.zeros(6))
     with pytest.raises(ValueError, match="100 coordinates need 128 signs, got 64"):
         rotate(torch.zeros(100), torch.ones(64))
@@ -45,12 +55,22 @@ def test_bad_sizes():
         padded_size(0)
 
 
-@pytest.mark.parametrize("log_size", [0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 14, 17, 20])
+@pytest.mark.parametrize(
+    "size",
+    [
+        *(1 << k for k in (0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 14, 17, 20)),
+        *(o << k for o in (3, 5, 7) for k in (2, 8, 12, 17)),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_compiled_transform_agrees_with_the_plain_loop_to_the_last_bit(log_size, dtype):
-    size, generator = 1 << log_size, torch.Generator().manual_seed(log_size)
+def test_the_compiled_transform_agrees_with_the_plain_loop_to_the_last_bit(size, dtype):
+    generator, kernel = torch.Generator().manual_seed(size), kernel_order(size)
     values = torch.randn(3, size, dtype=dtype, generator=generator)
-    kept, expected, half = values.clone(), values, 1
+    kept, expected, half = values.clone(), values, kernel
+    if kernel > 1:
+        groups = values.view(-1, kernel)
+        matrix = (hadamard(torch.eye(kernel, dtype=torch.float64)).sign()).to(dtype)
+        expected = sum(groups[:, k : k + 1] * matrix[k] for k in range(kernel)).view(3, size)
     while half < size:
         pairs = expected.view(3, size // (2 * half), 2, half)
         first, second = pairs[:, :, 0], pairs[:, :, 1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.functional.hadamard import NEAR, hadamard, padded_size
+from lightning_fedq.functional.hadamard import hadamard, kernel_order, near_size, padded_size
 from lightning_fedq.functional.rotation import rotate, rotate_back, sign_words
 
 
@@ -28,24 +28,31 @@ def by_matrices(rows, words, block=None):
     return hadamard(second * flat).numpy()
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 7, 8, 63, 100, 5000, 9000, 140_000])
+@pytest.mark.parametrize("dim", [1, 2, 3, 7, 8, 63, 100, 1100, 1300, 1700, 5000, 8000, 140_000, 230_000])
 def test_rotation_is_the_product_of_signs_and_transforms(dim):
     rng, words = drawn(dim)
     rows = rng.normal(size=(2, dim)).astype(np.float32)
-    wanted = by_matrices(rows, words, NEAR)
+    wanted = by_matrices(rows, words, near_size(padded_size(dim)))
     np.testing.assert_allclose(rotate(rows, words), wanted, atol=3e-6)
     np.testing.assert_allclose(rotate_back(wanted[1].astype(np.float32), words, dim), rows[1], atol=5e-6)
-    keep = max(padded_size(dim) // 8, 1)
+    keep = max(padded_size(dim) // 8, kernel_order(padded_size(dim)))
     np.testing.assert_allclose(rotate(rows, words, keep), by_matrices(rows, words)[:, :keep], atol=3e-6)
 
 
-@pytest.mark.parametrize("kept", [1 << 18, 1 << 17, 1 << 15, 32])
-def test_back_is_the_transpose_beyond_a_block(kept):
-    rng, words = drawn(140_000)
-    some = rng.normal(size=(1, 140_000)).astype(np.float32)
+@pytest.mark.parametrize(
+    ("dim", "kept"),
+    [
+        *[(240_000, 1 << 18), (240_000, 1 << 17), (240_000, 1 << 15), (240_000, 32)],
+        *[(140_000, 5 << 15), (140_000, 5 << 14), (140_000, 20), (1600, 28)],
+    ],
+)
+def test_back_is_the_transpose_beyond_a_block(dim, kept):
+    rng, words = drawn(dim)
+    some = rng.normal(size=(1, dim)).astype(np.float32)
     other = rng.normal(size=kept).astype(np.float32)
-    forth = by_matrices(some, words, NEAR if kept == 1 << 18 else None)[0, :kept] @ other.astype(np.float64)
-    assert forth == pytest.approx(some[0].astype(np.float64) @ rotate_back(other, words, 140_000), rel=1e-4)
+    block = near_size(kept) if kept == padded_size(dim) else None
+    forth = by_matrices(some, words, block)[0, :kept] @ other.astype(np.float64)
+    assert forth == pytest.approx(some[0].astype(np.float64) @ rotate_back(other, words, dim), rel=1e-4)
 
 
 def test_back_is_the_transpose_where_a_part_is_kept():
@@ -54,32 +61,34 @@ def test_back_is_the_transpose_where_a_part_is_kept():
     assert rotate(some, words, 8)[0] @ other == pytest.approx(some[0] @ rotate_back(other, words, 50), 1e-4)
 
 
-@pytest.mark.parametrize("nonzero", [1, 3, 4096])
-def test_coordinates_look_gaussian_whatever_the_vector(nonzero):
-    """Sparse vectors, too: two rounds. Kolmogorov and Smirnov at 1e-6, 8 rotations of 4,096 coordinates."""
+@pytest.mark.parametrize(
+    ("dim", "nonzero"), [(4096, 1), (4096, 3), (4096, 4096), (2560, 1), (3072, 1), (3584, 3)]
+)
+def test_coordinates_look_gaussian_whatever_the_vector(dim, nonzero):
+    """Sparse vectors, too: two rounds. Kolmogorov and Smirnov at 1e-6, eight rotations."""
     values = []
     for seed in range(8):
-        rng, words = drawn(4096, seed)
-        vector = np.zeros((1, 4096), np.float32)
-        vector[0, rng.permutation(4096)[:nonzero]] = 1.0 / np.sqrt(nonzero)
-        values.append(rotate(vector, words)[0] * 64.0)
+        rng, words = drawn(dim, seed)
+        vector = np.zeros((1, dim), np.float32)
+        vector[0, rng.permutation(dim)[:nonzero]] = 1.0 / np.sqrt(nonzero)
+        values.append(rotate(vector, words)[0] * math.sqrt(dim))
     assert stats.kstest(np.concatenate(values), "norm").pvalue > 1e-6
 
 
-@pytest.mark.parametrize("nonzero", [1, 70_000])
-def test_coordinates_look_gaussian_where_the_first_transform_is_in_blocks(nonzero):
-    """One coordinate mixes with its block only: sums of 65,536 signs, in steps of 1/128, which are smoothed.
+@pytest.mark.parametrize(("dim", "nonzero"), [(2**18, 1), (2**18, 70_000), (7 * 2**15, 1), (5 * 2**15, 1)])
+def test_coordinates_look_gaussian_where_the_first_transform_is_in_blocks(dim, nonzero):
+    """One coordinate mixes with its block only: sums of as many signs, whose steps are smoothed.
 
-    Nine rotations of 2^18 coordinates as one sample.
+    Nine rotations as one sample.
     """
     values = []
     for seed in range(9):
-        rng, words = drawn(200_000, seed)
-        vector = np.zeros((1, 200_000), np.float32)
-        vector[0, rng.permutation(200_000)[:nonzero]] = 1.0 / np.sqrt(nonzero)
-        values.append(rotate(vector, words)[0] * 512.0)
-    sample = np.concatenate(values).astype(np.float64)
-    sample += rng.uniform(-1 / 256, 1 / 256, len(sample))
+        rng, words = drawn(dim, seed)
+        vector = np.zeros((1, dim), np.float32)
+        vector[0, rng.permutation(dim)[:nonzero]] = 1.0 / np.sqrt(nonzero)
+        values.append(rotate(vector, words)[0] * math.sqrt(dim))
+    sample, half_step = np.concatenate(values).astype(np.float64), near_size(dim) ** -0.5
+    sample += rng.uniform(-half_step, half_step, len(sample))
     assert stats.kstest(sample, "norm").pvalue > 1e-6
     assert abs((sample**4).mean() - 3.0) < 5.0 * math.sqrt(96.0 / len(sample))
 
@@ -88,7 +97,7 @@ def test_wrong_sizes_are_refused():
     _, words = drawn(64)
     with pytest.raises(ValueError, match="64 coordinates need 4 words of signs, got"):
         rotate(np.zeros((1, 64), np.float32), words[:3])
-    with pytest.raises(ValueError, match="keep must be a power of two up to 64, got 3"):
+    with pytest.raises(ValueError, match="keep must be 64 over a power of two, an order itself, got 3"):
         rotate(np.zeros((1, 64), np.float32), words, 3)
-    with pytest.raises(ValueError, match="keep must be a power of two up to 64, got 65"):
+    with pytest.raises(ValueError, match="keep must be 64 over a power of two, an order itself, got 65"):
         rotate_back(np.zeros(65, np.float32), words, 64)

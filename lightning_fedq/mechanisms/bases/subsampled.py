@@ -67,7 +67,7 @@ class SubsampledMechanism(Mechanism):
         sampling_probability: gamma in (0, 1].
         flatten: Rotate updates first, so that large coordinates are spread over all; `clip_value` is then
             that of a rotated coordinate, at most |x| sqrt(2 ln(2 D / beta) / D) but for a chance beta. Claims
-            count D coordinates, the next power of two. The server keeps all messages until the round's end.
+            count D coordinates, `padded_size(dim)`. The server keeps all messages until the round's end.
     """
 
     homomorphic = False
