@@ -36,7 +36,7 @@ class AxisChoice:
     """Law of a random signed axis, from which a message is drawn.
 
     Args:
-        size: D, a power of two.
+        size: D.
         num_top: k, axes that are preferred, in [1, D].
         threshold: A 64-bit word below it picks one of the k, any other one of the 2 D - k.
         mean_length: m: length of the expected message of a randomly rotated unit vector, along that vector.
@@ -116,14 +116,14 @@ def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
     """The choice with the smallest error.
 
     Args:
-        size: D, a power of two in [1, 2^30].
+        size: D, in [1, 2^30].
         epsilon: Level of one message, > 0 and finite, in nats.
 
     Raises:
         ValueError: If a number is out of its range.
     """
-    if not (1 <= size <= 2**30 and size & (size - 1) == 0):
-        raise ValueError(f"size must be a power of two in [1, 2^30], got {size}")
+    if not 1 <= size <= 2**30:
+        raise ValueError(f"size must be in [1, 2^30], got {size}")
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
 

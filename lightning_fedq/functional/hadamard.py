@@ -54,7 +54,7 @@ def padded_size(dim: int) -> int:
 
 
 def _paley(prime: int, degree: int) -> Floats:
-    """Symmetric Hadamard matrix of order 2 (q + 1), q = prime^degree, 1 modulo 4; degree 2 is prime 3's."""
+    """Symmetric Hadamard matrix of order 2 (q + 1), q = prime^degree being 5, 9 or 13."""
     field = [complex(a, b) for a in range(prime) for b in range(prime if degree == 2 else 1)]
 
     def reduced(x: complex) -> complex:
@@ -73,7 +73,7 @@ _K12, _K20, _K28 = _paley(5, 1), _paley(3, 2), _paley(13, 1)
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def kernel_order(size: int) -> int:
-    """Order of K of a transform of `size` coordinates: 1, 12, 20 or 28; 0 if there is no such transform."""
+    """Order of K of a transform of `size` coordinates, 1, 12, 20 or 28, or 0 if there is none."""
     odd = size // (size & -size) if size > 0 else 0
     if odd == 1:
         return 1

@@ -53,7 +53,7 @@ def test_the_expected_top_sum(size, num_top):
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.3, 8.0, 44.0, 500.0])
-@pytest.mark.parametrize("size", [1, 16, 2**20])
+@pytest.mark.parametrize("size", [1, 16, 1280, 2**20])
 def test_the_attained_level_is_at_most_what_was_asked_for(size, epsilon):
     choice = best_axis_choice(size, epsilon)
     k, others = choice.num_top, 2 * size - choice.num_top
@@ -66,9 +66,9 @@ def test_the_attained_level_is_at_most_what_was_asked_for(size, epsilon):
     )
 
 
-@pytest.mark.parametrize("size, epsilon", [(3, 1.0), (0, 1.0), (2**31, 1.0)])
+@pytest.mark.parametrize("size, epsilon", [(0, 1.0), (2**31, 1.0)])
 def test_a_wrong_size_is_refused(size, epsilon):
-    with pytest.raises(ValueError, match="size must be a power of two"):
+    with pytest.raises(ValueError, match="size must be in"):
         best_axis_choice(size, epsilon)
 
 

@@ -22,7 +22,7 @@ SEGMENTS = (40, 24)
 CLIENTS = (11, 3, 8, 0, 5, 7, 2)
 COHORTS = (((6, 1, 4), (1, 4, 6)), ((6, 1, 4), (1, 4)), ((2,), (2,)))
 """Who is there and who answers: an odd cohort, a group that lost a client, a lone client."""
-LAW_SEGMENTS, LAW_ROUNDS = (640, 384), 60
+LAW_SEGMENTS, LAW_ROUNDS = (700, 400), 60
 STANDARD_ERRORS = 5.0
 """Student's t with 59 degrees of freedom exceeds it with chance 6e-6, either way."""
 
