@@ -16,6 +16,7 @@ References:
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numba
@@ -83,7 +84,7 @@ def kernel_order(size: int) -> int:
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def near_size(size: int) -> int:
     """Coordinates whose transform is done in one go while they are in a second-level cache."""
-    step = kernel_order(size)
+    step: int = kernel_order(size)
     while 2 * step <= min(size, NEAR):
         step *= 2
     return step
@@ -114,7 +115,8 @@ def hadamard(values: Tensor) -> Tensor:
     if kernel > 1:  # in the compiled order, so that the last bits agree
         matrix = torch.from_numpy({12: _K12, 20: _K20, 28: _K28}[kernel]).to(flat)
         groups = flat.view(-1, kernel)
-        flat = sum(groups[:, k : k + 1] * matrix[k] for k in range(kernel)).view(flat.shape)
+        parts = [groups[:, k : k + 1] * matrix[k] for k in range(kernel)]
+        flat = reduce(torch.add, parts).view(flat.shape)
     half = kernel
     while half < size:
         pairs = flat.view(flat.shape[0], size // (2 * half), 2, half)
@@ -215,10 +217,10 @@ def near_stages(x: Floats) -> None:
     kernel = kernel_order(x.size)
     if kernel > 1:
         _kernels(x, (_K12 if kernel == 12 else _K20 if kernel == 20 else _K28).astype(x.dtype))
-        step = min(np.int64(kernel * 256), x.size)
-        for start in range(0, x.size, step):
-            stages(x[start : start + step], np.int64(kernel))
-        stages(x, step)
+        near = np.int64(kernel * 256)  # coordinates in a first-level cache
+        for start in range(0, x.size, near):
+            stages(x[start : start + near], np.int64(kernel))
+        stages(x, near)
         return
     if x.size < _BLOCK:
         stages(x, np.int64(1))

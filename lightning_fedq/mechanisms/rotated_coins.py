@@ -207,7 +207,7 @@ class RotatedCoins(Mechanism):
     def num_symbols(self, context: RoundContext) -> int:
         """Rotated coordinates that are sent."""
         size = padded_size(context.dim)
-        return max(int(size * self.share), kernel_order(size))
+        return max(int(size * self.share), int(kernel_order(size)))
 
     def _norm(self, context: RoundContext) -> float:
         """Largest norm of what is sent, in units of clip_norm."""
