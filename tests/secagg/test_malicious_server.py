@@ -5,7 +5,9 @@ The server owns its channel keys, so its tags are right; what it can't do is sig
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,9 @@ from lightning_fedq.secagg import (
     ThresholdError,
     messages as wire,
 )
+from lightning_fedq.secagg.client import ring_order
+from lightning_fedq.secagg.graph import neighbours
+from lightning_fedq.secagg.layout import sum_layout
 from lightning_fedq.secagg.messages import Kind, PublicKeys
 from tests.secagg.play import Round, make_inputs, make_terms, seeded_entropy, total
 
@@ -320,6 +325,45 @@ def test_23_no_identity_in_the_directory() -> None:
     played.clients[0]._directory = {c: key for c, key in played.directory.items() if c != 4}
     with pytest.raises(AuthenticationError, match="client 4\\] the directory holds no identity"):
         played.clients[0].share_keys(played.incoming[0])
+
+
+def test_24_honest_clients_left_out_of_the_ring() -> None:
+    """The order hangs on who is in it: leaving out whoever stands between brings no corrupt client near."""
+    terms, degree, victim = make_terms(), 18, 7
+    keys = {c: PublicKeys(seeded_entropy(c)(32), seeded_entropy(c + 1000)(32), b"") for c in range(1000)}
+    corrupt = {c for c in keys if c % 10 == 0}
+    order = ring_order(tuple(keys), wire.roster_hash(terms, keys))
+    place, left_out = order.index(victim), set[int]()
+    for step in (1, -1):
+        near, at = 0, place
+        while near < degree // 2:
+            at = (at + step) % len(order)
+            near += order[at] in corrupt
+            left_out |= {order[at]} - corrupt
+    left = {client: keys[client] for client in sorted(keys.keys() - left_out)}
+    kept = tuple(client for client in order if client in left)  # as a ring would be that does not hang on it
+    again = ring_order(tuple(left), wire.roster_hash(terms, left))
+    both = [len(corrupt & set(neighbours(ring, degree, ring.index(victim)))) for ring in (kept, again)]
+    assert both[0] == degree and both[1] <= degree // 2  # 2.2 are expected, keys are seeded
+
+
+@pytest.mark.parametrize("changed", [{"session": b"another"}, {"layout": sum_layout(6, -3, 12, 6)}])
+def test_25_a_second_ring_for_the_same_keys(changed: dict[str, Any]) -> None:
+    """Neither another model nor, for keys that are shown, another session or layout gives another ring."""
+    plays = []
+    for model in (bytes(32), bytes(31) + b"1"):
+        terms = make_terms()
+        played = Round(terms, dict.fromkeys(terms.cohort, model))
+        played.server = type(played.server)(terms, model, entropy=seeded_entropy(10**6))
+        played.incoming = {client: played.server.invitation(client) for client in terms.cohort}
+        plays.append(played.run(make_inputs(terms), until=Stage.MASK))
+    assert plays[0].clients[0]._order == plays[1].clients[0]._order
+    played = until(Stage.SHARE, active=False)
+    other = copy(played)
+    other.terms = replace(played.terms, **changed)
+    with pytest.raises(TermsError, match="another session, round, attempt"):
+        played.clients[0].share_keys(roster(other, 0, played.server._roster))
+    assert out_of_the_round(played, 0)
 
 
 def test_too_few_holders_left() -> None:
