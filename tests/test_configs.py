@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import ArgumentParser
 
 from lightning_fedq import mechanisms
+from lightning_fedq._lightning import pl
 from lightning_fedq.cli import main
 from lightning_fedq.commands.privacy import report_of_config
 from lightning_fedq.commands.run import FedqCLI
@@ -56,7 +58,33 @@ def mechanisms_in(paths: list[Path]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+RUN = {
+    *("digits_fedavg", "digits_private", "digits_secagg", "digits_byzantine", "digits_adaptive_clip"),
+    *("digits_handed_on_gaussian", "digits_csgm", "digits_layered_gaussian", "mnist_corbin"),
+    *("corbin", "secagg", "byzantine", "dpsgd", "leakage_monitor", "cpa_round_budget"),
+    *("progress", "reload_best", "tail_averaging", "wandb"),
+}
+"""One of each kind of what a file sets is trained by default, and all are built. The others are slow."""
+
+
+def trained(paths: list[Path]) -> list[object]:
+    return [pytest.param(path, marks=() if path.stem in RUN else pytest.mark.slow) for path in paths]
+
+
+@pytest.mark.parametrize("path", [*CONFIGS, *FRAGMENTS], ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_everything_that_is_named_can_be_built(path: Path) -> None:
+    """Class paths and arguments of every callback, as the command line builds them."""
+    read = yaml.safe_load(path.read_text())["trainer"]
+    callbacks = read.get("callbacks") or read["callbacks+"]
+    parser = ArgumentParser()
+    parser.add_argument("--callbacks", type=list[pl.Callback])
+    built = parser.instantiate_classes(parser.parse_object({"callbacks": callbacks})).callbacks
+    assert [type(one).__name__ for one in built] == [
+        one["class_path"].rpartition(".")[2] for one in callbacks
+    ]
+
+
+@pytest.mark.parametrize("path", trained(CONFIGS), ids=lambda path: path.stem)
 def test_configuration_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = yaml.safe_load(path.read_text())
     if "MNIST" in config["data"]["class_path"]:
@@ -93,7 +121,7 @@ def test_mnist_private_gives_what_the_documentation_says(
     assert summary["view"]["spent"] <= 8.0 and summary["view"]["met"]
 
 
-@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", trained(FRAGMENTS), ids=lambda path: path.stem)
 def test_fragment_joins_an_existing_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_SILENT", "true")

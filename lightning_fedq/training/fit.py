@@ -525,7 +525,7 @@ class FederatedFit:
             and federation.clients.cohorts != "secret"
             and self.engine.tampering is None
             and all(map(len, population.holdings.client_indices))
-            and self.vector.parameters[0].device.type == "cpu"
+            and self._trainer.strategy.root_device.type == "cpu"
         )
         stacks = -(-federation.planner.cohort_size // self.clients_per_step)
         if takes_ranks and (words := idle_cores(self.simulation.seconds, stacks)) is not None:

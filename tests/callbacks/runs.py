@@ -11,6 +11,7 @@ from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import Classifier, Linear
 from lightning_fedq.data.models.initial import seeded
 from lightning_fedq.mechanisms import CorBin
+from tests.digits_run import make_trainer
 
 
 def small_run(*callbacks: pl.Callback, rounds: int = 3, fit: bool = True, **settings: Any) -> pl.Trainer:
@@ -19,13 +20,7 @@ def small_run(*callbacks: pl.Callback, rounds: int = 3, fit: bool = True, **sett
     mechanism = settings.pop("mechanism", CorBin(5.0))
     federated = Federated(mechanism, 4, seed=seed, clients_per_step=1, privacy=settings.pop("privacy", None))
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | settings
-    trainer = pl.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        enable_model_summary=False,
-        callbacks=[federated, *callbacks],
-        **options,
-    )
+    trainer = make_trainer(federated, *callbacks, max_epochs=rounds, **options)
     if fit:
         trainer.fit(small_model(), datamodule=small_data())
     return trainer

@@ -18,22 +18,14 @@ from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.rounds.running_sum import RunningSum
 from tests.described import privacy_report
-from tests.digits_run import Classifier, Digits
+from tests.digits_run import Classifier, Digits, make_trainer
 from tests.one_round import context_of
 
 CLIENTS, DIM = 10, 2000
 
 
 def trainer_of(federated, *others, epochs=3):
-    return pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[federated, *others],
-    )
+    return make_trainer(federated, *others, max_epochs=epochs)
 
 
 def run(byzantine, mechanism=None, epochs=3, **kwargs):

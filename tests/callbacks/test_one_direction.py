@@ -16,6 +16,7 @@ from lightning_fedq.mechanisms import FedAvg, GaussianNoise
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from tests.digits_run import make_trainer
 
 TARGET = PrivacyTarget(8.0, 1e-3, "outsider")
 
@@ -39,15 +40,7 @@ def fit(shift: float, **settings: Any) -> Federated:
     labels = (torch.rand(40, generator=generator) < 0.2).long()
     data = torch.utils.data.TensorDataset(inputs, labels)
     fed = Federated(GaussianNoise(1.0, 1.0), 20, **{"privacy": TARGET, "clients_per_step": 1, **settings})
-    trainer = pl.Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[fed],
-    )
+    trainer = make_trainer(fed, max_epochs=3)
     module = Line()
     nn.init.zeros_(module.layer.weight)
     nn.init.zeros_(module.layer.bias)

@@ -15,6 +15,7 @@ from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedAxes
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.described import privacy_report
+from tests.digits_run import make_trainer
 from tests.one_round import context_of
 from tests.test_configs import PLAIN
 from tests.training.test_privacy_target import Line, loader, trained
@@ -73,14 +74,7 @@ def test_a_fit_that_goes_on_counts_the_cohorts_that_have_been_asked() -> None:
 
 def fit(federated: Federated, *callbacks: pl.Callback, ckpt_path: Path | None = None) -> None:
     """Four rounds, with checkpoints."""
-    trainer = pl.Trainer(
-        max_epochs=4,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[federated, *callbacks],
-    )
+    trainer = make_trainer(federated, *callbacks, max_epochs=4, enable_checkpointing=True)
     trainer.fit(Line(), loader(), ckpt_path=ckpt_path)
 
 

@@ -14,6 +14,7 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import noise_words, read_rows
 from tests.callbacks.runs import small_data, small_model, small_run
+from tests.digits_run import make_trainer
 
 DIM = 650
 
@@ -198,15 +199,7 @@ def test_seeded_samples_have_no_guarantee(tmp_path: Path) -> None:
 
 
 def test_without_a_federation_it_is_refused(tmp_path: Path) -> None:
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[RunFolder("mine", str(tmp_path))],
-    )
+    trainer = make_trainer(RunFolder("mine", str(tmp_path)), max_epochs=1)
     with pytest.raises(
         ValueError, match=r"RunFolder reports on a federation.*add lightning_fedq.callbacks.Federated"
     ):

@@ -27,6 +27,7 @@ from tests.callbacks.silent import Silent
 from tests.canary.reach import differences, files, tensors
 from tests.digits_run import make_trainer
 from tests.training.published_optimizers import SAM, Estimates, Lookahead
+from tests.tried import take_as_tried
 
 CLIENTS, BATCHES, SIZE = 3, 2, 4
 
@@ -322,8 +323,26 @@ def _run(setting: Setting, folder: Path, seed: int) -> dict[str, Tensor]:
     return {**tensors(module=module, trainer=trainer, callbacks=callbacks), **files(folder)}
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_nothing_differs_but_what_is_listed(name: str, tmp_path: Path) -> None:
+TRIED = ("nothing", "stacks", "resumed in mid-round")
+"""The trial before the first round is a part of these runs; it is the same in all others."""
+ENDS = ("on_train_batch_start", "on_after_backward", "on_train_batch_end", "on_validation_end")
+"""Within a client's batch, its step and its end, and within the validation; other hooks are slow."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.slow if "interrupted" in name and not name.endswith(ENDS) else ()
+        )
+        for name in FEATURES
+    ],
+)
+def test_nothing_differs_but_what_is_listed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name not in TRIED:
+        take_as_tried(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each feature has its own test of what it says
         one, other = (_run(FEATURES[name], tmp_path / str(seed), seed) for seed in (1, 2))

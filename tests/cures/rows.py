@@ -7,6 +7,7 @@ that raises, and what is raised must match it. Every cure is run after the refus
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,13 +58,16 @@ def _text(node: ast.AST) -> str:
     return ""
 
 
-def raised() -> Iterator[tuple[str, str]]:
+@functools.cache
+def raised() -> tuple[tuple[str, str], ...]:
     """Every error of the package: `file:line` and its words."""
+    found = []
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 words = " ".join(_text(argument) for argument in node.exc.args)
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", words
+                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", words))
+    return tuple(found)
 
 
 def sites() -> Iterator[tuple[str, str]]:

@@ -129,25 +129,11 @@ ROWS = [
         lambda: fedq("privacy", "one.ckpt"),
         lambda: fedq("privacy", small()),
     ),
+    row("{} is of {} rounds,", lambda: fedq("privacy", str(went_on())), lambda: fedq("privacy", "one.ckpt")),
+    row("no run folder {}; give the", lambda: fedq("test", "runs/none"), lambda: fedq("test", trained())),
+    row("holds no model.ckpt;", lambda: fedq("test", folder_with("other")), lambda: fedq("test", trained())),
     row(
-        "{} is of {} rounds, and the run went on to {}; give its last checkpoint",
-        lambda: fedq("privacy", str(went_on())),
-        lambda: fedq("privacy", "one.ckpt"),
-    ),
-    row(
-        "no run folder {}; give the folder that `fedq fit` named at its end",
-        lambda: fedq("test", "runs/none"),
-        lambda: fedq("test", trained()),
-    ),
-    row(
-        "{} holds no model.ckpt; give the folder of a run with the RunFolder callback",
-        lambda: fedq("test", folder_with("other")),
-        lambda: fedq("test", trained()),
-    ),
-    row(
-        "the folder's name becomes a Python package, and {} can't; use letters",
-        lambda: fedq("flower", "init", "2nd"),
-        lambda: fedq("flower", "init", "second"),
+        "Python package, and", lambda: fedq("flower", "init", "2nd"), lambda: fedq("flower", "init", "second")
     ),
     row(
         "{} is not empty; take a new folder",
@@ -176,12 +162,7 @@ ROWS = [
         lambda: fedq("compare", str(finished())),
         lambda: compare({"one": finished()}, None, HERE),
     ),
-    row(
-        "{} is no table of `fedq bench`; name another file, or delete it",
-        lambda: bench(table="a,b\n1,2\n"),
-        lambda: bench("other"),
-        deleted,
-    ),
+    row("{} is no table of `fedq", lambda: bench(table="a,b\n1,2\n"), lambda: bench("other"), deleted),
     row(
         "download fetches no image folder; set only one of download and image_folder",
         lambda: CIFAR10DataModule(download=True, image_folder=True),

@@ -207,12 +207,7 @@ ROWS = [
         lambda: two_federations(new=True),
         error=RuntimeError,
     ),
-    row(
-        "this client's folder {} is a copy of {}, which is still there: each would count its own messages",
-        lambda: copied("copied"),
-        lambda: copied("itself"),
-        lambda: copied("moved"),
-    ),
+    row("of {}, which is still", lambda: copied("copied"), lambda: copied("itself"), lambda: copied("moved")),
     row(
         "{} is missing, so what these keys have encoded is not known; put it back, or begin a new",
         lambda: touched("streams.jsonl", ""),
@@ -225,16 +220,9 @@ ROWS = [
         lambda: touched("keys.json", "back"),
         lambda: touched("keys.json", "new"),
     ),
+    row("{} {} a list of who takes back", lambda: handing_on(told=False), lambda: handing_on(told=True)),
     row(
-        "{} {} a list of who takes back whose noise; run the same version on both sides",
-        lambda: handing_on(told=False),
-        lambda: handing_on(told=True),
-    ),
-    row(
-        "no round has begun; ask after strategy.start",
-        lambda: reported(begun=False),
-        lambda: reported(begun=True),
-        error=RuntimeError,
+        "no round has begun;", lambda: reported(begun=False), lambda: reported(begun=True), error=RuntimeError
     ),
     row(
         "a schedule with interval='step' goes on by the steps of the longest client, and over a network",
@@ -243,19 +231,7 @@ ROWS = [
         lambda: check_schedules(stepping("epoch"), None),
         error=RefusedError,
     ),
-    row(
-        "{} draws the batches of clients, and the server has none; leave it out",
-        lambda: deployed(callbacks=[Chooses()]),
-        deployed,
-    ),
-    row(
-        "{} works on updates, which a server is never given; leave it out",
-        lambda: deployed(callbacks=[Tampers()]),
-        deployed,
-    ),
-    row(
-        "{} works on clients that are simulated here, and the server has none; leave it out",
-        lambda: deployed(callbacks=[Langevin(0.1)]),
-        deployed,
-    ),
+    row("{} draws the batches of clients, and the server", lambda: deployed(callbacks=[Chooses()]), deployed),
+    row("{} works on updates, which a server is never", lambda: deployed(callbacks=[Tampers()]), deployed),
+    row("{} works on clients that are simulated", lambda: deployed(callbacks=[Langevin(0.1)]), deployed),
 ]

@@ -180,16 +180,8 @@ ROWS = [
         lambda: fit(fed(), monitor(), module=Scores()),
         lambda: fit(fed(local=["backbone.2.*"]), module=Scores()),
     ),
-    row(
-        "so that clients would send nothing and learn nothing from each other; leave out some",
-        lambda: fit(fed(local=["backbone.*"])),
-        lambda: fit(fed(local=HEAD)),
-    ),
-    row(
-        "{} holds an empty pattern; use names such as 'head.*'",
-        lambda: fed(local=[""]),
-        lambda: fit(fed(local=["backbone.b*"])),
-    ),
+    row("so that clients would send", lambda: fit(fed(local=["backbone.*"])), lambda: fit(fed(local=HEAD))),
+    row("{} holds an empty pattern; use", lambda: fed(local=[""]), lambda: fit(fed(local=["backbone.b*"]))),
     row(
         "held_out has nothing of clients {}; give every client a data set",
         lambda: fit(measured([part(), part(), None, part()])),
@@ -242,11 +234,7 @@ ROWS = [
         lambda: replace(counted(), secret_cohorts=True, beside=None).run(GaussianNoise(1.0, 1.0)),
         lambda: counted().run(GaussianNoise(1.0, 1.0)),
     ),
-    row(
-        "release names {}, and validation_step logs {}; name one of these",
-        lambda: fit(noisy(metric="val_loss")),
-        lambda: fit(noisy(metric="val_acc")),
-    ),
+    row("release names {}, and", lambda: fit(noisy(metric="val_loss")), lambda: fit(noisy(metric="val_acc"))),
     row(
         "samples are held out of one data set with a length, and clients have loaders or streams of their",
         lambda: on(two(), federation=measured(), module=Several()),
@@ -278,11 +266,7 @@ ROWS = [
         lambda: by(Natural("user"), users=8, num_clients=8),
         lambda: by(Natural("user", merge=True), users=8),
     ),
-    row(
-        "FeatureShards sorts by numbers, got {}; use Natural for names",
-        lambda: by(FeatureShards(by="user")),
-        lambda: by(Natural("user")),
-    ),
+    row("by numbers, got {}; use Natural", lambda: by(FeatureShards(by="user")), lambda: by(Natural("user"))),
     row(
         "FeatureShards sorts by numbers, and some are NaN or infinite; leave these out",
         lambda: by(FeatureShards(by="lightness"), finite=False),
@@ -319,11 +303,7 @@ ROWS = [
         lambda: fed(deadline=Deadline(30.0, [1.0])),
         lambda: fed(deadline=Deadline(30.0, 1.0)),
     ),
-    row(
-        "{} says not how long clients of a simulation need; give durations=..., seconds of",
-        lambda: fit(fed(deadline=Deadline(30.0))),
-        lambda: fit(fed(deadline=LIMIT)),
-    ),
+    row("{} says not how long", lambda: fit(fed(deadline=Deadline(30.0))), lambda: fit(fed(deadline=LIMIT))),
     row(
         "round_timeout={} and Federated(deadline={}) say two limits; leave round_timeout out",
         lambda: time_limit(fed(deadline=LIMIT), 60.0),
@@ -382,11 +362,7 @@ ROWS = [
         lambda: fit(own_draws("allocated", clients_per_round=2)),
         lambda: fit(own_draws("poisson", clients_per_round=3)),
     ),
-    row(
-        "a federation with secret cohorts is not resumed: its checkpoint has no ledger and no plan, which",
-        lambda: resumed(whole=True),
-        lambda: resumed(whole=False),
-    ),
+    row("a federation with secret cohorts is not", lambda: resumed(whole=True), lambda: resumed(whole=False)),
     row(
         "TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
         lambda: fit(fed(), TrackedRounds()),

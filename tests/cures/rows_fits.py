@@ -369,16 +369,8 @@ ROWS = [
         lambda: kept(Counts("not saved")),
         lambda: kept(Counts("in validation")),
     ),
-    row(
-        "and buffers, exactly and without noise; leave persistent(True) of metrics and get_extra_state out,",
-        lambda: kept(Extra()),
-        lambda: kept(Classifier()),
-    ),
-    row(
-        "get_extra_state out, and what follows from batches out of hyperparameters, or update them in",
-        lambda: kept(KeepsHparam(True)),
-        lambda: kept(KeepsHparam(False)),
-    ),
+    row("and buffers, exactly and without noise; leave", lambda: kept(Extra()), lambda: kept(Classifier())),
+    row("get_extra_state out, and what", lambda: kept(KeepsHparam(True)), lambda: kept(KeepsHparam(False))),
     row(
         "the privacy budget allows {} rounds of client {} and round {} would be one more; raise the budget,",
         lambda: charged(200.0),
@@ -394,14 +386,6 @@ ROWS = [
         lambda: grows(200.0, rounds=2),
         error=RuntimeError,
     ),
-    row(
-        "WandbRounds needs a WandbLogger; set trainer.logger to {}.loggers.WandbLogger (with offline: true",
-        lambda: fit(fed(), WandbRounds()),
-        lambda: online(WandbRounds),
-    ),
-    row(
-        "{} sends the run folder: put it behind RunFolder in trainer.callbacks",
-        lambda: online(WandbRounds, RunFolder),
-        lambda: online(RunFolder, WandbRounds),
-    ),
+    row("WandbRounds needs a WandbLogger;", lambda: fit(fed(), WandbRounds()), lambda: online(WandbRounds)),
+    row("run folder: put it", lambda: online(WandbRounds, RunFolder), lambda: online(RunFolder, WandbRounds)),
 ]

@@ -96,11 +96,7 @@ def bounded(lr: float = 0.1, budget: float = 0.5, rounds: int = 1, **probe: Any)
 
 SHORT = iDLG(1)
 ROWS = [
-    row(
-        "num_candidates = {}, the training set has {} samples; take fewer",
-        lambda: watched(num_candidates=500),
-        lambda: watched(num_candidates=50),
-    ),
+    row("num_candidates = {}, the", lambda: watched(num_candidates=500), lambda: watched(num_candidates=50)),
     row(
         "samples must be pairs of an input and a class to be attacked; leave the monitor out",
         lambda: watched(Loads(INPUTS[:80], LABELS[:80], LABELS[:80]), Pixels()),
@@ -159,11 +155,7 @@ ROWS = [
         lambda: calibrated(0.3, 80),
         lambda: calibrated(0.8, 10),
     ),
-    row(
-        "the gradients of the probe must be finite; lower the learning rate",
-        lambda: bounded(lr=1e39),
-        lambda: bounded(lr=0.1),
-    ),
+    row("the gradients of the probe must be finite;", lambda: bounded(lr=1e39), lambda: bounded(lr=0.1)),
     row(
         "no noise brings the leakage among {} candidates under {}: guesses alone hit too often; use a",
         lambda: bounded(budget=0.2, rounds=2),

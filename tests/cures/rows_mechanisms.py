@@ -45,7 +45,6 @@ from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, RoundCo
 from lightning_fedq.privacy.losses import LaplaceLoss
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
-from reproductions.exact.formulas import ddg_for_budget
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_rounds import TURNS, handed
 from tests.digits_run import Classifier
@@ -99,21 +98,9 @@ ROWS = [
         lambda: sign_words(5, "hadamard"),
         lambda: sign_words(5, "near_balanced"),
     ),
-    row(
-        "near_balanced words need an odd number of points, got {}; choose 'balanced'",
-        lambda: sign_words(6, "near_balanced"),
-        lambda: sign_words(6, "balanced"),
-    ),
-    row(
-        "can't be expressed by a coin of {} bits; choose epsilon >= {}",
-        lambda: LDPQ(1e-12),
-        lambda: fit(fed(LDPQ(1e-3))),
-    ),
-    row(
-        "can't be expressed by a pair of {}-bit coins; choose epsilon >= {}",
-        lambda: PairedCoins(2.5e-9),
-        lambda: fit(fed(PairedCoins(7.5e-9))),
-    ),
+    row("near_balanced words", lambda: sign_words(6, "near_balanced"), lambda: sign_words(6, "balanced")),
+    row("can't be expressed by a coin of {} bits; choose", lambda: LDPQ(1e-12), lambda: fit(fed(LDPQ(1e-3)))),
+    row("can't be expressed by a pair", lambda: PairedCoins(2.5e-9), lambda: fit(fed(PairedCoins(7.5e-9)))),
     row(
         "is too small for a cohort of {}: sums would not fit {} bits; raise it",
         lambda: fit(fed(AggregateGaussian(1.0, 1e-18))),
@@ -124,36 +111,11 @@ ROWS = [
         lambda: CPA(1.0, epsilon_scope="round", blocks_per_round=1, threshold=True),
         lambda: fit(fed(CPA(1.0, epsilon_scope="bit"))),
     ),
-    row(
-        "epsilon has {} entries for {} clients; give one for each",
-        lambda: fit(fed(CPA((1.0, 2.0)))),
-        lambda: fit(fed(CPA((1.0, 2.0, 1.0, 2.0)))),
-    ),
-    row(
-        "no grid fits a modulus of 2^{} for {} clients; take more bits",
-        lambda: ddg_for_budget(1.0, 1e-5, 1.0, 1000, 100, bits=4),
-        lambda: ddg_for_budget(1.0, 1e-5, 1.0, 1000, 100, bits=16),
-    ),
-    row(
-        "local_sigma must be at most {} of granularity, got {} of them; use a coarser grid",
-        lambda: ddg(1e-9),
-        lambda: fit(fed(ddg(0.01))),
-    ),
-    row(
-        "local_sigma must be at most 2^16 of granularity, got {} of them; use a coarser grid",
-        lambda: skellam(1e-9),
-        lambda: fit(fed(skellam(0.01))),
-    ),
-    row(
-        "DRIVE sends one bit a coordinate, got {}; take EDEN",
-        lambda: DRIVE(bits=2),
-        lambda: fit(fed(EDEN(bits=2))),
-    ),
-    row(
-        "TernGrad has one level besides zero, got {}; take QSGD",
-        lambda: TernGrad(levels=3),
-        lambda: fit(fed(QSGD(levels=3))),
-    ),
+    row("has {} entries for", lambda: fit(fed(CPA((1.0, 2.0)))), lambda: fit(fed(CPA((1.0, 2.0, 1.0, 2.0))))),
+    row("local_sigma must be at most {} of granularity, got", lambda: ddg(1e-9), lambda: fit(fed(ddg(0.01)))),
+    row("local_sigma must be at most 2^16 of", lambda: skellam(1e-9), lambda: fit(fed(skellam(0.01)))),
+    row("DRIVE sends one bit a coordinate, got {};", lambda: DRIVE(bits=2), lambda: fit(fed(EDEN(bits=2)))),
+    row("TernGrad has one level besides zero,", lambda: TernGrad(levels=3), lambda: fit(fed(QSGD(levels=3)))),
     row(
         "local_sigma must be {} to {} of granularity, got {} of them; use a {} grid, for which a finer one",
         lambda: handed(granularity=0.1),
@@ -190,26 +152,14 @@ ROWS = [
         lambda: fit(fed(MVU(5.0))),
         lambda: fit(fed(SubtractiveDither())),
     ),
-    row(
-        "integers over 2^32 can't express epsilon = {}; choose epsilon >= 1e-7",
-        lambda: MVU(1e-12),
-        lambda: fit(fed(MVU(0.1))),
-    ),
+    row("integers over 2^32 can't express epsilon = {};", lambda: MVU(1e-12), lambda: fit(fed(MVU(0.1)))),
     row(
         "so a target can't set it; take GaussianNoise, whose noise is the same",
         lambda: fit(fed(leaky(), seed=None, privacy=TARGET)),
         lambda: fit(fed(GaussianNoise(1.0, 1.0), seed=None, privacy=TARGET)),
     ),
-    row(
-        "noise_std must be > 0 and finite, got {}; without noise use FedAvg",
-        lambda: leaky(noise_std=0.0),
-        lambda: fit(fed(FedAvg())),
-    ),
-    row(
-        "epsilon must be finite, got {}; without privacy use CorrelatedQuantization()",
-        lambda: PairedCoins(float("inf")),
-        lambda: fit(fed(CorrelatedQuantization())),
-    ),
+    row("noise_std must be > 0 and finite, got", lambda: leaky(noise_std=0.0), lambda: fit(fed(FedAvg()))),
+    row("{}; without privacy", lambda: PairedCoins(float("inf")), lambda: fit(fed(CorrelatedQuantization()))),
     row(
         "a codebook must have at most {} numbers, got {} x {}; lower `directions`, or take RotatedAxes",
         lambda: fit(fed(PrivUnit(1.0, 1.0, directions=65536)), module=Classifier(nn.Linear(64, 20))),
@@ -222,57 +172,27 @@ ROWS = [
         lambda: fit(fed(RotatedCoins(1.0, epsilon=1.0))),
         lambda: fit(fed(RotatedCoins(1.0), seed=None, privacy=TARGET)),
     ),
-    row(
-        "group_size must be >= 2, got {}; for independent clients use LDPQ",
-        lambda: StratifiedCorBin(1.0, 1),
-        lambda: fit(fed(LDPQ(1.0))),
-    ),
+    row("group_size must be >= 2, got {};", lambda: StratifiedCorBin(1.0, 1), lambda: fit(fed(LDPQ(1.0)))),
     row(
         "nesting = {} does nothing with one stage; choose stages >= 2",
         lambda: block_design("D4", None, None, 1, 2, "near_balanced", True),
         lambda: block_design("D4", None, None, 2, 2, "hadamard", True),
     ),
+    row("radius {} gives about {}", lambda: finite_codebook("E8", 30.0), lambda: finite_codebook("E8", 2.0)),
+    row("ratio {} gives {}^{}", lambda: voronoi_codebook("E8", 64), lambda: voronoi_codebook("E8", 2)),
     row(
-        "radius {} gives about {} points of {}; choose a smaller radius, at most {} points",
-        lambda: finite_codebook("E8", 30.0),
-        lambda: finite_codebook("E8", 2.0),
+        "in (0, {}] integer", lambda: discrete_gaussian_variance(1e9), lambda: discrete_gaussian_variance(1e3)
     ),
-    row(
-        "ratio {} gives {}^{} points; choose a smaller ratio",
-        lambda: voronoi_codebook("E8", 64),
-        lambda: voronoi_codebook("E8", 2),
-    ),
-    row(
-        "sigma must be in (0, {}] integer steps, got {}; use a coarser grid",
-        lambda: discrete_gaussian_variance(1e9),
-        lambda: discrete_gaussian_variance(1e3),
-    ),
-    row(
-        "num_candidates must be >= 2, got {}; add candidates to the list",
-        lambda: recovery_leakage(0.5, 1),
-        lambda: recovery_leakage(0.5, 2),
-    ),
-    row(
-        "must be in [{}, {}], where floats have squares, got {}; take another unit",
-        lambda: GaussianNoise(1e-200, 1.0),
-        lambda: fit(fed(GaussianNoise(1.0, 1.0))),
-    ),
-    row(
-        "radius must be > 0 in every segment, {} at least, so that 1 / radius is a number; got {}; set a",
-        lambda: context(0.0),
-        lambda: context(1e-6),
-    ),
+    row("num_candidates must be >= 2,", lambda: recovery_leakage(0.5, 1), lambda: recovery_leakage(0.5, 2)),
+    row("in [{}, {}], where", lambda: GaussianNoise(1e-200, 1.0), lambda: fit(fed(GaussianNoise(1.0, 1.0)))),
+    row("radius must be > 0 in every segment, {} at least, so", lambda: context(0.0), lambda: context(1e-6)),
     row(
         "losses make up a message, so one of them is of a smaller unit; say which: Unit.COORDINATE or",
         lambda: claim(Unit.MESSAGE),
         lambda: claim(Unit.COORDINATE),
         lambda: claim(Unit.BLOCK),
     ),
-    row(
-        "an image of {} x {} can't be halved {} times; use an image_size >= {} or fewer layers",
-        lambda: CNN3(image_size=4),
-        lambda: CNN3(image_size=8),
-    ),
+    row("an image of {} x {} can't be halved {}", lambda: CNN3(image_size=4), lambda: CNN3(image_size=8)),
     row(
         "epsilon is for {} rounds and this would be number {}; give it the rounds of the whole run",
         lambda: fit(fed(CPA(4.0, rounds=1, epsilon_scope="total")), max_epochs=2),
@@ -283,11 +203,7 @@ ROWS = [
         lambda: fit(fed(aimed(bits=2), 40, seed=None, privacy=BEHIND, secure_aggregation=SecAgg())),
         lambda: fit(fed(aimed(bits=16), 40, seed=None, privacy=BEHIND, secure_aggregation=SecAgg())),
     ),
-    row(
-        "measured_leakage must be in [0, leakage_budget = {}], got {}; find more noise with `fedq attack",
-        lambda: leaky(measured_leakage=0.9),
-        lambda: leaky(measured_leakage=0.4),
-    ),
+    row("measured_leakage must be", lambda: leaky(measured_leakage=0.9), lambda: leaky(measured_leakage=0.4)),
     row(
         "LeakageBudget sets the noise of NearOptimalUtility, got {}; use that mechanism, or leave",
         lambda: check_controllable(LDPQ(1.0)),

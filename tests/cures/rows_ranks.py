@@ -134,21 +134,12 @@ ROWS = [
         lambda: among(fed(), module=Counts("validation")),
         lambda: one(fed(), module=Counts("object")),
     ),
-    row(
-        "; start all ranks with the same program, arguments and data",
-        lambda: compared("CorBin"),
-        lambda: compared("LDPQ"),
-    ),
+    row("; start all ranks with the same program,", lambda: compared("CorBin"), lambda: compared("LDPQ")),
     row(
         "rank {} is at {} while rank {} is at {}; let all ranks do the same, and stop on all of them where",
         lambda: meet("one place", "another place"),
         lambda: meet("one place", "one place"),
         error=RuntimeError,
     ),
-    row(
-        "rank {} of {} gets no answer from another rank, so the run ends here; see what that one says, and",
-        lost,
-        goes_on,
-        error=RankLostError,
-    ),
+    row("rank {} of {} gets no answer from another rank, so the run", lost, goes_on, error=RankLostError),
 ]

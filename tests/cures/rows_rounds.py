@@ -82,11 +82,7 @@ ROWS = [
         lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=Classifier()),
         lambda: fit(fed(algorithm=FedProx(0.1)), module=by_hand()),
     ),
-    row(
-        "a client's own budget is over the run: all that it sends; leave over='round' out",
-        lambda: budget(over="round"),
-        budget,
-    ),
+    row("a client's own budget is over the run: all that it sends;", lambda: budget(over="round"), budget),
     row(
         "so it can't hold to a budget against it; take adversary='server' or 'server_and_partner'",
         lambda: budget(adversary="outsider"),
@@ -144,11 +140,7 @@ ROWS = [
         lambda: fed(LDPQ(1.0), aggregator=MEDIAN, weighting="samples"),
         lambda: fit(fed(LDPQ(1.0), aggregator=MEDIAN)),
     ),
-    row(
-        "is decoded for the whole cohort at once, so there are no rows for a robust rule; leave the",
-        lambda: fed(exact(), aggregator=MEDIAN),
-        lambda: fit(fed(exact())),
-    ),
+    row("is decoded for the whole", lambda: fed(exact(), aggregator=MEDIAN), lambda: fit(fed(exact()))),
     row(
         "needs {} clients or more, a round has {}; take fewer Byzantine",
         lambda: fed(LDPQ(1.0), aggregator=krum(2)),

@@ -105,17 +105,8 @@ ROWS = [
         lambda: plan(*SECRET, "--cohorts", "secret", "--clients_per_round", "6"),
         lambda: plan(*SECRET),
     ),
-    row(
-        "{} has a logger of its own, which would tell how many runs there were; set trainer.logger ",
-        lambda: swept(*BEST, logger=CSV),
-        lambda: swept(*BEST, logger=False),
-    ),
-    row(
-        "{} belongs to --selection tnb; add it, or leave {} out",
-        lambda: swept("--mean", "1.2"),
-        lambda: swept(*BEST),
-        swept,
-    ),
+    row("{} has a logger of its own,", lambda: swept(*BEST, logger=CSV), lambda: swept(*BEST, logger=False)),
+    row("{} belongs to --selection tnb; add", lambda: swept("--mean", "1.2"), lambda: swept(*BEST), swept),
     row(
         "nothing is left of delta {}: more than {} runs are drawn with chance {}; let --at-most be ",
         lambda: swept(*BEST, "--at-most", "2"),
@@ -127,11 +118,7 @@ ROWS = [
         lambda: swept(*BEST, "--publish-after", "1e-9"),
         lambda: swept(*BEST, "--at-most", "20", "--publish-after", "0.1"),
     ),
-    row(
-        "a run needs a number of rounds, got trainer.max_epochs={}; give one",
-        lambda: swept(rounds=-1),
-        swept,
-    ),
+    row("a run needs a number of rounds, got trainer.max_epochs={}; give", lambda: swept(rounds=-1), swept),
     row(
         "a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
         lambda: swept(*BEST, mechanism="CorBin"),

@@ -126,11 +126,7 @@ ROWS = [
         lambda: fit(monitor(), module=Scores()),
         lambda: fit(fed(), monitor(), module=Scores()),
     ),
-    row(
-        "the Trainer has two Federated callbacks; leave one of them out",
-        lambda: fit(fed(), SecondFederated(FedAvg(), 4)),
-        lambda: fit(fed()),
-    ),
+    row("has two Federated callbacks;", lambda: fit(fed(), SecondFederated(FedAvg(), 4)), lambda: fit(fed())),
     row(
         "bounds gradients that {} would change; leave one out",
         lambda: fit(fed(algorithm=FedProx(0.1)), dpsgd()),
@@ -148,11 +144,7 @@ ROWS = [
         lambda: fit(fed(TopK(0.2368), algorithm=ErrorFeedback(0.1)), module=with_norm()),
         lambda: fit(fed(TopK(0.1), algorithm=ErrorFeedback(0.1))),
     ),
-    row(
-        "both choose the local batches; leave one out",
-        lambda: fit(fed(), dpsgd(), Chooses()),
-        lambda: fit(fed(), dpsgd()),
-    ),
+    row("both choose the local", lambda: fit(fed(), dpsgd(), Chooses()), lambda: fit(fed(), dpsgd())),
     row(
         "draws batches of different sizes for every client, so clients can't train side by side",
         lambda: fit(fed(clients_per_step=2), dpsgd()),
@@ -171,11 +163,7 @@ ROWS = [
         lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=TwoLayers(change_at=9), max_epochs=2),
         lambda: fit(fed(algorithm=FedProx(0.1)), module=TwoLayers(), max_epochs=2),
     ),
-    row(
-        "a variance needs 2 samples, got {}; run more rounds",
-        lambda: Langevin(0.1).variance,
-        lambda: chain().variance,
-    ),
+    row("a variance needs 2 samples, got {}; run", lambda: Langevin(0.1).variance, lambda: chain().variance),
     row(
         "is not exactly Gaussian with a known variance; use LayeredGaussian, AggregateGaussian or FedAvg",
         lambda: chain(CorBin(1.0)),
@@ -183,11 +171,7 @@ ROWS = [
         lambda: chain(aggregate()),
         lambda: chain(FedAvg()),
     ),
-    row(
-        "a missing client bends the drift; let all clients answer in every round",
-        lambda: chain(clients_per_round=2, clients_per_step=2),
-        chain,
-    ),
+    row("a missing client bends the drift;", lambda: chain(clients_per_round=2, clients_per_step=2), chain),
     row(
         "broadcast_bits rounds what clients are sent, and buffers (here {}) would not stay what they are",
         lambda: fit(fed(broadcast_bits=8), module=with_norm()),
@@ -195,21 +179,13 @@ ROWS = [
         lambda: fit(fed(broadcast_bits=8, buffers="local"), module=with_norm()),
         lambda: fit(fed(), module=with_norm()),
     ),
-    row(
-        "a chain moves by the mean update itself; use target='updates', server_lr=1.0",
-        lambda: chain(server_lr=0.5),
-        lambda: chain(server_lr=1.0, target="updates"),
-    ),
+    row("a chain moves by the", lambda: chain(server_lr=0.5), lambda: chain(server_lr=1.0, target="updates")),
     row(
         "so its step is not Langevin's; raise clip_norm or lower step_size",
         lambda: chain(langevin.layered(0.5, clip_norm=1e-3)),
         lambda: chain(langevin.layered(0.5, clip_norm=40.0)),
     ),
-    row(
-        "the compressor's variance exceeds 2 step_size = {} by {}; lower noise_multiplier",
-        lambda: chain(langevin.layered(1.2)),
-        lambda: chain(langevin.layered(0.6)),
-    ),
+    row("lower noise_multiplier", lambda: chain(langevin.layered(1.2)), lambda: chain(langevin.layered(0.6))),
     row(
         "LeakageBudget needs {} samples of each client to tell apart, clients {} hold fewer; use fewer",
         lambda: fit(fed(leaky(), 40), LeakageBudget(probe=4, attempts=20), module=Scores()),
@@ -341,11 +317,7 @@ ROWS = [
         lambda: fit(module=Lazy(True)),
         lambda: fit(module=Classifier(nn.Linear(64, 10))),
     ),
-    row(
-        "are complex, and an update is a vector of real numbers; keep them as torch.view_as_real(...)",
-        lambda: fit(module=Complex()),
-        lambda: fit(module=Real()),
-    ),
+    row("are complex, and an update is a vector", lambda: fit(module=Complex()), lambda: fit(module=Real())),
     row(
         "Federated has nothing to train: no parameter in an optimiser requires a gradient",
         lambda: fit(module=Classifier().requires_grad_(False)),
@@ -372,10 +344,7 @@ ROWS = [
         lambda: fit(aimed(over="round"), max_epochs=-1, max_steps=8),
     ),
     row(
-        "the mechanism was calibrated for {} rounds, {}the Trainer wants {}{}; keep max_epochs, or begin a",
-        lambda: longer(1, 5),
-        lambda: longer(2, 2),
-        lambda: fit(aimed(), max_epochs=5),
+        "for {} rounds, {}the", lambda: longer(1, 5), lambda: longer(2, 2), lambda: fit(aimed(), max_epochs=5)
     ),
 ]
 

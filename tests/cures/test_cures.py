@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +56,47 @@ ROWS = [
 TESTS = Path(__file__).parents[1]
 
 
+def trains(work: Callable[[], Any]) -> bool:
+    """Does this begin a fit or a command, or the tests' function that it calls?"""
+    codes, seen = [(work.__code__, work.__globals__)], set()  # type: ignore[attr-defined]
+    for code, names in codes:
+        if {"fit", "main", "Popen"} & set(code.co_names):
+            return True
+        codes += [(inner, names) for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        called = [names[name] for name in code.co_names if isinstance(names.get(name), types.FunctionType)]
+        for one in called:
+            if one.__module__.startswith("tests.") and one not in seen:
+                seen.add(one)
+                codes.append((one.__code__, one.__globals__))
+    return False
+
+
 def cases() -> Iterator[Any]:
-    """All rows; the trial of isolation runs in the one that is about it."""
+    """All rows with their first cures. Others run beside these where they train nothing, else when slow.
+
+    The trial of isolation runs in the row that is about it.
+    """
     for row in ROWS:
-        tried = row.words.startswith("clients are not isolated")
-        yield pytest.param(row, id=row.words[:70], marks=pytest.mark.tried if tried else ())
+        marks = [pytest.mark.tried] if row.words.startswith("clients are not isolated") else []
+        first, later = row.cures[:1], row.cures[1:]
+        quick = [cure for cure in later if not trains(cure)]
+        slow = [cure for cure in later if trains(cure)]
+        yield pytest.param(row, [*first, *quick], id=row.words[:70], marks=marks)
+        if slow:
+            yield pytest.param(row, slow, id=f"{row.words[:70]}, others", marks=[*marks, pytest.mark.slow])
 
 
-@pytest.mark.parametrize("row", list(cases()))
-def test_cures(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("row", "cures"), list(cases()))
+def test_cures(
+    row: Row, cures: list[Callable[[], Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with pytest.raises(row.error, match=row.pattern):
                 row.refused()
-            for cure in row.cures:
+            for cure in cures:
                 cure()
     finally:
         if torch.distributed.is_initialized():  # by a strategy that was refused

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torchmetrics
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
@@ -97,44 +97,6 @@ class OneCycle(Training):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-class _Warmup:
-    """A schedule in the way of the package warmup_scheduler: it holds another one, and a bound method."""
-
-    def __init__(self, optimizer: Any, after: Any) -> None:
-        self.optimizer, self.after, self.steps = optimizer, after, 0
-        self.step_of_optimizer = optimizer.step
-        self.last_epoch = 0
-        self._set()
-
-    def _set(self) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = 0.1 * min(1.0, (self.steps + 1) / 4)
-
-    def step(self, *args: Any) -> None:
-        self.steps += 1
-        self.last_epoch += 1
-        if self.steps > 8:
-            self.after.step()
-        else:
-            self._set()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "after": self.after}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-
-
-class NestedSchedule(Training):
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        warmup = _Warmup(optimizer, StepLR(optimizer, 2, 0.5))
-        return [optimizer], [{"scheduler": warmup, "interval": "step"}]
-
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        scheduler.step()
-
-
 class WarmupByHand(Training):
     """In `optimizer_step`, from the global step."""
 
@@ -142,12 +104,6 @@ class WarmupByHand(Training):
         for group in optimizer.param_groups:
             group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 6)
         optimizer.step(closure=closure)
-
-
-class RateOfTheEpoch(Training):
-    def on_train_epoch_start(self) -> None:
-        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
-            group["lr"] = 0.1 / (1 + self.current_epoch)
 
 
 class Accumulates(Training):
@@ -182,31 +138,6 @@ class MeanTeacher(_Teacher):
         self.follow()
 
 
-class Byol(_Teacher):
-    """By assignment to `.data`, before the step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        for slow, fast in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
-            slow.data = 0.8 * slow.data + 0.2 * fast.data
-        return super().training_step(batch, batch_idx)
-
-
-class Dino(_Teacher):
-    """A centre of the teacher's outputs, and a teacher that follows when gradients are cleared."""
-
-    def build(self) -> None:
-        super().build()
-        self.register_buffer("center", torch.zeros(3))
-
-    def on_before_zero_grad(self, *args: Any) -> None:
-        self.follow()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        ours, theirs = self.net(batch[0]), self.teacher(batch[0]) - self.center
-        self.center = 0.9 * self.center + 0.1 * theirs.detach().mean(0)
-        return nn.functional.cross_entropy(ours, batch[1]) + nn.functional.mse_loss(ours, theirs.detach())
-
-
 class Gan(Training):
     """Two optimisers by hand, and a schedule each."""
 
@@ -229,15 +160,6 @@ class Gan(Training):
     def configure_optimizers(self) -> Any:
         optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net, self.critic)]
         return optimizers, [LambdaLR(one, lambda step: 0.9**step) for one in optimizers]
-
-
-class Unfreezes(Training):
-    def build(self) -> None:
-        self.net[0].requires_grad_(False)
-
-    def on_train_epoch_start(self) -> None:
-        if self.current_epoch == 1:
-            self.net[0].requires_grad_(True)
 
 
 class NewOptimizers(Training):
@@ -305,12 +227,6 @@ class WeightNorm(Training):
         nn.utils.parametrizations.weight_norm(self.net[0])
 
 
-class TiedWeights(Training):
-    def build(self) -> None:
-        self.net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
-        self.net[2].weight = self.net[0].weight
-
-
 class Recurrent(Training):
     def build(self) -> None:
         self.net = nn.Sequential(nn.GRU(2, 4, batch_first=True))
@@ -319,17 +235,6 @@ class Recurrent(Training):
     def loss(self, batch: Any) -> Tensor:
         hidden = self.net[0](batch[0].view(-1, 3, 2))[0][:, -1]
         return nn.functional.cross_entropy(self.head(hidden), batch[1])
-
-
-class DictBatches(Training):
-    class data(Data):
-        def train_dataloader(self) -> Any:
-            rows = [{"x": x, "y": y} for x, y in zip(self.inputs, self.labels, strict=True)]
-            return DataLoader(rows, batch_size=BATCH)  # type: ignore[arg-type]
-
-    def loss(self, batch: Any) -> Tensor:
-        inputs, labels = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
-        return nn.functional.cross_entropy(self.net(inputs), labels)
 
 
 class HooksOfData(Training):
@@ -388,13 +293,6 @@ class Closure(Training):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
-
-
-class Adam(Training):
-    rounds_equal = False
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
 class SharpnessAware(Training):

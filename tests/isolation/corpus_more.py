@@ -30,14 +30,6 @@ class LabelledAndNot(Training):
         return self.loss(batch["labelled"]) + 0.1 * entropy
 
 
-class Combined(LabelledAndNot):
-    """The same, by Lightning's own object and in the mode of the shorter one."""
-
-    class data(LabelledAndNot.data):
-        def train_dataloader(self) -> Any:
-            return pl.utilities.CombinedLoader(super().train_dataloader(), "min_size")
-
-
 class OwnBatchSampler(Training):
     class data(Data):
         def train_dataloader(self) -> Any:
@@ -164,18 +156,6 @@ class MemoryOfEpochs(Training):
         return loss / self.mean
 
 
-class Distillation(Training):
-    """A frozen teacher beside the module, in a list so that it is no part of it."""
-
-    def build(self) -> None:
-        self.teachers = [nn.Linear(6, 3).requires_grad_(False)]
-
-    def loss(self, batch: Any) -> Tensor:
-        scores = self.net(batch[0])
-        soft = self.teachers[0](batch[0]).softmax(1)
-        return nn.functional.cross_entropy(scores, batch[1]) + 0.1 * nn.functional.cross_entropy(scores, soft)
-
-
 class Curriculum(Training):
     """Data that depend on the epoch, by reloading."""
 
@@ -196,15 +176,3 @@ class PenaltyOfGradients(Training):
             loss = nn.functional.cross_entropy(self.net(inputs), batch[1])
             (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
         return loss + 0.1 * slope.square().sum()
-
-
-class EvenLengths(Training):
-    """Branches on a shape only: odd batches are padded."""
-
-    def loss(self, batch: Any) -> Tensor:
-        inputs, labels = batch
-        if len(inputs) % 2:
-            inputs, labels = torch.cat([inputs, inputs[:1]]), torch.cat([labels, labels[:1]])
-        if inputs.shape[-1] != 6:
-            raise ValueError("six values a sample")
-        return nn.functional.cross_entropy(self.net(inputs), labels)

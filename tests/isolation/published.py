@@ -20,8 +20,8 @@ import queue
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from lightning_fedq._lightning import pl
 
@@ -143,29 +143,6 @@ class EmaInDictionary(Case):
         return self.loss(batch) + 0.1 * pull
 
 
-class LoraByReplacement(Case):
-    def build(self) -> None:
-        self.net.requires_grad_(False)
-        self.net[0] = _Lora(self.net[0])
-
-
-class _Lora(nn.Module):
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.down = nn.Parameter(torch.randn(2, base.in_features) * 0.3)
-        self.up = nn.Parameter(torch.zeros(base.out_features, 2))
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("base"), name)  # as peft's layers do
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.base(inputs) + inputs @ self.down.T @ self.up.T
-
-
 class LoraParametrization(Case):
     def build(self) -> None:
         self.net[0].weight.requires_grad_(False)
@@ -191,19 +168,9 @@ class LoraByForwardPatch(Case):
         layer.forward = types.MethodType(lambda self, x: self.plain(x) + x @ self.up.T, layer)
 
 
-class WeightNormOfOld(Case):
-    def build(self) -> None:
-        nn.utils.weight_norm(self.net[0])  # type: ignore[no-untyped-call]
-
-
 class Pruned(Case):
     def build(self) -> None:
         prune.l1_unstructured(self.net[0], "weight", amount=0.3)  # type: ignore[no-untyped-call]
-
-
-class Orthogonal(Case):
-    def build(self) -> None:
-        parametrizations.orthogonal(self.net[0])
 
 
 class CachedParametrization(Case):
@@ -233,27 +200,9 @@ class TracedPart(Case):
         self.net[2] = torch.jit.trace(self.net[2], torch.zeros(1, 5))  # type: ignore[no-untyped-call]
 
 
-class ScriptedLoss(Case):
-    def build(self) -> None:
-        self.criterion = torch.jit.script(_focal)
-
-    def loss(self, batch: Any) -> Tensor:
-        return self.criterion(self.net(batch[0]), batch[1])  # type: ignore[no-any-return]
-
-
-def _focal(scores: Tensor, labels: Tensor) -> Tensor:
-    log = torch.log_softmax(scores, 1).gather(1, labels.unsqueeze(1))
-    return -(((1 - log.exp()) ** 2) * log).mean()
-
-
 class CompiledEager(Case):
     def build(self) -> None:
         self.net = torch.compile(self.net, backend="eager")  # type: ignore[assignment]
-
-
-class CompiledMethod(Case):
-    def build(self) -> None:
-        self.net.compile(backend="eager")
 
 
 class GraphModule(Case):
@@ -314,13 +263,6 @@ class NumpyView(Case):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.view += np.bincount(batch[1].numpy(), minlength=3).astype(np.float32)
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1], weight=1 / (1 + self.counts))
-
-
-class LayerUsedTwice(Case):
-    def build(self) -> None:
-        shared = nn.Linear(6, 6)
-        self.net = nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(6, 3))
-        self.again = nn.ModuleList([shared])
 
 
 class ParametersOutsideOfModules(Case):
@@ -398,15 +340,6 @@ class ById(Case):
     def on_after_backward(self) -> None:
         for p in self.parameters():
             p.grad.mul_(self.helper.scales[id(p)])  # type: ignore[union-attr]
-
-
-class ByParameter(Case):
-    def build(self) -> None:
-        self.scales = {p: 0.5 for p in self.net[0].parameters()}
-
-    def on_after_backward(self) -> None:
-        for p in self.parameters():
-            p.grad.mul_(self.scales.get(p, 1.0))  # type: ignore[union-attr]
 
 
 class ByModuleWeakly(Case):
@@ -587,17 +520,6 @@ class ClockOfTheTrainerNamed(TrainerNamed):
         return self.loss(batch) / (1 + trainer.global_step)  # type: ignore[name-defined] # noqa: F821
 
 
-PRIORS = torch.tensor([0.2, 0.3, 0.5])
-
-
-class GlobalTensorHeld(Case):
-    def build(self) -> None:
-        self.priors = PRIORS
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.net(inputs) + PRIORS.log() + self.priors
-
-
 class _Registry(dict[str, Callable[..., Any]]):
     def register(self, function: Callable[..., Any]) -> Callable[..., Any]:
         self[function.__name__] = function
@@ -634,24 +556,6 @@ class ModuleInAGlobal(Case):
         return HOLDER.module.loss(batch)
 
     refused = "names HOLDER.module past it"
-
-
-class _Single:
-    one: ClassVar[Any] = None
-
-    def __new__(cls) -> Any:
-        if cls.one is None:
-            cls.one = super().__new__(cls)
-            cls.one.scale = 0.5
-        return cls.one
-
-
-class Singleton(Case):
-    def build(self) -> None:
-        self.single = _Single()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.loss(batch) * _Single().scale * self.single.scale
 
 
 class _Stepper:
@@ -752,14 +656,6 @@ class NonlocalCounter(Case):
         return self.loss(batch) * self.warm()
 
 
-class CycleOfItertools(Case):
-    def build(self) -> None:
-        self.scales = itertools.cycle([1.0, 0.5, 0.25])
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.loss(batch) * next(self.scales)
-
-
 class RunningGenerator(Case):
     refused = "scales.*__next__"
 
@@ -850,20 +746,6 @@ class Dataclasses(Case):
         return self.loss(batch) * self.running.settings.scale / len(self.running.losses)
 
 
-class _Best(NamedTuple):
-    step: int = 0
-    scale: float = 1.0
-
-
-class Immutable(Case):
-    def build(self) -> None:
-        self.best, self.view = _Best(), types.MappingProxyType({"a": 0.5})
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.best = self.best._replace(step=batch_idx, scale=0.9 * self.best.scale)
-        return self.loss(batch) * self.best.scale * self.view["a"]
-
-
 class _Slotted:
     __slots__ = ("__weakref__", "count")
 
@@ -927,24 +809,6 @@ class Logs(Case):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.adapter.debug("step %d", batch_idx)
         return self.loss(batch)
-
-
-class _Node:
-    def __init__(self, parent: Any, scale: float) -> None:
-        self.parent, self.scale, self.children = parent, scale, list[Any]()
-
-
-class Cyclic(Case):
-    """A tree whose nodes know their parents, weakly and strongly, and whose root is the module."""
-
-    def build(self) -> None:
-        self.root = _Node(weakref.ref(self), 0.5)
-        self.root.children.append(_Node(self.root, 0.5))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        leaf = self.root.children[0]
-        leaf.parent.scale *= 0.9
-        return leaf.parent.parent().loss(batch) * self.root.scale * leaf.scale
 
 
 class LongChain(Case):
@@ -1134,13 +998,6 @@ class WrappedOptimizer(Case):
         return _Outer(torch.optim.Adam(self.parameters(), lr=0.05))
 
 
-class GroupAddedLate(Case):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.net[2].parameters(), lr=0.1, momentum=0.9)
-        optimizer.add_param_group({"params": list(self.net[0].parameters()), "lr": 0.01, "name": "trunk"})
-        return optimizer
-
-
 class OptimizerHooks(Case):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -1185,13 +1042,6 @@ class Sequential(Case):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-class CyclicRates(Case):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-        schedule = lr_scheduler.CyclicLR(optimizer, 0.01, 0.2, step_size_up=2)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-
 class TwoByToggle(Case):
     def build(self) -> None:
         self.automatic_optimization = False
@@ -1210,20 +1060,6 @@ class TwoByToggle(Case):
 
 
 # ---- metrics ----------------------------------------------------------------------------------------------
-
-
-class Collection(Case):
-    def build(self) -> None:
-        parts: Any = {
-            "acc": torchmetrics.Accuracy("multiclass", num_classes=3),
-            "f1": torchmetrics.F1Score("multiclass", num_classes=3),
-        }
-        self.metrics = torchmetrics.MetricCollection(parts, prefix="train_")
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        scores = self.net(batch[0])
-        self.log_dict(self.metrics(scores, batch[1]), on_step=False, on_epoch=True)
-        return nn.functional.cross_entropy(scores, batch[1])
 
 
 class MetricSteers(Case):
@@ -1279,17 +1115,6 @@ class CallbackWithHook(Case):
         return [_Attaches()]
 
 
-class _Freezes(pl.Callback):
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        for group in trainer.optimizers[0].param_groups:
-            group["lr"] = 0.1 if batch_idx % 2 else 0.02
-
-
-class CallbackOfRates(Case):
-    def callbacks(self) -> list[pl.Callback]:
-        return [_Freezes(), pl.callbacks.LambdaCallback(on_train_batch_end=lambda *args: None)]
-
-
 class Accumulation(Case):
     def callbacks(self) -> list[pl.Callback]:
         return [pl.callbacks.GradientAccumulationScheduler({0: 2})]
@@ -1338,30 +1163,6 @@ class LazyData(Case):
         def train_set(self) -> Any:
             rows = _Lazily(self.inputs, self.labels)
             return ConcatDataset([Subset(rows, range(12)), Subset(rows, range(12, SIZE))])
-
-
-class _ByTwos(Sampler[list[int]]):
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size // 2
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from ([n, n + 1] for n in range(0, self.size, 2))
-
-
-class CollatedByPartial(Case):
-    class data(Data):
-        def train_dataloader(self) -> Any:
-            return DataLoader(
-                self.train_set(), batch_size=BATCH, collate_fn=functools.partial(_collate, scale=0.5)
-            )
-
-
-def _collate(rows: Any, scale: float) -> Any:
-    inputs, labels = torch.utils.data.default_collate(rows)
-    return inputs * scale, labels
 
 
 class _Sorted(TensorDataset):
@@ -1439,19 +1240,6 @@ class _Turns(nn.Module):
 
 class Bfloat(Case):
     flags: ClassVar[dict[str, Any]] = {"precision": "bf16-mixed"}
-
-
-class Double(Case):
-    flags: ClassVar[dict[str, Any]] = {"precision": "64-true"}
-
-
-class Attention(Case):
-    def build(self) -> None:
-        self.net = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)  # type: ignore[assignment]
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.head(self.net(inputs[:, None])[:, 0])
 
 
 class Lstm(Case):

@@ -12,23 +12,20 @@ import math
 import random
 import tempfile
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torchmetrics
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     Dataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
     Subset,
-    TensorDataset,
 )
 
 from lightning_fedq._lightning import pl
@@ -48,50 +45,11 @@ class CosineOfAllSteps(Case):
         ]
 
 
-class WarmupThenDecay(Case):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9, nesterov=True)
-        warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
-        chained = lr_scheduler.ChainedScheduler([warm, lr_scheduler.ExponentialLR(optimizer, 0.9)])
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": chained, "interval": "step"}}
-
-
-class Polynomial(Case):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.RMSprop(self.parameters(), lr=0.01)
-        lambdas = lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / 20) ** 0.9)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": lambdas, "interval": "step", "frequency": 2},
-        }
-
-
-class SchedulerStepOverridden(Case):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {
-                "scheduler": lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
-                "interval": "step",
-            },
-        }
-
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        scheduler.step(self.global_step / 2)
-
-
 class WarmupInOptimizerStep(Case):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
         optimizer.step(closure=closure)
         for group in optimizer.param_groups:
             group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 4)
-
-
-class AnnealsByGlobalStep(Case):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        weight = min(1.0, self.global_step / 5)
-        return self.loss(batch) + weight * 0.1 * self(batch[0]).square().mean()
 
 
 class WeighsByEpochAndBatches(Case):
@@ -109,21 +67,11 @@ class LogsEverything(Case):
         return {"loss": loss, "size": len(batch[0])}
 
 
-class NormsOfGradients(Case):
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        norms = [p.grad.norm() for p in self.parameters() if p.grad is not None]
-        self.log("grad", torch.stack(norms).norm())
-
-
 class ClipsByItself(Case):
     flags: ClassVar[dict[str, Any]] = {"gradient_clip_val": 0.1}
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **more: Any) -> None:
         nn.utils.clip_grad_norm_(self.parameters(), 0.2 if self.global_step < 2 else 0.1)
-
-
-class ClipsValues(Case):
-    flags: ClassVar[dict[str, Any]] = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
 
 
 class UnfreezesByStep(Case):
@@ -148,20 +96,6 @@ class LayerwiseRates(Case):
         return torch.optim.AdamW(groups, weight_decay=0.01)
 
 
-class NoDecayOfBiases(Case):
-    def configure_optimizers(self) -> Any:
-        decay = [p for n, p in self.named_parameters() if not n.endswith("bias")]
-        rest = [p for n, p in self.named_parameters() if n.endswith("bias")]
-        return torch.optim.AdamW(
-            [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0}], 0.01
-        )
-
-
-class ForeachAdam(Case):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01, foreach=True, amsgrad=True)
-
-
 class ConfiguredLate(Case):
     def build(self) -> None:
         del self.net
@@ -180,74 +114,6 @@ class WeightsFromTheData(Case):
 
     def loss(self, batch: Any) -> Tensor:
         return cross_entropy(self(batch[0]), batch[1], self.weights)
-
-
-class Positions(Case):
-    def build(self) -> None:
-        self.register_buffer("positions", torch.linspace(0, 1, 6), persistent=False)
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.net(inputs + self.positions)
-
-
-class LearnedLoss(Case):
-    """The uncertainties of two tasks weigh them."""
-
-    def build(self) -> None:
-        self.criterion = nn.ParameterDict({"a": torch.zeros(()), "b": torch.zeros(())})
-
-    def loss(self, batch: Any) -> Tensor:
-        out, terms = self(batch[0]), self.criterion
-        first = cross_entropy(out, batch[1]) * (-terms["a"]).exp() + terms["a"]
-        return first + out.square().mean() * (-terms["b"]).exp() + terms["b"]
-
-
-class Nested(Case):
-    def build(self) -> None:
-        self.inner = _Inner()
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.inner(self.net(inputs))
-
-
-class _Inner(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, 3)
-        self.save_hyperparameters({"width": 3})
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.head(inputs) * self.hparams["width"]
-
-
-class HparamsThatChange(Case):
-    def build(self) -> None:
-        self.save_hyperparameters({"smooth": 0.3, "net": {"width": 5}})
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.hparams.smooth = 0.9 * self.hparams.smooth
-        return cross_entropy(self(batch[0]), batch[1], label_smoothing=self.hparams.smooth)
-
-
-class MetricsByStage(Case):
-    def build(self) -> None:
-        accuracy = torchmetrics.MetricCollection({"acc": torchmetrics.MeanMetric()})
-        self.metrics_of = nn.ModuleDict({"fit": accuracy.clone("fit_"), "val": accuracy.clone("val_")})
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        self.log_dict(self.metrics_of["fit"](loss.detach()))
-        return loss
-
-
-class RunningMeanOfLosses(Case):
-    def build(self) -> None:
-        self.window: collections.deque[float] = collections.deque(maxlen=3)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        self.window.append(float(loss))
-        return loss / (1 + sum(self.window) / len(self.window))
 
 
 class SkipsLargeLosses(Case):
@@ -280,24 +146,6 @@ class StepsTwiceByHand(Case):
             optimizer.step()
 
 
-class AccumulatesByHand(Case):
-    def build(self) -> None:
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        self.manual_backward(self.loss(batch) / 2)
-        if (batch_idx + 1) % 2 == 0 or self.trainer.is_last_batch:
-            optimizer.step()
-            optimizer.zero_grad()
-        schedule: Any = self.lr_schedulers()
-        schedule.step()
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], [lr_scheduler.StepLR(optimizer, 2)]
-
-
 class Accumulates(Case):
     flags: ClassVar[dict[str, Any]] = {"accumulate_grad_batches": 4}
 
@@ -314,23 +162,6 @@ class InferenceModeOff(Case):
     flags: ClassVar[dict[str, Any]] = {"inference_mode": False, "deterministic": True}
 
 
-class ChannelsLast(Case):
-    def build(self) -> None:
-        conv = nn.Conv2d(2, 4, 2)
-        self.net = nn.Sequential(  # type: ignore[assignment]
-            nn.Unflatten(1, (2, 1, 3)), nn.ZeroPad2d((0, 0, 0, 1)), conv, nn.Flatten(), nn.LazyLinear(3)
-        )
-        self.net(torch.ones(1, 6))
-        self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-class Normalised(Case):
-    def build(self) -> None:
-        self.net = nn.Sequential(  # type: ignore[assignment]
-            nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.GELU(), nn.LayerNorm(8), nn.PReLU(), nn.Linear(8, 3)
-        )
-
-
 class ComplexWeights(Case):
     refused = "turn are complex, and an update is a vector of real numbers; keep them as torch.view_as_real"
 
@@ -339,22 +170,6 @@ class ComplexWeights(Case):
 
     def forward(self, inputs: Tensor) -> Any:
         return self.net((inputs * self.turn).abs())
-
-
-class Einsum(Case):
-    def build(self) -> None:
-        self.left, self.right = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(4, 3))
-
-    def forward(self, inputs: Tensor) -> Any:
-        return torch.einsum("bi,ij,jk->bk", inputs, self.left, self.right.softmax(0))
-
-
-class GradientPenalty(Case):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        inputs = batch[0].clone().requires_grad_()
-        out = self(inputs)
-        slope = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)[0]
-        return cross_entropy(out, batch[1]) + 0.01 * slope.square().mean()
 
 
 class Jacobian(Case):
@@ -384,32 +199,6 @@ class CountsSamples(Case):
         return [_CountsSamples(), pl.callbacks.LearningRateMonitor("step"), pl.callbacks.Timer("00:01:00:00")]
 
     flags: ClassVar[dict[str, Any]] = {"logger": pl.loggers.logger.DummyLogger()}
-
-
-class _AddsNoiseless(pl.Callback):
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        for parameter in pl_module.parameters():
-            if parameter.grad is not None:
-                parameter.grad -= parameter.grad.mean()
-
-
-class CentralisesGradients(Case):
-    def callbacks(self) -> list[pl.Callback]:
-        return [_AddsNoiseless()]
-
-
-class _HoldsWeights(pl.Callback):
-    """Projects the weights after each step."""
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        with torch.no_grad():
-            for parameter in pl_module.parameters():
-                parameter.clamp_(-0.5, 0.5)
-
-
-class Projects(Case):
-    def callbacks(self) -> list[pl.Callback]:
-        return [_HoldsWeights()]
 
 
 class _ChangesRate(pl.Callback):
@@ -460,50 +249,10 @@ class NamedSamples(Case):
         return cross_entropy(self(batch["x"]), batch["y"])
 
 
-class _Pair(NamedTuple):
-    x: Tensor
-    y: Tensor
-
-
-class NamedTuples(Case):
-    class data(Data):
-        def train_dataloader(self) -> Any:
-            return DataLoader(
-                [_Pair(x, y) for x, y in zip(self.inputs, self.labels, strict=True)],  # type: ignore[arg-type]
-                batch_size=BATCH,
-            )
-
-    def loss(self, batch: Any) -> Tensor:
-        return cross_entropy(self(batch[0] if isinstance(batch, list) else batch.x), batch[1])
-
-
-def _padded(samples: list[Any]) -> Any:
-    ys = [y for _, y in samples]
-    lengths = torch.tensor([2 + int(y) for y in ys])
-    return nn.utils.rnn.pad_sequence([x[: 2 + int(y)] for x, y in samples], True), lengths, torch.stack(ys)
-
-
-class Padded(Case):
-    class data(Data):
-        def train_dataloader(self) -> Any:
-            return DataLoader(self.train_set(), batch_size=BATCH, collate_fn=_padded)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        inputs, lengths, labels = batch
-        mask = torch.arange(inputs.shape[1]) < lengths[:, None]
-        return cross_entropy(self(nn.functional.pad(inputs * mask, (0, 6 - inputs.shape[1]))), labels)
-
-
 class DropsTheLast(Case):
     class data(Data):
         def train_dataloader(self) -> Any:
             return DataLoader(self.train_set(), batch_size=7, drop_last=True)
-
-
-class UnevenBatches(Case):
-    class data(Data):
-        def train_dataloader(self) -> Any:
-            return DataLoader(self.train_set(), batch_size=5)
 
 
 class WithWorkers(Case):
@@ -512,13 +261,6 @@ class WithWorkers(Case):
             return DataLoader(
                 self.train_set(), batch_size=BATCH, num_workers=1, persistent_workers=True, prefetch_factor=3
             )
-
-
-class SubsetOfConcatenated(Case):
-    class data(Data):
-        def train_set(self) -> Any:
-            halves = [TensorDataset(self.inputs[i::2], self.labels[i::2]) for i in range(2)]
-            return Subset(Subset(ConcatDataset(halves), range(2, SIZE)), range(0, SIZE - 2, 2))
 
 
 class NumpyDoubles(Case):
@@ -553,20 +295,6 @@ class FetchesBatches(Case):
             return _Batched(self)
 
 
-class Normalises(Case):
-    class data(Data):
-        def setup(self, stage: str) -> None:
-            self.mean, self.std = self.inputs.mean(0), self.inputs.std(0)
-
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return (batch[0] - self.mean) / self.std, batch[1]
-
-
-class AugmentsOnDevice(Case):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return (batch[0].flip(1) if self.trainer.training else batch[0]), batch[1]
-
-
 class OwnTransfer(Case):
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         return [part.to(device).clone() for part in batch]
@@ -581,17 +309,6 @@ class MemoryMapped(Case):
 
         def train_set(self) -> Any:
             return [(torch.tensor(self.mapped[n]), self.labels[n]) for n in range(SIZE)]
-
-
-class TwoViews(Case):
-    class data(Data):
-        def train_set(self) -> Any:
-            return [((x, x.flip(0)), y) for x, y in zip(self.inputs, self.labels, strict=True)]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        (one, other), _ = batch
-        a, b = (nn.functional.normalize(self(view), dim=1) for view in (one, other))
-        return cross_entropy(a @ b.T / 0.5, torch.arange(len(a)))
 
 
 class ReloadsEachEpoch(Case):
@@ -659,37 +376,6 @@ class MixupOfTorch(_Draws):
         return share * cross_entropy(out, batch[1]) + (1 - share) * cross_entropy(out, batch[1].flip(0))
 
 
-class NoiseOnInputs(_Draws):
-    def loss(self, batch: Any) -> Tensor:
-        return cross_entropy(self(batch[0] + 0.3 * torch.randn_like(batch[0])), batch[1])
-
-
-class Reparametrised(_Draws):
-    def build(self) -> None:
-        self.spread = nn.Linear(6, 3)
-
-    def forward(self, inputs: Tensor) -> Any:
-        return torch.distributions.Normal(self.net(inputs), self.spread(inputs).exp()).rsample()
-
-
-class Gumbel(_Draws):
-    def forward(self, inputs: Tensor) -> Any:
-        return nn.functional.gumbel_softmax(self.net(inputs), tau=0.7)
-
-
-class DropsPaths(_Draws):
-    def forward(self, inputs: Tensor) -> Any:
-        hidden = self.net[1](self.net[0](inputs))
-        keep = torch.rand(len(inputs), 1, device=inputs.device) < 0.7
-        return self.net[2](hidden * keep / 0.7)
-
-
-class TeacherForcing(_Draws):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        forced = random.random() < 0.5
-        return self.loss(batch) if forced else self.loss((batch[0] * 0.5, batch[1]))
-
-
 class GeneratorOfTheModule(_Draws):
     def build(self) -> None:
         self.generator = torch.Generator().manual_seed(3)
@@ -751,18 +437,6 @@ class AugmentsInWorkers(_Draws):
     class data(Data):
         def train_dataloader(self) -> Any:
             return DataLoader(_Jitters(self), batch_size=BATCH, num_workers=1)
-
-
-def _shaken(rng: random.Random, samples: list[Any]) -> Any:
-    xs, ys = zip(*samples, strict=True)
-    return torch.stack(xs) * rng.random(), torch.stack(ys)
-
-
-class CollatesWithDraws(_Draws):
-    class data(Data):
-        def train_dataloader(self) -> Any:
-            collate = functools.partial(_shaken, random.Random(5))
-            return DataLoader(self.train_set(), batch_size=BATCH, collate_fn=collate)
 
 
 class Shuffles(_Draws):

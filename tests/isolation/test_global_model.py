@@ -24,6 +24,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Message, RoundContext
+from tests.digits_run import make_trainer
 from tests.isolation.shapes.objects import Meter
 from tests.isolation.worlds import Book
 from tests.tried import take_as_tried
@@ -207,16 +208,15 @@ def train(module: Net, *callbacks: Any, then: Any = None, folder: Path | None = 
     fed = Federated(
         Watched(), CLIENTS, **{"seed": 1, "clients_per_step": 1, "diagnostics": False, **settings}
     )
-    trainer = pl.Trainer(
-        callbacks=[*callbacks, fed, Outer()],
+    trainer = make_trainer(
+        *callbacks,
+        fed,
+        Outer(),
         max_epochs=ROUNDS,
-        accelerator="cpu",
         logger=WatchedBook(),
         log_every_n_steps=1,
         default_root_dir=folder,
         enable_checkpointing=any(isinstance(c, pl.callbacks.ModelCheckpoint) for c in callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
     )
     Eye.open(module, then)

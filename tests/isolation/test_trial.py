@@ -24,6 +24,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.training.isolation import IsolationTrial, said
+from tests.digits_run import make_trainer
 from tests.isolation.shapes.leaving import (
     _FOLDER,
     BigTable,
@@ -67,15 +68,7 @@ def fit(row: type[Shape], data: Any = None, **settings: Any) -> Federated:
     row.forget()
     fed = Federated(FedAvg(), CLIENTS, seed=1, diagnostics=False, check_isolation=True, **settings)
     module = row()
-    trainer = pl.Trainer(
-        callbacks=[*module.callbacks(), fed],
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(*module.callbacks(), fed, max_epochs=1)
     trainer.fit(module, datamodule=data or row.data(None))
     return fed
 

@@ -74,7 +74,7 @@ def main() -> None:
     )
     model = Classifier(MLP(in_features=64, hidden=[16]), lr=0.1, momentum=0.9)
     last = str(folder / "last.ckpt") if "resume" in sys.argv else None
-    trainer.fit(model, datamodule=DigitsDataModule(batch_size=32), ckpt_path=last)
+    trainer.fit(model, datamodule=DigitsDataModule(num_train=600, batch_size=32), ckpt_path=last)
     assert fed.engine is not None
     assert fed.engine.weights.device.type == ("elsewhere" if "elsewhere" in sys.argv else "cpu")
     found = {

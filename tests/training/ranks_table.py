@@ -8,11 +8,25 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tests.training.ranks_features import FEATURES, run
+
+
+def table(
+    folder: Path, devices: int, nodes: int, chosen: Sequence[str], written: Path | None = None
+) -> dict[str, Any]:
+    """What each of these features has found, written to a file after each."""
+    found = {}
+    for name in chosen:
+        found[name] = run(FEATURES[name], folder / str(list(FEATURES).index(name)), devices, nodes)
+        if written is not None:
+            written.write_text(json.dumps(found))
+    return found
 
 
 def main() -> None:
@@ -21,18 +35,14 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, devices, nodes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", 0))))
-    chosen = (
-        list(FEATURES) if sys.argv[4] == "all" else [list(FEATURES)[int(n)] for n in sys.argv[4].split(",")]
-    )
-    found = {}
-    for name in chosen:
-        try:
-            found[name] = run(FEATURES[name], folder / str(list(FEATURES).index(name)), devices, nodes)
-        except BaseException:
-            print(f"rank {rank} ended in {name!r}", flush=True)
-            traceback.print_exc()
-            raise
-        (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    names = list(FEATURES)
+    chosen = names if sys.argv[4] == "all" else [names[int(n)] for n in sys.argv[4].split(",")]
+    try:
+        table(folder, devices, nodes, chosen, folder / f"rank-{rank}.json")
+    except BaseException:
+        print(f"rank {rank} has ended", flush=True)
+        traceback.print_exc()
+        raise
 
 
 if __name__ == "__main__":

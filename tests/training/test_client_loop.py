@@ -14,7 +14,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.client_loop import ClientLoop
 from lightning_fedq.clients.hooks import BATCH_HOOKS
 from lightning_fedq.mechanisms import FedAvg
-from tests.digits_run import Classifier, Digits
+from tests.digits_run import Classifier, Digits, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CALLS: list[tuple[Any, ...]] = []
@@ -151,16 +151,8 @@ def train(
     torch.manual_seed(0)
     settings = dict(settings)
     fed = Federated(FedAvg(), 4, seed=0, clients_per_step=size, client_metrics="shared", diagnostics=False)
-    trainer = pl.Trainer(
-        callbacks=[*settings.pop("callbacks", ()), fed],
-        max_epochs=2,
-        accelerator="cpu",
-        logger=Book(),
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
+    trainer = make_trainer(
+        *settings.pop("callbacks", ()), fed, logger=Book(), log_every_n_steps=1, **settings
     )
     module = make()
     trainer.fit(module, datamodule=Digits(160))

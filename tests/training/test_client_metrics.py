@@ -13,6 +13,7 @@ from torchmetrics import MeanMetric
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
 from lightning_fedq.training.resume import records_of
+from tests.digits_run import make_trainer
 
 CLIENTS, ROUNDS = 4, 2
 SECRET = 0.8125 + 2**-20
@@ -69,16 +70,16 @@ def run(
 ) -> tuple[pl.Trainer, Federated]:
     settings = {"clients_per_step": 1, **settings}
     fed = Federated(mechanism or LDPQ(0.1), CLIENTS, **settings)
-    trainer = pl.Trainer(
+    trainer = make_trainer(
+        *callbacks,
+        fed,
+        RunFolder("run", str(folder), monitor="val_loss", show=False),
         max_epochs=rounds,
-        callbacks=[*callbacks, fed, RunFolder("run", str(folder), monitor="val_loss", show=False)],
         logger=pl.loggers.CSVLogger(folder / "log"),
         log_every_n_steps=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         default_root_dir=folder,
-        accelerator="cpu",
         plugins=plugins,
+        enable_checkpointing=True,
     )
     trainer.fit(module or Logs())
     trainer.save_checkpoint(folder / "last.ckpt")
@@ -293,14 +294,8 @@ def test_a_resumed_private_run_keeps_its_table_whole(tmp_path):
     run(tmp_path)
     fed = Federated(LDPQ(0.1), CLIENTS, clients_per_step=1)
     folder = RunFolder("run", str(tmp_path), monitor="val_loss", show=False)
-    trainer = pl.Trainer(
-        max_epochs=ROUNDS + 1,
-        callbacks=[fed, folder],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path / "again",
-        accelerator="cpu",
+    trainer = make_trainer(
+        fed, folder, max_epochs=ROUNDS + 1, default_root_dir=tmp_path / "again", enable_checkpointing=True
     )
     trainer.fit(Logs(), ckpt_path=tmp_path / "last.ckpt")
     assert len(folder.rows) == ROUNDS + 1 and all("sim_mse" in row for row in folder.rows)

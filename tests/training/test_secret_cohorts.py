@@ -41,6 +41,7 @@ from lightning_fedq.rounds import CohortKey, RoundPlanner
 from lightning_fedq.training.secret_cohorts import check_processes
 from lightning_fedq.training.spending import report_of
 from tests.described import privacy_report
+from tests.digits_run import make_trainer
 from tests.training.test_privacy_target import Line, loader
 
 NOISE = GaussianNoise(1.0, 1.0)
@@ -54,13 +55,7 @@ def secret(mechanism=NOISE, clients=20, **settings):
 
 def trainer_of(*callbacks, rounds=3, **settings):
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | settings
-    return pl.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        **options,
-    )
+    return make_trainer(*callbacks, max_epochs=rounds, **options)
 
 
 def fitted(federated, *callbacks, rounds=3, module=None, data=None, **settings):

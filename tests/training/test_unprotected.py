@@ -13,6 +13,7 @@ from lightning_fedq.lab.callbacks import LeakageMonitor
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.training.unprotected import LetsOut
+from tests.digits_run import make_trainer
 from tests.training.test_client_metrics import Logs, SendsNothingUseful, run
 
 TITLE = "## What also leaves, without noise"
@@ -92,15 +93,7 @@ def test_a_checkpoint_refers_to_the_folder_of_its_run(tmp_path):
 )
 def test_the_start_says_once_where_keys_come_from(seed, words, caplog):
     fed = Federated(LDPQ(0.1), 4, seed=seed, clients_per_step=1)
-    trainer = pl.Trainer(
-        max_epochs=2,
-        callbacks=[fed],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-    )
+    trainer = make_trainer(fed)
     with caplog.at_level("INFO"):
         trainer.fit(Logs())
     assert caplog.text.count(words) == 1
@@ -116,15 +109,7 @@ def test_the_clients_own_files_are_no_part_of_what_is_sent(tmp_path, monkeypatch
     logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
     fed = Federated(LDPQ(0.1), 4, clients_per_step=1)
     folder = RunFolder("run", str(tmp_path), monitor="val_loss", show=False)
-    trainer = pl.Trainer(
-        max_epochs=1,
-        callbacks=[fed, folder, WandbRounds()],
-        logger=logger,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-    )
+    trainer = make_trainer(fed, folder, WandbRounds(), max_epochs=1, logger=logger)
     trainer.fit(Logs())
     logger.experiment.finish()
     records = finished_records_of(tmp_path)

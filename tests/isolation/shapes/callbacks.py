@@ -16,23 +16,6 @@ def _norm(module: nn.Module) -> float:
     return sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None) ** 0.5
 
 
-class _Scales(pl.Callback):
-    """Divides gradients by the mean of their norms."""
-
-    def __init__(self) -> None:
-        self.mean = 1.0
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self.mean = 0.5 * (self.mean + _norm(pl_module))
-        for parameter in pl_module.parameters():
-            parameter.grad /= self.mean
-
-
-class CallbackWithNumber(Shape):
-    def callbacks(self) -> Sequence[pl.Callback]:
-        return (_Scales(),)
-
-
 class _ScalesByHelper(pl.Callback):
     def __init__(self) -> None:
         self.meter = Meter()
@@ -46,22 +29,6 @@ class _ScalesByHelper(pl.Callback):
 class CallbackWithHelper(Shape):
     def callbacks(self) -> Sequence[pl.Callback]:
         return (_ScalesByHelper(),)
-
-
-class _Clips(pl.Callback):
-    """AutoClip: to the smallest norm so far."""
-
-    def __init__(self) -> None:
-        self.norms: list[float] = []
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self.norms.append(_norm(pl_module))
-        nn.utils.clip_grad_norm_(pl_module.parameters(), min(self.norms) / 2)
-
-
-class AutoClip(Shape):
-    def callbacks(self) -> Sequence[pl.Callback]:
-        return (_Clips(),)
 
 
 class _MixesLast(pl.Callback):

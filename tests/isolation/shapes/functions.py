@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,14 +35,6 @@ class ForwardHookOverSelf(_Remembers):
         self.net.register_forward_hook(lambda layer, args, output: self.tell(output))
 
 
-class ForwardHookByMethod(_Remembers):
-    def attach(self) -> None:
-        self.net.register_forward_hook(self.look)
-
-    def look(self, layer: nn.Module, args: Any, output: Tensor) -> None:
-        self.tell(output)
-
-
 class ForwardPreHook(_Remembers):
     def attach(self) -> None:
         self.net.register_forward_pre_hook(lambda layer, args: self.tell(args[0]))
@@ -69,24 +60,6 @@ class AfterAccumulatingGradients(_Remembers):
 class PartialOverSelf(_Remembers):
     def attach(self) -> None:
         self.told = functools.partial(_Remembers.tell, self)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.told(loss)
-        return loss / self.mean
-
-
-class LambdaOverSelf(_Remembers):
-    def attach(self) -> None:
-        self.told = lambda value: self.tell(value)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.told(loss)
-        return loss / self.mean
-
-
-class BoundMethod(_Remembers):
-    def attach(self) -> None:
-        self.told = self.tell
 
     def scaled(self, loss: Tensor) -> Tensor:
         self.told(loss)
@@ -187,15 +160,6 @@ class ClosureOverNumber(Shape):
 
     def scaled(self, loss: Tensor) -> Tensor:
         return self.scale(loss)
-
-
-class ClosureInContainer(Shape):
-    def begin(self) -> None:
-        self.kept = SimpleNamespace(scales=[_running_mean()])
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        scaled: Tensor = self.kept.scales[0](loss)
-        return scaled
 
 
 class DefaultArgumentOfInnerFunction(Shape):

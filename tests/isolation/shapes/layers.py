@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrize
 
 from tests.isolation.worlds import Shape
 
@@ -50,32 +50,6 @@ class Parametrised(Shape):
         kept: Any = self.net.parametrizations.weight[0].kept  # type: ignore[union-attr, index]
         kept.scale = 0.5 * (kept.scale + 1 + loss.item())
         return loss
-
-
-class SpectralNorm(Shape):
-    """Power iteration, in buffers, and a mean of losses beside it."""
-
-    def begin(self) -> None:
-        self.net = parametrizations.spectral_norm(nn.Linear(3, 1))
-        self.kept = SimpleNamespace(mean=1.0)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.kept.mean = 0.5 * (self.kept.mean + loss.item())
-        return loss / self.kept.mean
-
-
-class LazyLayer(Shape):
-    """Made before the fit; its layer keeps a number."""
-
-    def begin(self) -> None:
-        self.net = nn.LazyLinear(1)
-        self.net(torch.zeros(1, 3))
-        self.net.kept = SimpleNamespace(mean=1.0)  # type: ignore[assignment]
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        kept: Any = self.net.kept
-        kept.mean = 0.5 * (kept.mean + loss.item())
-        return loss / kept.mean
 
 
 class TiedWeights(Shape):
@@ -165,16 +139,6 @@ class ParameterAssignedAnew(Shape):
 
     def on_train_batch_end(self, *args: Any) -> None:
         self.net.weight = nn.Parameter(self.net.weight.detach().clamp(-0.3, 0.3))
-
-
-class ParameterAssignedLast(Shape):
-    """Once, at the end of a client's pass."""
-
-    refused = _ANEW
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2:
-            self.net.weight = nn.Parameter(self.net.weight.detach().clone())
 
 
 class SubmoduleReplaced(Shape):

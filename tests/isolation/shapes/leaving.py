@@ -5,20 +5,12 @@ What pickling can carry is isolated; the rest is found by the trial in forks, an
 
 from __future__ import annotations
 
-import array
-import collections
-import enum
 import functools
-import heapq
-import json
 import logging
 import mmap
 import multiprocessing
 import os
-import pickle
-import shelve
 import sqlite3
-import sys
 import tempfile
 import types
 from multiprocessing import shared_memory
@@ -28,10 +20,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from lightning_fedq._lightning import pl
-from tests.isolation.worlds import BATCH, Samples, Shape
+from tests.isolation.worlds import Samples, Shape
 
 _FOUND = r"clients are not isolated"
 _FOLDER = Path(tempfile.gettempdir()) / f"leaving-{os.getpid()}"
@@ -77,24 +69,6 @@ class BoundAppend(_BoundMethod):
     pass
 
 
-class BoundDeque(_BoundMethod):
-    def begin(self) -> None:
-        self.losses = collections.deque(maxlen=3)
-        self.put = self.losses.append
-
-
-class BoundUpdate(_BoundMethod):
-    def begin(self) -> None:
-        self.losses = {0.0: 1.0}
-        self.put = lambda loss, update=self.losses.update: update({loss: 1.0})
-
-
-class BoundSetAdd(_BoundMethod):
-    def begin(self) -> None:
-        self.losses = {0.0}
-        self.put = self.losses.add
-
-
 class BoundTensorAdd(_BoundMethod):
     def begin(self) -> None:
         self.losses = torch.zeros(1)
@@ -112,27 +86,6 @@ class BoundSetItem(_BoundMethod):
     def begin(self) -> None:
         self.losses = [0.0]
         self.put = functools.partial(self.losses.__setitem__, 0)
-
-
-class BoundInDict(_BoundMethod):
-    def begin(self) -> None:
-        self.losses = []
-        self.sinks = {"loss": self.losses.append}
-
-    def keep(self, loss: float) -> None:
-        self.sinks["loss"](loss)
-
-
-class BoundArray(_BoundMethod):
-    def begin(self) -> None:
-        self.losses = array.array("d", [0.0])
-        self.put = self.losses.append
-
-
-class BoundArrayOfNumpy(_BoundMethod):
-    def begin(self) -> None:
-        self.losses = np.zeros(1)
-        self.put = self.losses.fill
 
 
 class GradientsIntoList(Shape):
@@ -153,12 +106,6 @@ class HookOfForward(_BoundMethod):
 
     def keep(self, loss: float) -> None:
         """By the hook."""
-
-
-class Heap(_BoundMethod):
-    def begin(self) -> None:
-        self.losses = []
-        self.put = functools.partial(heapq.heappush, self.losses)
 
 
 # ---- outside of every world: seen by the trial ----------------------------------------------------------
@@ -197,22 +144,10 @@ class ToTheLogger(OfAClass):
         self.logger.log_metrics({"kept": self.kept()})  # type: ignore[union-attr]
 
 
-class LargestEver(OfAClass):
-    """Nothing but the largest, which an outlier is."""
-
-    def kept(self) -> float:
-        return max(_Meter.losses, default=0.0)
-
-
 class OutliersOnly(OfAClass):
     def keep(self, loss: float) -> None:
         if loss > 2.0:
             super().keep(loss)
-
-
-class LastLoss(OfAClass):
-    def kept(self) -> float:
-        return _Meter.losses[-1] if _Meter.losses else 0.0
 
 
 class FirstOfAll(OfAClass):
@@ -224,22 +159,6 @@ class FirstOfAll(OfAClass):
 
     def scaled(self, loss: Tensor) -> Tensor:
         return super().scaled(loss) / _Meter.losses[0]
-
-
-class _Mode(enum.Enum):
-    MEAN = 1
-
-
-class OnAnEnum(_Kept):
-    @classmethod
-    def forget(cls) -> None:
-        _Mode.MEAN.seen = 0.0  # type: ignore[attr-defined]
-
-    def keep(self, loss: float) -> None:
-        _Mode.MEAN.seen += loss  # type: ignore[attr-defined]
-
-    def kept(self) -> float:
-        return float(_Mode.MEAN.seen)  # type: ignore[attr-defined]
 
 
 class _Namespace(types.SimpleNamespace):
@@ -291,18 +210,6 @@ def _numbers(_: str) -> list[float]:
     return []
 
 
-class CachedByLru(_Kept):
-    @classmethod
-    def forget(cls) -> None:
-        _numbers.cache_clear()
-
-    def keep(self, loss: float) -> None:
-        _numbers("losses").append(loss)
-
-    def kept(self) -> float:
-        return sum(_numbers("losses"))
-
-
 class OnTheStrategy(_Kept):
     def keep(self, loss: float) -> None:
         accelerator: Any = self.trainer.strategy.accelerator
@@ -310,28 +217,6 @@ class OnTheStrategy(_Kept):
 
     def kept(self) -> float:
         return float(getattr(self.trainer.strategy.accelerator, "seen", 0.0))
-
-
-class OnTheProfiler(_Kept):
-    def keep(self, loss: float) -> None:
-        profiler: Any = self.trainer.profiler  # type: ignore[attr-defined]
-        profiler.seen = getattr(profiler, "seen", 0.0) + loss
-
-    def kept(self) -> float:
-        return float(getattr(self.trainer.profiler, "seen", 0.0))  # type: ignore[attr-defined]
-
-
-class OnTheLogger(_Kept):
-    """The real one, which the module holds."""
-
-    def on_fit_start(self) -> None:
-        self.book: Any = self.trainer.loggers[0]
-
-    def keep(self, loss: float) -> None:
-        self.book.seen = getattr(self.book, "seen", 0.0) + loss
-
-    def kept(self) -> float:
-        return float(getattr(self.trainer.loggers[0], "seen", 0.0))
 
 
 class LogsByItself(Shape):
@@ -343,42 +228,6 @@ class LogsByItself(Shape):
     def scaled(self, loss: Tensor) -> Tensor:
         self.book.log_metrics({"own": loss.item()})
         return loss
-
-
-class InTheEnvironment(_Kept):
-    @classmethod
-    def forget(cls) -> None:
-        os.environ.pop("LEAVING", None)
-
-    def keep(self, loss: float) -> None:
-        os.environ["LEAVING"] = str(loss + self.kept())
-
-    def kept(self) -> float:
-        return float(os.environ.get("LEAVING", "0"))
-
-
-class OnATypeOfTorch(_Kept):
-    @classmethod
-    def forget(cls) -> None:
-        nn.Linear.seen = 0.0
-
-    def keep(self, loss: float) -> None:
-        nn.Linear.seen = nn.Linear.seen + loss  # type: ignore[operator]
-
-    def kept(self) -> float:
-        return float(nn.Linear.seen)  # type: ignore[arg-type]
-
-
-class OnAModuleOfPython(_Kept):
-    @classmethod
-    def forget(cls) -> None:
-        json.seen = 0.0  # type: ignore[attr-defined]
-
-    def keep(self, loss: float) -> None:
-        json.seen += loss  # type: ignore[attr-defined]
-
-    def kept(self) -> float:
-        return float(json.seen)  # type: ignore[attr-defined]
 
 
 class OnAFunction(_Kept):
@@ -407,20 +256,6 @@ _LOG.addHandler(_HANDLER)
 _LOG.propagate = False
 
 
-class ByLogging(_Kept):
-    """A handler of Python's logging."""
-
-    @classmethod
-    def forget(cls) -> None:
-        _HANDLER.seen.clear()
-
-    def keep(self, loss: float) -> None:
-        _LOG.warning("%f", loss)
-
-    def kept(self) -> float:
-        return sum(_HANDLER.seen)
-
-
 class ByWarnings(_Kept):
     """Python remembers the text of a warning."""
 
@@ -435,34 +270,6 @@ class ByWarnings(_Kept):
     def kept(self) -> float:
         texts = [key for key in globals().get("__warningregistry__", {}) if isinstance(key, str)]
         return sum(float(text) for text in texts if text[:1].isdigit())
-
-
-class ByRecursionLimit(_Kept):
-    """A setting of the interpreter."""
-
-    @classmethod
-    def forget(cls) -> None:
-        sys.setrecursionlimit(3000)
-
-    def keep(self, loss: float) -> None:
-        sys.setrecursionlimit(3000 + int(100 * loss))
-
-    def kept(self) -> float:
-        return float(sys.getrecursionlimit())
-
-
-class InPrintOptions(_Kept):
-    """A setting of torch."""
-
-    @classmethod
-    def forget(cls) -> None:
-        torch.set_printoptions(precision=4)
-
-    def keep(self, loss: float) -> None:
-        torch.set_printoptions(precision=4 + min(int(loss), 9))
-
-    def kept(self) -> float:
-        return float(torch._tensor_str.PRINT_OPTS.precision)
 
 
 # ---- files and shared memory ----------------------------------------------------------------------------
@@ -496,16 +303,6 @@ class WrittenIfMissing(_InAFile):
         """Nothing."""
 
 
-class Pickled(_InAFile):
-    name = "losses.pkl"
-
-    def keep(self, loss: float) -> None:
-        self.path().write_bytes(pickle.dumps(self.kept() + loss))
-
-    def kept(self) -> float:
-        return float(pickle.loads(self.path().read_bytes())) if self.path().exists() else 0.0
-
-
 class InADatabase(_InAFile):
     name = "losses.db"
 
@@ -522,18 +319,6 @@ class InADatabase(_InAFile):
             found = base.execute("select sum(loss) from t").fetchone()[0]
         base.close()
         return float(found or 0.0)
-
-
-class OnAShelf(_InAFile):
-    name = "shelf"
-
-    def keep(self, loss: float) -> None:
-        with shelve.open(str(self.path())) as shelf:
-            shelf["sum"] = shelf.get("sum", 0.0) + loss
-
-    def kept(self) -> float:
-        with shelve.open(str(self.path())) as shelf:
-            return float(shelf.get("sum", 0.0))
 
 
 class InAMemmap(_InAFile):
@@ -661,39 +446,6 @@ class NormalisedByTheFirstSample(Shape):
     class data(Samples):
         def train_set(self) -> Dataset[Any]:
             return _ByFirst(self.inputs, self.targets)
-
-
-class _RunningMean(_Rows):
-    def __getitem__(self, index: int) -> Any:
-        self.seen.append(float(self.targets[index]))
-        return self.inputs[index], self.targets[index] - sum(self.seen) / len(self.seen)
-
-
-class NormalisedByAll(Shape):
-    refused = _FOUND
-
-    class data(Samples):
-        def train_set(self) -> Dataset[Any]:
-            return _RunningMean(self.inputs, self.targets)
-
-
-class Collated(Shape):
-    """A collate_fn with memory."""
-
-    refused = _FOUND
-
-    class data(Samples):
-        def begin(self) -> None:
-            self.largest = [1.0]
-
-        def collate(self, rows: Any) -> Any:
-            inputs, targets = torch.utils.data.default_collate(rows)
-            self.largest[0] = max(self.largest[0], float(targets.abs().max()))
-            return inputs, targets / self.largest[0]
-
-        def train_dataloader(self) -> Any:
-            rows: Any = _Rows(self.inputs, self.targets)
-            return DataLoader(rows, batch_size=BATCH, shuffle=True, collate_fn=self.collate)
 
 
 class DataModuleOfTheModule(_Kept):

@@ -8,15 +8,14 @@ import random
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 import torchmetrics
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from tests.isolation.shapes.values import kept, mean
 from tests.isolation.worlds import Shape
 
 
@@ -31,36 +30,10 @@ class Meter:
         return self.sum / self.count
 
 
-class AverageMeter(Shape):
-    def begin(self) -> None:
-        self.meter = Meter()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        return loss / self.meter.update(loss.item())
-
-
-class Namespace(Shape):
-    def begin(self) -> None:
-        self.kept = SimpleNamespace(mean=1.0)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.kept.mean = 0.5 * (self.kept.mean + loss.item())
-        return loss / self.kept.mean
-
-
 @dataclass
 class Statistics:
     mean: float = 1.0
     values: list[float] = field(default_factory=list)
-
-
-class Dataclass(Shape):
-    def begin(self) -> None:
-        self.statistics = Statistics()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.statistics.mean = 0.5 * (self.statistics.mean + loss.item())
-        return loss / self.statistics.mean
 
 
 class Slotted:
@@ -70,31 +43,23 @@ class Slotted:
         self.mean = 1.0
 
 
-class Slots(Shape):
-    def begin(self) -> None:
-        self.kept = Slotted()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.kept.mean = 0.5 * (self.kept.mean + loss.item())
-        return loss / self.kept.mean
-
-
-class ObjectWithScalarTensor(Shape):
-    def begin(self) -> None:
-        self.kept = SimpleNamespace(mean=torch.ones(()))
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.kept.mean = 0.5 * (self.kept.mean + loss.detach())
-        return loss / self.kept.mean
-
-
-class DictOfListsOfDataclasses(Shape):
-    def begin(self) -> None:
-        self.history: dict[str, list[Statistics]] = {"train": [Statistics()]}
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.history["train"].append(Statistics(loss.item()))
-        return loss / max(entry.mean for entry in self.history["train"])
+_KEPT: dict[str, tuple[Any, Any, Any]] = {
+    "AverageMeter": (Meter, lambda m, x: m.update(x), lambda m: m.sum / m.count),
+    "Slots": (Slotted, lambda s, x: setattr(s, "mean", mean(s.mean, x)), lambda s: s.mean),
+    "DictOfListsOfDataclasses": (
+        lambda: {"train": [Statistics()]},
+        lambda h, x: h["train"].append(Statistics(x)),
+        lambda h: max(entry.mean for entry in h["train"]),
+    ),
+    "MetricAttribute": (torchmetrics.MeanMetric, lambda m, x: m.update(x), lambda m: m.compute()),
+    "Scaler": (
+        lambda: StandardScaler().partial_fit([[1.0], [2.0]]),
+        lambda s, x: s.partial_fit([[x]]),
+        lambda s: float(s.mean_[0]),
+    ),
+}
+for _name, _row in _KEPT.items():
+    globals()[_name] = kept(__name__, _name, *_row)
 
 
 class Buffered(Shape):
@@ -107,24 +72,6 @@ class Buffered(Shape):
     def scaled(self, loss: Tensor) -> Tensor:
         self.book.write(f" {loss.item()}")
         return loss / max(map(float, self.book.getvalue().split()))
-
-
-class MetricInList(Shape):
-    def begin(self) -> None:
-        self.metrics = [torchmetrics.MeanMetric()]
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.metrics[0].update(loss.detach())
-        return loss / self.metrics[0].compute()
-
-
-class MetricAttribute(Shape):
-    def begin(self) -> None:
-        self.metric = torchmetrics.MeanMetric()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.metric.update(loss.detach())
-        return loss / self.metric.compute()
 
 
 class PersistentMetric(Shape):
@@ -148,17 +95,6 @@ class Hyperparameters(Shape):
     def scaled(self, loss: Tensor) -> Tensor:
         self.hparams.temperature = 0.5 * (self.hparams.temperature + loss.item())
         return loss / self.hparams.temperature
-
-
-class Scaler(Shape):
-    """Of scikit-learn."""
-
-    def begin(self) -> None:
-        self.scaler = StandardScaler().partial_fit([[1.0], [2.0]])
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.scaler.partial_fit([[loss.item()]])
-        return loss / float(self.scaler.mean_[0])
 
 
 class OwnRandom(Shape):

@@ -11,7 +11,7 @@ import random
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,34 +33,6 @@ class ClassAttribute(Shape):
     def scaled(self, loss: Tensor) -> Tensor:
         self.history.append(loss.item())
         return loss / sum(self.history)
-
-
-class ClassNumber(Shape):
-    refused = _FOUND
-    mean: ClassVar[float] = 1.0
-
-    @classmethod
-    def forget(cls) -> None:
-        cls.mean = 1.0
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        type(self).mean = 0.5 * (self.mean + loss.item())
-        return loss / self.mean
-
-
-_HISTORY: list[float] = []
-
-
-class Global(Shape):
-    refused = _FOUND
-
-    @classmethod
-    def forget(cls) -> None:
-        _HISTORY.clear()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        _HISTORY.append(loss.item())
-        return loss / sum(_HISTORY)
 
 
 _MEAN = torch.ones(())
@@ -92,19 +64,6 @@ class DefaultArgument(Shape):
 
     def scaled(self, loss: Tensor) -> Tensor:
         return _scale(loss)
-
-
-class FunctionAttribute(Shape):
-    refused = _FOUND
-
-    @classmethod
-    def forget(cls) -> None:
-        _scale.mean = 1.0  # type: ignore[attr-defined]
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        function: Any = _scale
-        function.mean = 0.5 * (function.mean + loss.item())
-        return loss / function.mean
 
 
 @functools.cache

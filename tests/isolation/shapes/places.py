@@ -5,21 +5,14 @@ A row says how a loss is kept and how it is read; what goes by a client's own ob
 
 from __future__ import annotations
 
-import atexit
-import builtins
 import collections
 import contextvars
-import copyreg
 import csv
 import ctypes
-import dataclasses
 import decimal
-import enum
 import functools
 import gc
 import itertools
-import locale
-import os
 import queue
 import random
 import sys
@@ -39,7 +32,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lightning_fedq._lightning import pl
-from tests.isolation import published
 from tests.isolation.worlds import Shape
 
 _FOUND = r"clients are not isolated"
@@ -134,17 +126,8 @@ def _clear_global() -> None:
     COUNT = 0.0
 
 
-def _defaults(loss: float = 0.0, seen: list[float] = []) -> float:  # noqa: B006
-    seen.append(loss)
-    return sum(seen)
-
-
 class _Meta(type):
     total = 0.0
-
-
-class _WithMeta(metaclass=_Meta):
-    """Its class of classes counts."""
 
 
 class _Descriptor:
@@ -171,21 +154,6 @@ class _Proxy:
         TABLE[name] = value
 
 
-@dataclasses.dataclass
-class _Settings:
-    seen: ClassVar[list[float]] = []
-    rate: float = 0.1
-
-
-class _Slots:
-    __slots__ = ("own",)
-    total: ClassVar[list[float]] = []
-
-
-class _Kind(enum.IntEnum):
-    A = 1
-
-
 class _Pickled:
     """Is found by its name when it is pickled."""
 
@@ -208,13 +176,6 @@ def _cell_of(name: str) -> list[float]:
     return [0.0]
 
 
-class _Cached:
-    @functools.cached_property
-    def numbers(self) -> list[float]:
-        return []
-
-
-_CACHED = _Cached()
 _LOCAL, _VARIABLE = threading.local(), contextvars.ContextVar("seen", default=0.0)
 _QUEUE: Any = queue.Queue()
 _POINTER = ctypes.c_double(0.0)
@@ -257,15 +218,7 @@ _row(
     lambda s: TABLE.get("sum", 0),
     TABLE.clear,
 )
-_row("OfAnImportedPackage", **_of(published, "SEEN"))
 _row("OnSys", **_of(sys))
-_row("OnBuiltins", **_of(builtins))
-_row(
-    "DefaultArgument_",
-    lambda s, x: _defaults(x),
-    lambda s: sum(_defaults.__defaults__[1]),
-    lambda: _defaults.__defaults__[1].clear(),
-)  # type: ignore[index]
 _row("OfAMetaclass", **_of(_Meta, "total"))
 _row(
     "ByADescriptor",
@@ -280,13 +233,6 @@ _row(
     TABLE.clear,
 )
 _row(
-    "OfADataclass", lambda s, x: _Settings.seen.append(x), lambda s: sum(_Settings.seen), _Settings.seen.clear
-)
-_row(
-    "OfAClassWithSlots", lambda s, x: _Slots.total.append(x), lambda s: sum(_Slots.total), _Slots.total.clear
-)
-_row("OnAnEnumMember", **_of(_Kind.A))
-_row(
     "PickledByAFunction",
     lambda s, x: _add(s.one, "seen", x),
     lambda s: _ONE.seen,
@@ -294,12 +240,6 @@ _row(
     lambda s: setattr(s, "one", _ONE),
 )
 _row("CellOfACache", lambda s, x: _cell_of("a").append(x), lambda s: sum(_cell_of("a")), _cell_of.cache_clear)
-_row(
-    "CachedPropertyOfAGlobal",
-    lambda s, x: _CACHED.numbers.append(x),
-    lambda s: sum(_CACHED.numbers),
-    lambda: vars(_CACHED).clear(),
-)
 _row("ThreadLocal", **_of(_LOCAL))
 _row(
     "ContextVar",
@@ -321,7 +261,6 @@ _row(
     lambda: setattr(_POINTER, "value", 0.0),
     shown="logger",
 )
-_row("InANamespace", **_of(_NAMESPACE, "seen"))
 _row(
     "InACoroutine",
     lambda s, x: _RUNNING[0].send(x),
@@ -330,23 +269,11 @@ _row(
     shown="checkpoint",
 )
 _row(
-    "InTheEnvironment_",
-    lambda s, x: os.environ.update(PLACES=str(float(os.environ.get("PLACES", 0)) + x)),
-    lambda s: os.environ.get("PLACES", 0),
-    lambda: os.environ.pop("PLACES", None),
-)
-_row(
     "InAPrecision",
     lambda s, x: setattr(decimal.getcontext(), "prec", 9 + int(9 * x) % 90),
     lambda s: decimal.getcontext().prec,
     lambda: setattr(decimal.getcontext(), "prec", 28),
     shown="checkpoint",
-)
-_row(
-    "AtExit",
-    lambda s, x: TABLE.update(exit=x + TABLE.get("exit", 0)) or atexit.register(_defaults),
-    lambda s: TABLE.get("exit", 0),
-    TABLE.clear,
 )
 _row(
     "ByTheCollector",
@@ -362,23 +289,7 @@ _row(
     lambda: None,
     shown="validation",
 )
-_row(
-    "InCopyreg",
-    lambda s, x: copyreg.dispatch_table.__setitem__(_Slots, functools.partial(_defaults, x)),
-    lambda s: getattr(copyreg.dispatch_table.get(_Slots), "args", (0.0,))[0],
-    lambda: copyreg.dispatch_table.pop(_Slots, None),
-    shown="checkpoint",
-)
 _row("OfATyping", **_of(typing), shown="end")
-_row(
-    "OnAFunctionOfNumpy",
-    lambda s, x: np.seterrcall(functools.partial(_defaults, x)),
-    lambda s: getattr(np.geterrcall(), "args", (0.0,))[0],
-    lambda: np.seterrcall(None),
-    shown="checkpoint",
-)
-_row("OnThisThread", **_of(threading.current_thread()))
-_row("OnTheLocale", **_of(locale))
 _row(
     "InAFieldSizeLimit",
     lambda s, x: csv.field_size_limit(1000 + int(99 * x)),
@@ -432,7 +343,6 @@ class _Scaled(nn.Module):
 
 
 _STATIC, _METRIC, _GENERATOR = torch.zeros(1), torchmetrics.MeanMetric(), torch.Generator()
-_WRITER: dict[str, Any] = {}
 
 _row("HookOfAllModules", lambda s, x: None, lambda s: sum(_SEEN_BY_HOOKS), _unhook, _all_hooks)
 _row(
@@ -449,7 +359,6 @@ _row(
     lambda s: parametrize.register_parametrization(s.net, "weight", _Scaled()),
     shown="end",
 )
-_row("InAGlobalTensor", lambda s, x: _STATIC.add_(x), lambda s: _STATIC, _STATIC.zero_)
 _row("InAGlobalMetric", lambda s, x: _METRIC.update(x), lambda s: _METRIC.mean_value, _METRIC.reset)
 _row(
     "SeedOfAGenerator",
@@ -458,16 +367,7 @@ _row(
     lambda: _GENERATOR.manual_seed(0),
     shown="checkpoint",
 )
-_row(
-    "InTheDefaultDtype",
-    lambda s, x: torch.set_printoptions(threshold=1000 + int(99 * x)),
-    lambda s: torch._tensor_str.PRINT_OPTS.threshold,
-    lambda: torch.set_printoptions(threshold=1000),
-    shown="validation",
-)
-_row("OnTheDefaultsOfSgd", **_of(torch.optim.SGD))
 _row("OnTheTensorClass", **_of(Tensor), shown="end")
-_row("OnTheLossFunction", **_of(nn.functional.mse_loss))
 _row("OnTheTrainersClass", **_of(pl.Trainer))
 _row(
     "OnTheModulesClass",
@@ -475,13 +375,6 @@ _row(
     lambda s: getattr(type(s), "total", 0.0),
     lambda: setattr(PLACES[-1], "total", 0.0),
     shown="end",
-)
-_row(
-    "InHubFolder",
-    lambda s, x: torch.hub.set_dir(str(x)),
-    lambda s: len(torch.hub.get_dir()) + hash(torch.hub.get_dir()) % 97,
-    lambda: torch.hub.set_dir("/tmp"),
-    shown="checkpoint",
 )
 
 # ---- what is a client's own: isolated ---------------------------------------------------------------------
@@ -512,14 +405,6 @@ _own(
 )
 _own("OwnCounter", lambda s: itertools.count(), lambda o, x: [next(o) for _ in range(int(9 * x) % 7)], next)
 _own("OwnChainMap", lambda s: collections.ChainMap({}, {}), lambda o, x: o.update({x: x}), lambda o: sum(o))
-_own(
-    "OwnDefaultDict",
-    lambda s: collections.defaultdict(list),
-    lambda o, x: o["a"].append(x),
-    lambda o: sum(o["a"]),
-)
-_own("OwnOrderedDict", lambda s: collections.OrderedDict(), lambda o, x: o.update({x: x}), lambda o: sum(o))
-_own("OwnArray", lambda s: np.zeros(3), lambda o, x: o.__setitem__(0, o[0] + x), lambda o: o[0])
 _own("OwnMemory", lambda s: bytearray(8), lambda o, x: o.extend(str(x).encode()), lambda o: sum(o))
 _own(
     "OwnMetric",
@@ -548,21 +433,11 @@ _own(
 _own(
     "OwnClosure", lambda s: functools.partial(list.append, [0.0]), lambda o, x: o(x), lambda o: sum(o.args[0])
 )
-_own("OwnException", lambda s: ValueError([0.0]), lambda o, x: o.args[0].append(x), lambda o: sum(o.args[0]))
-_own(
-    "OwnPath", lambda s: {Path("a"): [0.0]}, lambda o, x: o[Path("a")].append(x), lambda o: sum(o[Path("a")])
-)
 _own(
     "OwnWeakSet",
     lambda s: (weakref.WeakSet([s.net]), [0.0]),
     lambda o, x: o[1].append(x * len(o[0])),
     lambda o: sum(o[1]),
-)
-_own(
-    "OwnDecimal",
-    lambda s: [decimal.Decimal(0)],
-    lambda o, x: o.append(decimal.Decimal(x)),
-    lambda o: float(sum(o)),
 )
 
 

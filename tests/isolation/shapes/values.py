@@ -1,11 +1,10 @@
-"""Numbers, texts and containers in an attribute of the module."""
+"""Numbers, texts and containers in an attribute of the module: a table, and what is more than one line."""
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections import Counter, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,31 +14,80 @@ from torch import Tensor
 from tests.isolation.worlds import Shape
 
 
-class ScalarTensor(Shape):
-    def begin(self) -> None:
-        self.mean = torch.ones(())
+def kept(
+    module: str, name: str, make: Callable[[], Any], put: Any, read: Callable[[Any], Any], new: bool = False
+) -> type[Shape]:
+    """A row whose module keeps what `make` returns.
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.mean = 0.5 * (self.mean + loss.detach())
-        return loss / self.mean
+    Args:
+        module: Where the row is.
+        name: The row's.
+        make: Without arguments.
+        put: Takes what is kept and the loss as a number, and changes it, or returns what is kept instead.
+        read: Of what is kept, a number, by which the loss is divided.
+        new: Does `put` return it?
+    """
+
+    def begin(self: Any) -> None:
+        self.kept = make()
+
+    def scaled(self: Any, loss: Tensor) -> Tensor:
+        found = put(self.kept, loss.item())
+        if new:
+            self.kept = found
+        return loss / read(self.kept)  # type: ignore[no-any-return]
+
+    return type(name, (Shape,), {"begin": begin, "scaled": scaled, "__module__": module})
 
 
-class TensorInPlace(Shape):
-    def begin(self) -> None:
-        self.mean = torch.ones(1)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.mean.mul_(0.5).add_(0.5 * loss.item())
-        return loss / self.mean[0]
+def mean(kept: Any, loss: float) -> Any:
+    return 0.5 * (kept + loss)
 
 
-class Float(Shape):
-    def begin(self) -> None:
-        self.mean = 1.0
+class Best(NamedTuple):
+    loss: float
+    name: str = "best"
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.mean = 0.5 * (self.mean + loss.item())
-        return loss / self.mean
+
+class Metrics(dict[str, float]):
+    """A dictionary with dots."""
+
+    def __getattr__(self, name: str) -> float:
+        return self[name]
+
+
+_NEW: dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]] = {
+    "ScalarTensor": (lambda: torch.ones(()), mean, float),
+    "Float": (lambda: 1.0, mean, float),
+    "NumpyArray": (lambda: np.ones(1), np.append, lambda a: float(a.mean())),
+    "DecimalNumber": (lambda: Decimal(1), lambda d, x: (d + Decimal(x)) / 2, float),
+    "NamedTupleOfFloat": (lambda: Best(1.0), lambda b, x: min(b, Best(x)), lambda b: b.loss),
+    "Bytes": (lambda: b"1.0", lambda b, x: f"{mean(float(b), x)}".encode(), float),
+    "Text": (lambda: "1.0", lambda t, x: f"{mean(float(t), x)}", float),
+}
+_CHANGED: dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]] = {
+    "TensorInPlace": (lambda: torch.ones(1), lambda t, x: t.mul_(0.5).add_(0.5 * x), lambda t: t[0].clone()),
+    "Counted": (lambda: Counter(n=1), lambda c, x: c.update(n=x > 1.5), lambda c: c["n"]),
+    "ListOfFloats": (list, lambda a, x: a.append(x), sum),
+    "ListOfTensors": (list, lambda a, x: a.append(torch.tensor(x)), sum),
+    "Deque": (lambda: deque([1.0], maxlen=4), lambda d, x: d.append(x), sum),
+    "DefaultDict": (lambda: defaultdict(lambda: 1.0), lambda d, x: d.update(a=d["a"] + x), lambda d: d["a"]),
+    "Set": (set, lambda s, x: s.add(int(10 * x)), lambda s: 1 + len(s)),
+    "DictSubclass": (
+        lambda: Metrics(mean=1.0),
+        lambda d, x: d.update(mean=mean(d.mean, x)),
+        lambda d: d.mean,
+    ),
+    "UserContainers": (
+        lambda: UserDict(losses=UserList([1.0])),
+        lambda d, x: d["losses"].append(x),
+        lambda d: max(d["losses"]),
+    ),
+}
+for _name, _row in _NEW.items():
+    globals()[_name] = kept(__name__, _name, *_row, new=True)
+for _name, _row in _CHANGED.items():
+    globals()[_name] = kept(__name__, _name, *_row)
 
 
 class FloatInSharedStep(Shape):
@@ -70,198 +118,3 @@ class FloatHalvedAtEpochEnd(Shape):
 
     def on_train_epoch_end(self) -> None:
         self.weight /= 2
-
-
-class Counted(Shape):
-    def begin(self) -> None:
-        self.counter: Counter[str] = Counter(steps=1)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.counter["large" if loss.item() > 1.5 else "small"] += 1
-        return loss / (1 + self.counter["large"])
-
-
-class NumpyFloat(Shape):
-    def begin(self) -> None:
-        self.mean = np.float32(1.0)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.mean = np.float32(0.5) * (self.mean + np.float32(loss.item()))
-        return loss / float(self.mean)
-
-
-class ListOfNumpyFloats(Shape):
-    def begin(self) -> None:
-        self.losses: list[np.float32] = []
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.losses.append(np.float32(loss.item()))
-        return loss / float(np.mean(self.losses))
-
-
-class ListOfFloats(Shape):
-    def begin(self) -> None:
-        self.losses: list[float] = []
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.losses.append(loss.item())
-        return loss / sum(self.losses)
-
-
-class ListOfTensors(Shape):
-    def begin(self) -> None:
-        self.losses: list[Tensor] = []
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.losses.append(loss.detach())
-        return loss / sum(self.losses)
-
-
-class NumpyArray(Shape):
-    def begin(self) -> None:
-        self.losses = np.ones(1)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.losses = np.append(self.losses, loss.item())
-        return loss / float(self.losses.mean())
-
-
-class Array(Shape):
-    def begin(self) -> None:
-        self.losses = array("d", [1.0])
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.losses.append(loss.item())
-        return loss / (sum(self.losses) / len(self.losses))
-
-
-class DecimalNumber(Shape):
-    def begin(self) -> None:
-        self.mean = Decimal(1)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.mean = (self.mean + Decimal(loss.item())) / 2
-        return loss / float(self.mean)
-
-
-class FractionNumber(Shape):
-    def begin(self) -> None:
-        self.mean = Fraction(1)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.mean = (self.mean + Fraction(round(100 * loss.item()), 100)) / 2
-        return loss / float(self.mean)
-
-
-class TupleOfFloat(Shape):
-    def begin(self) -> None:
-        self.kept = (1.0,)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.kept = (0.5 * (self.kept[0] + loss.item()),)
-        return loss / self.kept[0]
-
-
-class Best(NamedTuple):
-    loss: float
-    name: str = "best"
-
-
-class NamedTupleOfFloat(Shape):
-    def begin(self) -> None:
-        self.best = Best(1.0)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.best = min(self.best, Best(loss.item()))
-        return loss / self.best.loss
-
-
-class Bytes(Shape):
-    def begin(self) -> None:
-        self.packed = np.float64(1.0).tobytes()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        mean = 0.5 * (np.frombuffer(self.packed)[0] + loss.item())
-        self.packed = np.float64(mean).tobytes()
-        return loss / float(mean)
-
-
-class Text(Shape):
-    def begin(self) -> None:
-        self.last = "1.0"
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        previous, self.last = float(self.last), repr(loss.item())
-        return loss / previous
-
-
-class Deque(Shape):
-    def begin(self) -> None:
-        self.last: deque[float] = deque([1.0], maxlen=4)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.last.append(loss.item())
-        return loss / (sum(self.last) / len(self.last))
-
-
-class DefaultDict(Shape):
-    def begin(self) -> None:
-        self.sums: defaultdict[str, float] = defaultdict(lambda: 1.0)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.sums["train"] += loss.item()
-        return loss / self.sums["train"]
-
-
-class Ordered(Shape):
-    def begin(self) -> None:
-        self.means: OrderedDict[str, float] = OrderedDict(mean=1.0)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.means["mean"] = 0.5 * (self.means["mean"] + loss.item())
-        return loss / self.means["mean"]
-
-
-class Set(Shape):
-    def begin(self) -> None:
-        self.seen: set[int] = set()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.seen.add(int(10 * loss.item()))
-        return loss / (1 + len(self.seen))
-
-
-class Metrics(dict[str, float]):
-    """A dictionary with dots."""
-
-    def __getattr__(self, name: str) -> float:
-        return self[name]
-
-
-class DictSubclass(Shape):
-    def begin(self) -> None:
-        self.kept = Metrics(mean=1.0)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.kept["mean"] = 0.5 * (self.kept["mean"] + loss.item())
-        return loss / self.kept["mean"]
-
-
-class ListWithOneName(Shape):
-    """One entry is no number."""
-
-    def begin(self) -> None:
-        self.kept: list[Any] = ["mean", 1.0]
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.kept[1] = 0.5 * (self.kept[1] + loss.item())
-        return loss / self.kept[1]
-
-
-class UserContainers(Shape):
-    def begin(self) -> None:
-        self.kept: UserDict[str, UserList[float]] = UserDict(losses=UserList([1.0]))
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        self.kept["losses"].append(loss.item())
-        return loss / max(self.kept["losses"])
