@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from lightning_fedq import mechanisms as m
-from lightning_fedq.commands.described import example
+from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.mechanisms.registry import mechanism_class

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import lightning_fedq
 from lightning_fedq import cli, mechanisms
-from lightning_fedq.commands import described
+from lightning_fedq.commands import mechanism_row
 from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.shown import SHIPPED as HELP
@@ -158,7 +158,7 @@ def _names() -> str:
 
 @lru_cache
 def _described() -> list[dict[str, str]]:
-    return [described.describe(kind) for kind in _kinds()]
+    return [mechanism_row.describe(kind) for kind in _kinds()]
 
 
 def _uses(path: Path) -> set[str]:
@@ -304,7 +304,7 @@ def _help(command: str) -> str:
 def made() -> Iterator[tuple[Path, str]]:
     """Every file with something that is made here, and what it should hold."""
     yield LISTS, _LISTS.sub(lambda found: f"{found[1]}{_names()}\n{found[2]}", LISTS.read_text())
-    shown = {**described.SETTING, "mechanisms": _described()}
+    shown = {**mechanism_row.SETTING, "mechanisms": _described()}
     yield SHIPPED, json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
     yield HELP, json.dumps({name: _help(name) for name in cli.OTHERS}, indent=1, ensure_ascii=False) + "\n"
     for page in PAGES:

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from lightning_fedq import __version__
-from lightning_fedq.commands.binding import import_named_classes
-from lightning_fedq.commands.complaints import TRACE, complaint
 from lightning_fedq.commands.configs import TRAINING, expand
-from lightning_fedq.commands.settings import take_changes
+from lightning_fedq.commands.errors import TRACE, complaint, nearest
+from lightning_fedq.commands.options import import_named_classes, take_changes
 from lightning_fedq.commands.shown import help_of
-from lightning_fedq.commands.suggestions import nearest
 
 OTHERS = {
     "configs": "list the runs and fragments that ship with the package; write one out to edit",

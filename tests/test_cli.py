@@ -16,9 +16,9 @@ import lightning_fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.cli import OTHERS, TRAINING, main
-from lightning_fedq.commands.calls import parse_mechanism
 from lightning_fedq.commands.configs import fragments
-from lightning_fedq.commands.described import describe
+from lightning_fedq.commands.mechanism_row import describe
+from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.shown import described

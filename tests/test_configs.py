@@ -12,9 +12,9 @@ from jsonargparse import ArgumentParser
 from lightning_fedq import mechanisms
 from lightning_fedq._lightning import pl
 from lightning_fedq.cli import main
+from lightning_fedq.commands.options import change_setting
 from lightning_fedq.commands.privacy import report_of_config
 from lightning_fedq.commands.run import FedqCLI
-from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.digest import is_met
 from lightning_fedq.privacy.verdict import masks_ran

@@ -1,6 +1,7 @@
 """Imports go down only: the table of allowed imports, read from the source with `ast`."""
 
 import ast
+import collections
 import graphlib
 import sys
 from collections.abc import Iterator
@@ -237,6 +238,11 @@ def test_the_package_knows_no_experiment():
 
 def test_partition_is_pure():
     assert {name for name, _ in _imports(PACKAGE / "data" / "partition.py")} <= {"functional.checks", "torch"}
+
+
+def test_no_file_name_occurs_three_times():
+    names = collections.Counter(path.name for path in MODULES if path.name != "__init__.py")
+    assert not {name: count for name, count in names.items() if count > 2}
 
 
 def test_the_round_engine_names_no_mechanism():

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lightning_fedq import mechanisms
-from lightning_fedq.commands.calls import parse_mechanism
+from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.mechanisms.registry import class_path, declared, installed, mechanism_class
 from tests import test_wheel
 from tests.contract.test_check_mechanism import TinyLever

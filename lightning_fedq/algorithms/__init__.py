@@ -1,11 +1,11 @@
 """Local algorithms of clients, `Federated(algorithm=...)`, and the server's optimisers by name."""
 
-from lightning_fedq.algorithms.base import Correction, LocalAlgorithm
 from lightning_fedq.algorithms.error_feedback import ErrorFeedback
 from lightning_fedq.algorithms.fed_dyn import FedDyn
 from lightning_fedq.algorithms.fed_prox import FedProx
+from lightning_fedq.algorithms.local_algorithm import Correction, LocalAlgorithm
 from lightning_fedq.algorithms.scaffold import SCAFFOLD
-from lightning_fedq.algorithms.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from lightning_fedq.algorithms.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 
 __all__ = [
     "SCAFFOLD",

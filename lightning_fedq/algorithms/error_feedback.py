@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lightning_fedq.algorithms.base import Correction, KeptOffsets, LocalAlgorithm
+from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets, LocalAlgorithm
 from lightning_fedq.functional.segments import num_kept
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from lightning_fedq.algorithms.base import Correction, KeptOffsets, LocalAlgorithm
+from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets, LocalAlgorithm
 
 
 class _Gradients(KeptOffsets):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fedq.algorithms.base import Correction, LocalAlgorithm
+from lightning_fedq.algorithms.local_algorithm import Correction, LocalAlgorithm
 
 
 @dataclass(frozen=True)

@@ -40,16 +40,16 @@ from lightning_fedq.data.generator_turns import draw_from, own_draws
 from lightning_fedq.data.loader import ClientBatches, check_plain
 from lightning_fedq.dpsgd.accounts import SampleAccounts
 from lightning_fedq.dpsgd.between_steps import check_between_steps
-from lightning_fedq.dpsgd.checks import (
+from lightning_fedq.dpsgd.draws import check_draws_of_data
+from lightning_fedq.dpsgd.loss_reduction import loss_reduction, samples_to_try
+from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch
+from lightning_fedq.dpsgd.refusals import (
     UnchangedBuffers,
     UnchangedParameters,
     check_accumulation,
     check_layers,
     check_settings,
 )
-from lightning_fedq.dpsgd.draws import check_draws_of_data
-from lightning_fedq.dpsgd.loss_reduction import loss_reduction, samples_to_try
-from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.training.client_metrics import TrainingLog, log_figure

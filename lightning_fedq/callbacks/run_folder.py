@@ -14,7 +14,7 @@ from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zer
 from lightning_fedq.callbacks.client_files import add_evaluation, draw_evaluation, write_holdings
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
-from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.accounting import check_delta

@@ -22,7 +22,7 @@ Packed = dict[str, tuple[list[int], Tensor]]
 
 
 class Keeps(Protocol):
-    """Rows of clients. `clients.personal.OwnTensors` and `algorithms.base.KeptOffsets` are such.
+    """Rows of clients. `clients.personal.OwnTensors` and `algorithms.local_algorithm.KeptOffsets` are such.
 
     Attributes:
         kept: Rows that count, by client.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_fedq.commands.suggestions import nearest
+from lightning_fedq.commands.errors import nearest
 
 _PACKAGE = Path(__file__).parents[1]
 TRAINING = {

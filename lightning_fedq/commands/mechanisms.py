@@ -15,7 +15,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq.commands.suggestions import nearest
+from lightning_fedq.commands.errors import nearest
 from lightning_fedq.mechanisms.registry import declared, installed, mechanism_class
 
 SHIPPED = Path(__file__).with_suffix(".json")
@@ -35,7 +35,7 @@ def rows_of(names: Sequence[str], shipped: Sequence[dict[str, str]]) -> list[dic
         if name in own:
             found.append(dict(own[name]))
         else:
-            from lightning_fedq.commands.described import describe  # imports torch, and only needed here
+            from lightning_fedq.commands.mechanism_row import describe  # imports torch, and only needed here
 
             found.append(describe(mechanism_class(name)))
     return found

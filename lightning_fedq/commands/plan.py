@@ -14,8 +14,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq.commands.calls import parse_call
-from lightning_fedq.commands.described import example
+from lightning_fedq.commands.mechanism_row import example
+from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path, installed, mechanism_class
 from lightning_fedq.privacy.account import Account

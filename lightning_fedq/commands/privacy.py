@@ -19,10 +19,10 @@ from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.clients.vector import num_coordinates
-from lightning_fedq.commands.calls import parse_call, parse_mechanism
 from lightning_fedq.commands.configs import SUFFIXES, find
+from lightning_fedq.commands.mechanism_text import parse_call, parse_mechanism
+from lightning_fedq.commands.options import parse_changes
 from lightning_fedq.commands.others import run_of_flower, run_of_opacus
-from lightning_fedq.commands.settings import parse_changes
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class

@@ -19,9 +19,9 @@ import yaml
 from lightning_fedq._lightning import callbacks_of, is_overridden, pl
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.commands.configs import EVALUATION, TRAINING, find
-from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.commands.errors import concise, suggest
+from lightning_fedq.commands.options import change_setting
 from lightning_fedq.commands.shown import described
-from lightning_fedq.commands.suggestions import concise, suggest
 from lightning_fedq.mechanisms.registry import installed
 from lightning_fedq.reports.runs import print_summary
 

@@ -13,6 +13,6 @@ with extra("flower", "lightning_fedq.flower"):
 from lightning_fedq.flower.client_app import client_app
 from lightning_fedq.flower.decoding_strategy import DecodingStrategy
 from lightning_fedq.flower.encoding_mod import encoding_mod
-from lightning_fedq.flower.server import server_app
+from lightning_fedq.flower.federated_server import server_app
 
 __all__ = ["DecodingStrategy", "client_app", "encoding_mod", "server_app"]

@@ -17,10 +17,10 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.states import State
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.held_out import num_held_out
-from lightning_fedq.flower.client import Measured, RemoteClient
 from lightning_fedq.flower.kept import NEVER, KeptState
 from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, keeps_more, train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
+from lightning_fedq.flower.remote_client import Measured, RemoteClient
 from lightning_fedq.flower.settings import (
     TRAVELS,
     RefusedError,

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.flower.client import RemoteClient
 from lightning_fedq.flower.client_app import own_folder, own_number
 from lightning_fedq.flower.flat_arrays import Flat
 from lightning_fedq.flower.records import Fields, from_record, to_record, without_fields
+from lightning_fedq.flower.remote_client import RemoteClient
 from lightning_fedq.flower.settings import (
     RefusedError,
     check_identities,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.algorithms.base import Correction, KeptOffsets
+from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
 from lightning_fedq.clients.fit import Client, ClientFit

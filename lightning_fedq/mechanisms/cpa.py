@@ -34,6 +34,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.blocks.bit_budget import best_block_count, bit_epsilon
+from lightning_fedq.functional.blocks.block_messages import (
+    decode_messages,
+    encode_blocks,
+    encode_updates,
+    sum_messages,
+)
 from lightning_fedq.functional.blocks.codeword import (
     BLOCKS_TAG,
     CODEWORD_TAG,
@@ -52,12 +58,6 @@ from lightning_fedq.functional.blocks.error import (
 )
 from lightning_fedq.functional.blocks.lattice import LatticeName, lattice
 from lightning_fedq.functional.blocks.lattice_loops import gather_blocks
-from lightning_fedq.functional.blocks.messages import (
-    decode_messages,
-    encode_blocks,
-    encode_updates,
-    sum_messages,
-)
 from lightning_fedq.functional.blocks.scalar_loops import Floats, Keys, choose_blocks
 from lightning_fedq.functional.linear_decode import decode_total
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds

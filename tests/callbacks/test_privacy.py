@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq.callbacks import Federated, RunFolder
-from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.functional.divergences import randomized_response_epsilon
 from lightning_fedq.mechanisms import CPA, LDPQ

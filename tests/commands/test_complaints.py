@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_fedq.commands.complaints import complaint
+from lightning_fedq.commands.errors import complaint
 
 
 def of(package: str, code: Callable[..., Any], **names: Any) -> Any:

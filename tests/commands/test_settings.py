@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.commands.options import change_setting
 
 CONFIG = {
     "model": {"class_path": "m.Classifier", "init_args": {"lr": 0.1, "backbone": {"class_path": "m.MLP"}}},

@@ -1,6 +1,6 @@
 import pytest
 
-from lightning_fedq.commands.suggestions import nearest, suggest
+from lightning_fedq.commands.errors import nearest, suggest
 
 KEYS = ["trainer.max_epochs", "trainer.max_steps", "model", "data", "seed_everything"]
 

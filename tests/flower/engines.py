@@ -13,7 +13,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import IID
 from lightning_fedq.flower import client_app
-from lightning_fedq.flower.server import Deployment
+from lightning_fedq.flower.federated_server import Deployment
 from lightning_fedq.rounds import RoundPlan
 from tests.flower.loop import LoopGrid
 from tests.training.ranks_features import CLIENTS, Data, Feature

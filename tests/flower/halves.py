@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.flower.client import RemoteClient
 from lightning_fedq.flower.cohort import Cohort
+from lightning_fedq.flower.remote_client import RemoteClient
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.store import Store

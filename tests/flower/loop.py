@@ -21,7 +21,7 @@ from lightning_fedq.data import IID
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import MLP, Classifier
 from lightning_fedq.flower import client_app
-from lightning_fedq.flower.server import Deployment
+from lightning_fedq.flower.federated_server import Deployment
 from lightning_fedq.rounds import RoundPlan
 
 CLIENTS, SEED = 4, 5

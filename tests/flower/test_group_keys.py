@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedq.flower import client as client_half
+from lightning_fedq.flower import remote_client as client_half
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import (
     ClientSecrets,

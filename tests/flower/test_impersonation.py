@@ -10,7 +10,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from lightning_fedq.flower.client import RemoteClient
+from lightning_fedq.flower.remote_client import RemoteClient
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities

@@ -25,10 +25,10 @@ from flwr.app import Message
 from lightning_fedq import ClientEvaluation, NoisyMean
 from lightning_fedq.algorithms import SCAFFOLD, FedDyn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.flower import server as server_module
-from lightning_fedq.flower.client import RemoteClient
+from lightning_fedq.flower import federated_server as server_module
 from lightning_fedq.flower.kept import KeptState
 from lightning_fedq.flower.records import from_record
+from lightning_fedq.flower.remote_client import RemoteClient
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import CorBin

@@ -18,10 +18,10 @@ from lightning_fedq.algorithms import SCAFFOLD
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.models import MLP
 from lightning_fedq.flower import server_app
-from lightning_fedq.flower.client import RefusedError
+from lightning_fedq.flower.federated_server import FederatedServer, RemoteRoundServer
 from lightning_fedq.flower.records import to_record
+from lightning_fedq.flower.remote_client import RefusedError
 from lightning_fedq.flower.roster import Roster
-from lightning_fedq.flower.server import FederatedServer, RemoteRoundServer
 from lightning_fedq.keys.party_keys import ClientSecrets, Identities
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, BandedGaussian, CorBin, StratifiedCorBin

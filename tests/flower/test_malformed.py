@@ -82,7 +82,7 @@ def test_shares_that_do_not_open(cheated: int, active: bool, tmp_path: Path, mon
             self._pair_keys = keys
             return made
 
-    monkeypatch.setattr("lightning_fedq.flower.client.Client", Cheats)
+    monkeypatch.setattr("lightning_fedq.flower.remote_client.Client", Cheats)
     played = secured(tmp_path, active)
     enough = 10 - cheated >= (7 if active else 6)
     first = played.round()

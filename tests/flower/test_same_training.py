@@ -11,8 +11,8 @@ from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
 from lightning_fedq.callbacks import PrivacyBudget, TailAveraging
 from lightning_fedq.data.models import Classifier
 from lightning_fedq.flower import client_app
-from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.kept import KeptState, check_names
+from lightning_fedq.flower.remote_client import RefusedError
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
 from tests.flower.loop import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.flower.server import _check_checkpoint, _EveryRound
+from lightning_fedq.flower.federated_server import _check_checkpoint, _EveryRound
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.journal import Journal

@@ -9,7 +9,7 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.commands.calls import parse_mechanism
+from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import (
     AdaptiveClip,

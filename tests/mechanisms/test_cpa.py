@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.functional.blocks import messages as block_messages
+from lightning_fedq.functional.blocks import block_messages
 from lightning_fedq.functional.blocks.codeword import anonymity_set_size
 from lightning_fedq.functional.blocks.lattice import lattice, nearest_point
 from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook
@@ -143,7 +143,7 @@ def test_end_to_end_vector_of_the_specification(monkeypatch):
     # The histogram without a threshold is the same decoder.
     with monkeypatch.context() as patch:
         patch.setattr(
-            "lightning_fedq.functional.blocks.messages.threshold_frequencies", lambda values: values
+            "lightning_fedq.functional.blocks.block_messages.threshold_frequencies", lambda values: values
         )
         histogram = CPA(epsilon=math.inf, levels=4, dither="none", threshold=True)
         torch.testing.assert_close(histogram.decode(message.symbols, clients, ctx, public) / 3, mean)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.commands.described import example
+from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,

@@ -11,7 +11,7 @@ from scipy import stats
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.cli import main
 from lightning_fedq.commands.configs import find
-from lightning_fedq.flower.server import FederatedServer
+from lightning_fedq.flower.federated_server import FederatedServer
 from lightning_fedq.flower.settings import of_real_clients, time_limit
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.privacy.target import PrivacyTarget

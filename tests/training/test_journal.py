@@ -9,7 +9,7 @@ import pytest
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.mechanisms.interface import Adversary

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.lab.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench, Played
 from lightning_fedq.lab.audit.known import HeldKeys
-from lightning_fedq.lab.audit.simulation import cohort_size, share_of
+from lightning_fedq.lab.audit.simulated import cohort_size, share_of
 from lightning_fedq.lab.audit.views import Array, Finding, View
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Mechanism, PrivacyClaim
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fedq.commands.calls import parse_call
+from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.plan import candidates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import installed

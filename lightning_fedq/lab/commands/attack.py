@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import nn
 
 from lightning_fedq.commands.configs import find
-from lightning_fedq.commands.defaults import ShowDefaults
+from lightning_fedq.commands.options import ShowDefaults
 from lightning_fedq.lab.leakage.inversion import DLG, Analytic, Attack, InvertingGradients, Matching, iDLG
 from lightning_fedq.lab.leakage.membership import membership_inference
 from lightning_fedq.lab.leakage.pictures import picture_grid, ssim

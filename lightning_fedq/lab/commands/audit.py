@@ -14,15 +14,15 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq.commands.described import example
-from lightning_fedq.commands.suggestions import nearest
+from lightning_fedq.commands.errors import nearest
+from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.lab.audit import audit, bench
 from lightning_fedq.lab.audit.bands import audit_band
 from lightning_fedq.lab.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.lab.audit.enumeration_words import enumerate_words
 from lightning_fedq.lab.audit.group_words import enumerate_group_words
 from lightning_fedq.lab.audit.knowledge import SEGMENTS, audit_knowledge
-from lightning_fedq.lab.audit.simulation import FEWEST_ROUNDS
+from lightning_fedq.lab.audit.simulated import FEWEST_ROUNDS
 from lightning_fedq.lab.audit.views import Finding
 from lightning_fedq.mechanisms import BandedGaussian
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism

@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
-from lightning_fedq.commands.described import example
+from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.data.generator_turns import seed_everywhere
 from lightning_fedq.keys import randomness
 from lightning_fedq.keys.party_keys import ClientSecrets, HeldClientKeys, HeldServerKeys, ServerSecrets

@@ -27,7 +27,7 @@ from lightning_fedq.lab.bench.cells import (
     score_of,
     word_of,
 )
-from lightning_fedq.lab.bench.page import page
+from lightning_fedq.lab.bench.results_page import page
 from lightning_fedq.lab.bench.tasks import DELTA, Task, tasks
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.mechanisms.registry import mechanism_class

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.commands.configs import find
-from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.commands.options import change_setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, format_epsilon, masks_ran
 from lightning_fedq.reports.runs import (
     Row,

@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import lightning_fedq
-from lightning_fedq.commands.suggestions import nearest
+from lightning_fedq.commands.errors import nearest
 
 GROUP = "lightning_fedq.reproductions"
 FOLDER = "reproductions"

@@ -18,7 +18,7 @@ import yaml
 from lightning_fedq._lightning import callbacks_of
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.commands.configs import fragments
-from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.commands.options import change_setting
 from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.lab.commands.compare import compare
 from lightning_fedq.lab.commands.experiment import RunCost, cost_of, page_of_runs, page_of_winner

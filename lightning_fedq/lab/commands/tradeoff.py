@@ -12,12 +12,11 @@ from rich.console import Console
 from torch import nn
 
 from lightning_fedq.commands.configs import find
-from lightning_fedq.commands.defaults import ShowDefaults
-from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.commands.options import ShowDefaults, change_setting
 from lightning_fedq.lab.commands.attack import configured, print_rows
 from lightning_fedq.lab.commands.compare import read_run
+from lightning_fedq.lab.leakage.comparison import TradeOff, plot_trade_off, to_markdown, trade_off
 from lightning_fedq.lab.leakage.inversion import Matching
-from lightning_fedq.lab.leakage.report import TradeOff, plot_trade_off, to_markdown, trade_off
 from lightning_fedq.lab.leakage.study import Study
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.page import epsilon_of

@@ -11,8 +11,8 @@ convex curves is the curve of some pair again, and that pair dominates every cas
 """
 
 from lightning_fedq.privacy.losses.allocation import AllocatedGaussianLoss
-from lightning_fedq.privacy.losses.base import Array, Law, Loss, NonPrivate, composed_mass
 from lightning_fedq.privacy.losses.divergences import ConcentratedLoss, RenyiLoss, concentrated_epsilon
+from lightning_fedq.privacy.losses.loss import Array, Law, Loss, NonPrivate, composed_mass
 from lightning_fedq.privacy.losses.noise import (
     GaussianLoss,
     GaussianSumLoss,

@@ -49,7 +49,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import fft, special
 
-from lightning_fedq.privacy.losses.base import Array, Loss, both_sides
+from lightning_fedq.privacy.losses.loss import Array, Loss, both_sides
 from lightning_fedq.privacy.losses.noise import GaussianLoss
 
 _REACH = 7.5

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import optimize
 
-from lightning_fedq.privacy.losses.base import Array, Loss, both_sides
+from lightning_fedq.privacy.losses.loss import Array, Loss, both_sides
 
 
 def _curve_of_divergences(orders: Array, divergences: Array, epsilons: Array) -> Array:

@@ -14,7 +14,7 @@ from lightning_fedq.functional.divergences import (
     gaussian_epsilon,
 )
 from lightning_fedq.functional.one_bit.privacy import coin_count_quantile
-from lightning_fedq.privacy.losses.base import Array, Loss, both_sides
+from lightning_fedq.privacy.losses.loss import Array, Loss, both_sides
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lightning_fedq.functional.divergences import (
     randomized_response_epsilon,
 )
 from lightning_fedq.functional.one_bit.privacy import coin_count_quantile, coin_splits, coin_sum_pmf
-from lightning_fedq.privacy.losses.base import _AIM, Array, Law, Loss, composed_mass
+from lightning_fedq.privacy.losses.loss import _AIM, Array, Law, Loss, composed_mass
 
 
 class _OfPairs(Loss):

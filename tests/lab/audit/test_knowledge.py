@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from lightning_fedq import mechanisms
-from lightning_fedq.commands.described import example
+from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.lab.audit import bench
 from lightning_fedq.lab.audit.knowledge import SEGMENTS, audit_knowledge, estimates, mean_bounds
 from lightning_fedq.mechanisms import (

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_fedq import mechanisms
 from lightning_fedq.lab.audit import audit, bench
-from lightning_fedq.lab.audit.simulation import cohort_size
+from lightning_fedq.lab.audit.simulated import cohort_size
 from lightning_fedq.lab.audit.views import Finding
 from lightning_fedq.mechanisms import (
     CPA,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.commands.described import example
+from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys, Stream
 from lightning_fedq.lab.commands.audit_fresh import (
     FITS,

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from lightning_fedq.lab.leakage import Matching
-from lightning_fedq.lab.leakage.report import (
+from lightning_fedq.lab.leakage.comparison import (
     bias_factor,
     plot_trade_off,
     to_markdown,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.commands.calls import parse_mechanism
+from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.lab.commands.reproduce import main
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.secagg import SecAgg

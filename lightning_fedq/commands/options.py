@@ -1,13 +1,20 @@
-"""Change settings of a resolved configuration by short dotted names: `--set Federated.num_clients=7`."""
+"""Options of commands: settings by short dotted names (`--set Federated.num_clients=7`), help, classes."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lightning_fedq.commands.suggestions import nearest
+from lightning_fedq.commands.configs import SUFFIXES
+from lightning_fedq.commands.errors import nearest
 
 _ARGUMENTS = {"PrivacyTarget": "Federated.privacy", "SecAgg": "Federated.secure_aggregation"}
 """Classes that a configuration writes as settings of an argument, without a name of their own."""
@@ -120,3 +127,66 @@ def _key(node: Any, part: str, name: str) -> Any:
     if not isinstance(node, dict) or part not in node:
         raise ValueError(f"{name!r}: there is no setting {part!r}.{nearest(part, choices)} It has: {choices}")
     return part
+
+
+# ---- help that shows the default of every option ----
+
+
+class ShowDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Help formatter that adds the default of an option, unless it is None or in words already."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or "(default" in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
+# Which of Lightning's two packages a command works with: that of the classes which its YAML names.
+#
+# `lightning_fedq._lightning` takes the package that was imported first. In a program that is the program's
+# own; in a command nothing was imported yet, so the modules of the named classes are.
+
+
+_PACKAGES = ("pytorch_lightning", "lightning.pytorch")
+
+
+def import_named_classes(arguments: Sequence[str]) -> None:
+    """Import the modules of classes that the arguments or their files name, until one imports Lightning.
+
+    Models and data come before callbacks and loggers. What can't be imported is left to the parser, which
+    says where it stands.
+    """
+    for module in _modules(arguments):
+        if any(package in sys.modules for package in _PACKAGES):
+            return
+        with suppress(ImportError):
+            import_module(module)
+
+
+def _modules(arguments: Sequence[str]) -> Iterator[str]:
+    configs = list(_configs(arguments))
+    first = [config.get(key) for key in ("model", "data") for config in configs]
+    paths = [*_flags(arguments), *(str(node["class_path"]) for _, node in classes([first, configs]))]
+    for path in paths:
+        module = path.rpartition(".")[0]
+        if module and not module.startswith("lightning_fedq"):
+            yield module
+
+
+def _flags(arguments: Sequence[str]) -> Iterator[str]:
+    """Classes given as `--model CLASS` or `--model=CLASS`, and of the data likewise."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    for flag, value in pairwise(words):
+        if flag.removesuffix(".class_path") in ("--model", "--data"):
+            yield value
+
+
+def _configs(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for argument in arguments:
+        path = Path(argument.partition("=")[2] if argument.startswith("-") else argument)
+        path = path / "config.yaml" if path.is_dir() else path
+        if path.suffix in SUFFIXES and path.is_file():
+            with suppress(yaml.YAMLError):
+                config = yaml.safe_load(path.read_text())
+                if isinstance(config, dict):
+                    yield config

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.algorithms.base import KeptOffsets
+from lightning_fedq.algorithms.local_algorithm import KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.vector import Members, Rehearsed, optimised
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
