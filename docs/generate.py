@@ -92,6 +92,7 @@ HOOKS = {
     "symbol_modulus": ("None", "symbols are residues, and sums are modular"),
     "noise_variance": ("None", "there is a bound; adaptive ranges and plans use it"),
     "mean_error": ("from `noise_variance`", "the error depends on how alike the updates are"),
+    "num_sent": ("`None`", "the largest coordinates of an update are sent, and no others"),
     "longest_update": ("`None`", "whole updates are clipped by their norm"),
     "covers_shorter": ("True", "a round may cost less for a longer vector"),
     "gaussian_error": ("False", "the error of the decoded mean is exactly Gaussian"),
