@@ -43,12 +43,28 @@ _loops: Any = pl.loops
 _results: Any = pl.trainer.connectors.logger_connector.result  # type: ignore[attr-defined]
 
 
+class _Logged(_results._ResultMetric):  # type: ignore[misc]
+    """A logged value, which Lightning moves to its device with every `log`: a copy of all that it holds."""
+
+    def to(self, device: Any, *args: Any, **kwargs: Any) -> Any:
+        """Move, unless it is a number that is there."""
+        there = self.is_tensor and all(
+            held.device == device for held in vars(self).values() if isinstance(held, torch.Tensor)
+        )
+        return self if there else super().to(device, *args, **kwargs)
+
+
 class _RoundResults(_results._ResultCollection):  # type: ignore[misc]
     """Lightning's collection of logged values, which tells who wants to know what is logged."""
 
     def __init__(self, training: bool, tell: Callable[[str, Any], None], reduce: Any) -> None:
         super().__init__(training)
         self._tell, self._reduce = tell, reduce
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Keep a new value."""
+        value.__class__ = _Logged
+        super().__setitem__(key, value)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def log(self, fx: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
