@@ -61,12 +61,7 @@ def why_no_forks(trainer: Any) -> str:
 
 @functools.cache
 def _try_backward() -> None:
-    """A backward pass in a fork, once a process: the one here has begun all of autograd's threads by then.
-
-    Raises:
-        RuntimeError: If there is none, in this process.
-        OSError: If there is no memory for a fork.
-    """
+    """A backward pass in a fork, once a process: the one here has begun all of autograd's threads by then."""
 
     def backward() -> None:
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
