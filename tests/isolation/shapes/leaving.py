@@ -10,6 +10,7 @@ import logging
 import mmap
 import multiprocessing
 import os
+import pickle
 import sqlite3
 import tempfile
 import types
@@ -301,6 +302,16 @@ class WrittenIfMissing(_InAFile):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Nothing."""
+
+
+class Pickled(_InAFile):
+    name = "losses.pkl"
+
+    def keep(self, loss: float) -> None:
+        self.path().write_bytes(pickle.dumps(self.kept() + loss))
+
+    def kept(self) -> float:
+        return float(pickle.loads(self.path().read_bytes())) if self.path().exists() else 0.0
 
 
 class InADatabase(_InAFile):
