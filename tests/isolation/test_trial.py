@@ -31,11 +31,10 @@ from tests.isolation.shapes.leaving import (
     BufferOfOutliers,
     FirstInAMap,
     OfAClass,
-    Pickled,
     WrittenIfMissing,
     _InCallback,
 )
-from tests.isolation.shapes.outside import ClassAttribute
+from tests.isolation.shapes.outside import ClassAttribute, FileOnDisk
 from tests.isolation.worlds import CLIENTS, ROUNDS, SAMPLES, Samples, Shape, federate
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -312,8 +311,8 @@ def test_whatever_writes_a_file_it_is_its_client_s(
 
 def test_where_linux_filters_no_calls_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_fedq.clients.opened._filter", lambda theirs: "not here")
-    with pytest.raises(ValueError, match=r"not isolated.*file losses.pkl, which two clients use"):
-        fit(Pickled)
+    with pytest.raises(ValueError, match=r"not isolated.*file losses-\d+.txt, which two clients use"):
+        fit(FileOnDisk)
     with pytest.warns(
         UserWarning, match=r"could not look into files that others than Python open \(not here"
     ):
