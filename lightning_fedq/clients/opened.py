@@ -8,7 +8,6 @@ Without such a filter Python's own calls are noted, by an audit hook, and `why_n
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import platform
 import select
@@ -150,6 +149,8 @@ class Opened:
 
 def _notified(listener: int, ours: socket.socket) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Process, call and arguments of what is asked, which goes on afterwards, until `ours` is shut down."""
+    import fcntl  # which Windows lacks, where there are no forks
+
     asked = select.poll()
     asked.register(listener, select.POLLIN)
     asked.register(ours, select.POLLIN)

@@ -244,6 +244,7 @@ class TwoBatches(AtTheEnd):
         (TwoBatches, r"were not tried \(the rehearsal failed: RuntimeError: no second batch\)"),
         (Saving, r" \(PermissionError: nothing can be written.*were not tried \(they raised there\)"),
     ],
+    ids=["failed", "raised"],
 )
 def test_an_average_that_could_not_be_tried_is_named(
     kind: Any, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
