@@ -1,6 +1,6 @@
 """CPU seconds of a fit of two rounds of 20 clients on digits: `PYTHONPATH=. python benchmarks/small_fit.py`.
 
-`bare` is Lightning's own fit of as many steps as one client takes. Forks count. It prints and asserts nothing.
+`bare` is Lightning's own fit of as many steps as one client takes. Forks count. It asserts nothing.
 """
 
 from __future__ import annotations
