@@ -56,6 +56,12 @@ def pass_sizes(
         batch_size: Samples of a whole batch.
         drop_last: Is the rest of a pass left out?
         limit_batches: At most so many batches, or, a float, this fraction of them, rounded down.
+
+    Example:
+        >>> pass_sizes(7, 3, False)
+        (3, 3, 1)
+        >>> pass_sizes(7, 3, True)
+        (3, 3)
     """
     whole, rest = divmod(num_samples, batch_size)
     sizes = (batch_size,) * whole + ((rest,) if rest and not drop_last else ())
@@ -64,7 +70,14 @@ def pass_sizes(
 
 
 def batch_sizes(one_pass: tuple[int, ...], local_epochs: int, local_steps: int | None) -> tuple[int, ...]:
-    """Sizes of one client's batches in a round: `local_epochs` passes, or exactly `local_steps` batches."""
+    """Sizes of one client's batches in a round: `local_epochs` passes, or exactly `local_steps` batches.
+
+    Example:
+        >>> batch_sizes((3, 3, 1), 2, None)
+        (3, 3, 1, 3, 3, 1)
+        >>> batch_sizes((3, 3, 1), 1, 2)
+        (3, 3)
+    """
     if local_steps is None:
         return one_pass * local_epochs
     return (one_pass * -(-local_steps // len(one_pass)))[:local_steps]

@@ -57,5 +57,10 @@ class HeldOut:
 
 
 def num_held_out(fraction: float, num_samples: int) -> int:
-    """Number of samples that a client with so many keeps out of its training."""
+    """Number of samples that a client with so many keeps out of its training.
+
+    Example:
+        >>> num_held_out(0.2, 7)
+        1
+    """
     return max(1, round(fraction * num_samples))

@@ -109,6 +109,11 @@ def label_counts(labels: Tensor, clients: Sequence[Tensor]) -> Tensor:
 
     Returns:
         `(clients, labels)` int64.
+
+    Example:
+        >>> label_counts(torch.tensor([0, 1, 1]), [torch.tensor([0, 1]), torch.tensor([2])])
+        tensor([[1, 1],
+                [0, 1]])
     """
     num_labels = int(labels.max()) + 1
     return torch.stack([torch.bincount(labels[part], minlength=num_labels) for part in clients])

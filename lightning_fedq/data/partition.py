@@ -77,7 +77,12 @@ def _check(labels: Tensor | None, num_samples: int, num_clients: int, needs_labe
 
 
 def equal_shares(num_samples: int, num_parts: int) -> list[int]:
-    """Sizes that differ by at most one and sum to `num_samples`."""
+    """Sizes that differ by at most one and sum to `num_samples`.
+
+    Example:
+        >>> equal_shares(10, 3)
+        [4, 3, 3]
+    """
     size, rest = divmod(num_samples, num_parts)
     return [size + (part < rest) for part in range(num_parts)]
 
@@ -246,7 +251,12 @@ def _owners(shares: Tensor, labels: Tensor, sizes: Tensor, generator: torch.Gene
 
 
 def parts_of(owners: Tensor, num_clients: int) -> list[Tensor]:
-    """Samples of each client, in their order, of the owner of each sample."""
+    """Samples of each client, in their order, of the owner of each sample.
+
+    Example:
+        >>> parts_of(torch.tensor([1, 0, 1]), 2)
+        [tensor([1]), tensor([0, 2])]
+    """
     order = owners.argsort(stable=True)
     return list(torch.split(order, torch.bincount(owners, minlength=num_clients).tolist()))
 

@@ -88,6 +88,10 @@ def expected_top_sum(size: int, num_top: int) -> float:
     E sum of the k largest of D half-normals is the integral over u > 0 of E min(k, Binomial(D, 2 Q(u))); the
     norm of a normal vector is independent of its direction, so dividing by its mean gives the sphere's.
     Gauss-Legendre on both sides of the point where 2 D Q(u) = k, where the integrand bends.
+
+    Example:
+        >>> round(expected_top_sum(1024, 7), 3)
+        0.654
     """
     bend = float(special.ndtri(1.0 - num_top / (2.0 * size)))
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
@@ -121,6 +125,11 @@ def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
 
     Raises:
         ValueError: If a number is out of its range.
+
+    Example:
+        >>> choice = best_axis_choice(1024, 8.0)
+        >>> choice.num_top, round(choice.mean_squared_error, 1)
+        (7, 137.3)
     """
     if not 1 <= size <= 2**30:
         raise ValueError(f"size must be in [1, 2^30], got {size}")

@@ -84,5 +84,9 @@ def truncate_to_grid(values: Tensor, bits: int) -> Tensor:
 
     Returns:
         int64 tensor of the same shape.
+
+    Example:
+        >>> truncate_to_grid(torch.tensor([0.30, -0.30]), 2)
+        tensor([ 1, -1])
     """
     return (values * 2.0**bits).to(torch.int64)

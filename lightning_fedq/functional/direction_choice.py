@@ -102,6 +102,10 @@ def best_direction_choice(dim: int, num_directions: int, epsilon: float, spheric
 
     Raises:
         ValueError: If a number is out of its range.
+
+    Example:
+        >>> best_direction_choice(1024, 256, 8.0, True).num_top
+        1
     """
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")

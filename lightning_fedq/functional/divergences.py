@@ -23,7 +23,12 @@ PmfPair = tuple[Pmf, Pmf]
 
 
 def randomized_response_pair(low: float, high: float) -> PmfPair:
-    """Laws of one bit at the two extreme inputs. The reverse order is its mirror image."""
+    """Laws of one bit at the two extreme inputs. The reverse order is its mirror image.
+
+    Example:
+        >>> randomized_response_pair(0.25, 0.75)
+        ((0.75, 0.25), (0.25, 0.75))
+    """
     return (high, low), (low, high)
 
 
@@ -32,6 +37,10 @@ def erasure_pair(mass: float) -> PmfPair:
 
     It dominates every view of a threshold coin with t <= mass: the words do not depend on the input, and
     the bit changes only where the word falls between two thresholds (monotone coupling).
+
+    Example:
+        >>> erasure_pair(0.25)
+        ((0.75, 0.25, 0.0), (0.75, 0.0, 0.25))
     """
     return (1.0 - mass, mass, 0.0), (1.0 - mass, 0.0, mass)
 
@@ -82,6 +91,10 @@ def randomized_response_delta(epsilon_bit: float, count: int, epsilon: float) ->
 
     The total loss is (2 X - count) epsilon_bit, X ~ Binomial(count, high); the worst outcomes are those
     with X >= k0 = floor((epsilon / epsilon_bit + count) / 2) + 1.
+
+    Example:
+        >>> round(randomized_response_delta(0.1, 100, 4.0), 6)
+        3.4e-05
     """
     k = math.floor((epsilon / epsilon_bit + count) / 2.0)
     high = 1.0 / (1.0 + math.exp(-epsilon_bit))
@@ -97,6 +110,10 @@ def randomized_response_epsilon(epsilon_bit: float, count: int, delta: float) ->
     """Smallest epsilon >= 0 at which `count` randomised responses are (epsilon, delta)-DP, rounded up.
 
     Exact composition by bisection, to 1e-12 relative.
+
+    Example:
+        >>> round(randomized_response_epsilon(0.1, 100, 1e-5), 3)
+        4.307
     """
     low, high = 0.0, count * epsilon_bit
     if randomized_response_delta(epsilon_bit, count, 0.0) <= delta:
@@ -111,14 +128,24 @@ def randomized_response_epsilon(epsilon_bit: float, count: int, delta: float) ->
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """delta of mu-Gaussian DP at epsilon: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)."""
+    """delta of mu-Gaussian DP at epsilon: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+
+    Example:
+        >>> round(gaussian_delta(1.0, 1.0), 4)
+        0.1269
+    """
     upper = float(scipy.special.log_ndtr(mu / 2.0 - epsilon / mu))
     lower = float(scipy.special.log_ndtr(-mu / 2.0 - epsilon / mu)) + epsilon
     return math.exp(upper) * -math.expm1(lower - upper) if lower < upper else 0.0
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 at which mu-Gaussian DP is (epsilon, delta)-DP, by bisection, rounded up."""
+    """Smallest epsilon >= 0 at which mu-Gaussian DP is (epsilon, delta)-DP, by bisection, rounded up.
+
+    Example:
+        >>> round(gaussian_epsilon(1.0, 1e-5), 3)
+        4.377
+    """
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     low, high = 0.0, mu * mu / 2.0 + mu * (math.sqrt(-2.0 * math.log(delta)) + 1.0)
@@ -132,7 +159,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Largest mu whose Gaussian DP reaches `epsilon` at `delta`, rounded down."""
+    """Largest mu whose Gaussian DP reaches `epsilon` at `delta`, rounded down.
+
+    Example:
+        >>> round(gaussian_mu(4.377, 1e-5), 3)
+        1.0
+    """
     low, high = 1e-9, 50.0
     for _ in range(60):
         middle = 0.5 * (low + high)

@@ -19,6 +19,10 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
     Raises:
         ValueError: If there is no tensor.
+
+    Example:
+        >>> flatten([torch.ones(2, 2), torch.zeros(1)])
+        tensor([1., 1., 1., 1., 0.])
     """
     if not tensors:
         raise ValueError("flatten needs at least one tensor, got none; has the model trainable parameters?")
@@ -37,6 +41,10 @@ def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
     Raises:
         ValueError: If the sizes do not sum to `dim`.
+
+    Example:
+        >>> [part.shape for part in unflatten(torch.arange(5.0), [torch.Size([2, 2]), torch.Size([1])])]
+        [torch.Size([2, 2]), torch.Size([1])]
     """
     sizes = [shape.numel() for shape in shapes]
     if sum(sizes) != vector.shape[-1]:

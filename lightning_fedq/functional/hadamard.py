@@ -98,6 +98,10 @@ def hadamard(values: Tensor) -> Tensor:
 
     Raises:
         ValueError: If D is none.
+
+    Example:
+        >>> hadamard(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     size = values.shape[-1]
     kernel = kernel_order(size)
@@ -277,5 +281,11 @@ def rotate(values: Tensor, signs: Tensor) -> Tensor:
 
 
 def rotate_back(values: Tensor, signs: Tensor, dim: int) -> Tensor:
-    """Inverse of `rotate` for vectors of `dim` coordinates."""
+    """Inverse of `rotate` for vectors of `dim` coordinates.
+
+    Example:
+        >>> signs = torch.tensor([1.0, -1.0, 1.0, 1.0])
+        >>> rotate_back(rotate(torch.tensor([3.0, 4.0, 0.0]), signs), signs, 3)
+        tensor([3., 4., 0.])
+    """
     return (hadamard(values) * signs)[..., :dim]

@@ -83,6 +83,10 @@ def sum_of_rows(symbols: Tensor) -> Tensor:
 
     Args:
         symbols: `(n, dim)` integers, one message a row, or their sum `(dim,)`; sums are below 2^53.
+
+    Example:
+        >>> sum_of_rows(torch.tensor([[1, 0], [1, 1]]))
+        tensor([2., 1.], dtype=torch.float64)
     """
     if symbols.device.type != "cpu":
         total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols

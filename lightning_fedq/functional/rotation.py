@@ -36,7 +36,12 @@ Octets = NDArray[np.uint64]
 
 
 def sign_words(size: int) -> int:
-    """Number of uniform 32-bit words that give the signs of a rotation of `size` coordinates."""
+    """Number of uniform 32-bit words that give the signs of a rotation of `size` coordinates.
+
+    Example:
+        >>> sign_words(1280)
+        80
+    """
     return 2 * ((size + 31) // 32)
 
 

@@ -96,5 +96,10 @@ def saturate(
 
 
 def num_kept(share: float, dim: int) -> int:
-    """Coordinates that are sent: a share of them, one at least."""
+    """Coordinates that are sent: a share of them, one at least.
+
+    Example:
+        >>> num_kept(0.01, 7850)
+        78
+    """
     return max(round(share * dim), 1)

@@ -94,7 +94,12 @@ def recovery_leakage(hit_rate: float, num_candidates: int) -> float:
 
 
 def log_ratio(hit_rate: float, num_candidates: int) -> float:
-    """xi: the largest |log(belief / prior)| of the belief of `recovery_leakage`. Infinite at hit rate 1."""
+    """xi: the largest |log(belief / prior)| of the belief of `recovery_leakage`. Infinite at hit rate 1.
+
+    Example:
+        >>> round(log_ratio(0.5, 10), 3)
+        1.705
+    """
     recovery_leakage(hit_rate, num_candidates)
     if hit_rate == 1.0:
         return math.inf
@@ -106,6 +111,10 @@ def clopper_pearson(hits: int, attempts: int, confidence: float = 0.95) -> tuple
 
     Raises:
         ValueError: If the counts or the confidence make no sense.
+
+    Example:
+        >>> tuple(round(end, 3) for end in clopper_pearson(9, 10))
+        (0.555, 0.997)
     """
     if not 0 <= hits <= attempts or attempts < 1:
         raise ValueError(f"need 0 <= hits <= attempts and attempts >= 1, got {hits} of {attempts}")
@@ -118,7 +127,12 @@ def clopper_pearson(hits: int, attempts: int, confidence: float = 0.95) -> tuple
 
 
 def leakage_factor(xi: float) -> float:
-    """C2 = (exp(2 xi) - 1) / 2, infinite where it leaves the floats."""
+    """C2 = (exp(2 xi) - 1) / 2, infinite where it leaves the floats.
+
+    Example:
+        >>> round(leakage_factor(0.5), 3)
+        0.859
+    """
     return 0.5 * math.expm1(2.0 * xi) if xi < 350.0 else math.inf
 
 
@@ -209,7 +223,12 @@ def paper_trade_off_bound(
 
 
 def near_optimal_gap(dim: int, noise_std: float, tv: float) -> float:
-    """Delta of Assumption C.1 for pure noise: the TV/2 quantile of the squared noise norm."""
+    """Delta of Assumption C.1 for pure noise: the TV/2 quantile of the squared noise norm.
+
+    Example:
+        >>> round(near_optimal_gap(100, 0.1, 0.5), 3)
+        0.901
+    """
     return float(noise_std**2 * scipy.stats.chi2.ppf(tv / 2.0, dim))
 
 

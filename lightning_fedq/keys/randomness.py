@@ -42,7 +42,12 @@ PUBLIC_KEY_BYTES = 32
 
 
 def hkdf_extract(salt: bytes, key_material: bytes) -> bytes:
-    """HKDF-Extract with SHA-256: 32 bytes of uniform key from shared key material (RFC 5869, 2.2)."""
+    """HKDF-Extract with SHA-256: 32 bytes of uniform key from shared key material (RFC 5869, 2.2).
+
+    Example:
+        >>> len(hkdf_extract(b"", b"key material"))
+        32
+    """
     return hmac.digest(salt or bytes(32), key_material, "sha256")
 
 
@@ -61,6 +66,10 @@ def pack_fields(*fields: bytes | str | int) -> bytes:
 
     Raises:
         ValueError: If an integer does not fit 64 unsigned bits.
+
+    Example:
+        >>> pack_fields("mask", 7) != pack_fields("mask7")
+        True
     """
     return b"".join([_integer_field(f) if isinstance(f, int) else _bytes_field(f) for f in fields])
 

@@ -24,6 +24,10 @@ def num_corrupt_in_cohort(
         cohort: Clients of a round.
         delta: Delta of the guarantee; more collude in a round with chance `CHANCE * delta` at most.
         drawn_at_random: Is the cohort a uniformly random set, whoever colludes?
+
+    Example:
+        >>> num_corrupt_in_cohort(0.02, 1000, 100, 1e-9, True)
+        17
     """
     marked = num_marked(fraction, clients)
     if clients == cohort or not marked or not drawn_at_random:

@@ -88,6 +88,10 @@ def is_met(adversary: Adversary, masked: bool) -> bool:
     Args:
         adversary: One view of the run.
         masked: Whether the masks of secure aggregation really ran.
+
+    Example:
+        >>> is_met(Adversary.SECAGG_SERVER, masked=False)
+        False
     """
     if adversary is Adversary.SECAGG_SERVER:
         return masked

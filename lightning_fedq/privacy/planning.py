@@ -305,7 +305,14 @@ def relative_error(
 
 
 def verdict_on(ratio: float) -> str:
-    """R in words."""
+    """R in words.
+
+    Example:
+        >>> verdict_on(0.05)
+        'no visible loss'
+        >>> verdict_on(5.0)
+        'do not'
+    """
     return next((words for limit, words in _VERDICTS if ratio <= limit), "do not")
 
 

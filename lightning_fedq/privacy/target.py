@@ -36,6 +36,10 @@ def adversary_named(name: Adversary | str) -> Adversary:
 
     Raises:
         ValueError: If there is none.
+
+    Example:
+        >>> adversary_named("server").name
+        'SERVER'
     """
     if isinstance(name, Adversary):
         return name
@@ -339,6 +343,10 @@ def most_within(cost: Callable[[int], float], epsilon: float, at_least: int = 0)
         cost: Epsilon of so many charges.
         epsilon: The limit.
         at_least: A number that probably does.
+
+    Example:
+        >>> most_within(lambda rounds: 0.5 * rounds, 8.0)
+        16
     """
     low = at_least if at_least and cost(at_least) <= epsilon else 0
     high = max(2 * at_least, 1)

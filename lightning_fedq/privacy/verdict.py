@@ -17,12 +17,24 @@ def scale() -> str:
 
 
 def verdict(epsilon: float) -> str:
-    """One word for an epsilon, in nats."""
+    """One word for an epsilon, in nats.
+
+    Example:
+        >>> verdict(0.5)
+        'strong'
+        >>> verdict(8.0)
+        'moderate'
+    """
     return next((word for limit, word in _SCALE if epsilon <= limit), VACUOUS)
 
 
 def format_epsilon(value: float | None) -> str:
-    """Three digits, rounded up so that a claim never shrinks in print. An infinite one is "∞"."""
+    """Three digits, rounded up so that a claim never shrinks in print. An infinite one is "∞".
+
+    Example:
+        >>> format_epsilon(8.0), format_epsilon(None)
+        ('8', '-')
+    """
     if value is None:
         return "-"
     if not math.isfinite(value):

@@ -56,6 +56,10 @@ def neighbours(order: Sequence[int], degree: int, place: int) -> tuple[int, ...]
         order: The clients around the ring.
         degree: Even, or at least len(order) - 1 for the complete graph.
         place: Position in `order`.
+
+    Example:
+        >>> neighbours([5, 1, 4, 2, 3], 2, 0)
+        (1, 3)
     """
     size = len(order)
     steps = range(1, size) if degree >= size - 1 else [*range(-(degree // 2), 0), *range(1, degree // 2 + 1)]
@@ -84,6 +88,12 @@ def is_connected(order: Sequence[int], degree: int, alive: Collection[int]) -> b
 
     On the ring that fails iff two or more of the gaps between neighbouring survivors are wider than degree /
     2.
+
+    Example:
+        >>> is_connected([5, 1, 4, 2, 3], 2, {5, 1, 4})
+        True
+        >>> is_connected([5, 1, 4, 2, 3], 2, {5, 4, 2})
+        False
     """
     if degree >= len(order) - 1:
         return True
@@ -101,6 +111,10 @@ def log2_tail(population: int, marked: int, drawn: int, at_least: int) -> float:
 
     Raises:
         ValueError: If more are marked or drawn than there are.
+
+    Example:
+        >>> round(log2_tail(1000, 20, 60, 10), 1)
+        -24.9
     """
     if not (0 <= marked <= population and 0 <= drawn <= population):
         raise ValueError(f"need 0 <= marked, drawn <= population, got {marked}, {drawn}, {population}")
@@ -131,6 +145,10 @@ def security_log2(size: int, degree: int, threshold: int, corrupt: int, dropped:
     """log2 of the chance that a graph lets the server and the corrupt clients see more than the sum.
 
     The module's docstring derives the bound; with the complete graph it is 0 or 1.
+
+    Example:
+        >>> round(security_log2(1000, 60, 31, 20, 20, False))
+        -260
     """
     if degree >= size - 1:
         return -math.inf if corrupt < threshold else 0.0
@@ -156,7 +174,12 @@ def correctness_log2(size: int, degree: int, threshold: int, dropped: int) -> fl
 
 
 def default_threshold(holders: int, active: bool) -> int:
-    """More than half of the holders of a secret. More than two thirds against an active server."""
+    """More than half of the holders of a secret. More than two thirds against an active server.
+
+    Example:
+        >>> default_threshold(100, False), default_threshold(100, True)
+        (51, 67)
+    """
     return (2 * holders) // 3 + 1 if active else holders // 2 + 1
 
 
@@ -171,6 +194,10 @@ def safe_threshold(size: int, degree: int, corrupt: int, dropped: int, active: b
 
     A higher threshold makes secrets harder to open, for those who may not and for those who should; so the
     highest one that loses few enough sums tells whether there is any.
+
+    Example:
+        >>> safe_threshold(1000, 60, 20, 20, False)
+        31
     """
 
     def first(low: int, high: int, holds: Callable[[int], bool]) -> int:
@@ -207,6 +234,10 @@ def smallest_graph(
         dropped: How many may drop out.
         active: The server may lie.
         threshold: One that is given; None searches it with the degree.
+
+    Example:
+        >>> smallest_graph(1000, 20, 20, False)
+        (20, 13)
     """
     for degree in range(2, size - 1, 2):
         if threshold is None:

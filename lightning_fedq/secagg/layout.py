@@ -323,6 +323,10 @@ def modular_layout(size: int, modulus: int) -> Layout:
 
     Raises:
         ValueError: If the modulus is not in [2, 2^63].
+
+    Example:
+        >>> modular_layout(4, 2**16).size
+        4
     """
     if not 2 <= modulus <= _MAX_MODULUS or size < 1:
         raise ValueError(f"modulus must be in [2, 2^63] and size >= 1, got {modulus} and {size}")

@@ -121,7 +121,12 @@ def interpolate(shares: Mapping[int, bytes]) -> int:
 
 
 def is_element(share: bytes) -> bool:
-    """Whether 16 bytes are an element of the field at all, which `NO_SHARE` is not."""
+    """Whether 16 bytes are an element of the field at all, which `NO_SHARE` is not.
+
+    Example:
+        >>> is_element(bytes(16)), is_element(bytes([255]) * 16)
+        (True, False)
+    """
     return len(share) == SHARE_BYTES and int.from_bytes(share, "big") < PRIME
 
 

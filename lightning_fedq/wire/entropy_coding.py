@@ -23,14 +23,24 @@ _LONGEST_GAMMA, _LONGEST_DELTA = 2 * 63 - 1, 11 + 62
 
 
 def to_positive(symbols: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The signed map 0, 1, -1, 2, -2, ... -> 1, 2, 3, 4, 5, ..., for symbols of 62 bits."""
+    """The signed map 0, 1, -1, 2, -2, ... -> 1, 2, 3, 4, 5, ..., for symbols of 62 bits.
+
+    Example:
+        >>> to_positive(np.array([0, -1, 1, -2]))
+        array([1, 3, 2, 5])
+    """
     values = symbols.astype(np.int64)
     mapped: NDArray[np.int64] = np.where(values > 0, 2 * values, 1 - 2 * values)
     return mapped
 
 
 def from_positive(mapped: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Inverse of `to_positive`."""
+    """Inverse of `to_positive`.
+
+    Example:
+        >>> from_positive(np.array([1, 3, 2, 5]))
+        array([ 0, -1,  1, -2])
+    """
     symbols: NDArray[np.int64] = np.where(mapped % 2 == 0, mapped // 2, (1 - mapped) // 2)
     return symbols
 

@@ -82,6 +82,11 @@ def letters(words: Sequence[str]) -> Tensor:
 
     Raises:
         ValueError: If a character is none of `LETTERS`, or lengths differ.
+
+    Example:
+        >>> letters(["ab", "cd"])
+        tensor([[53, 54],
+                [55, 56]])
     """
     number = {letter: index for index, letter in enumerate(LETTERS)}
     if len({len(word) for word in words}) > 1:

@@ -22,6 +22,10 @@ def bit_epsilon(epsilon: float, bits: int) -> float:
     Args:
         epsilon: Epsilon of all bits together, > 0, in nats; `math.inf` stays infinite.
         bits: >= 1.
+
+    Example:
+        >>> round(bit_epsilon(1.0, 4), 3)
+        0.25
     """
     return epsilon if bits == 1 or math.isinf(epsilon) else math.nextafter(epsilon / bits, 0.0)
 

@@ -282,6 +282,10 @@ def anonymity_set_size(num_points: int, repetitions: int = 1) -> float:
     Args:
         num_points: N, even.
         repetitions: t >= 1.
+
+    Example:
+        >>> anonymity_set_size(16)
+        8.0
     """
     if num_points < 2 or num_points % 2:
         raise ValueError(f"balanced words need an even number of points >= 2, got {num_points}")

@@ -189,6 +189,10 @@ def scalar_levels(count: int, gamma: float) -> Tensor:
 
     Raises:
         ValueError: If count < 2 or gamma is not > 0.
+
+    Example:
+        >>> scalar_levels(3, 1.0)
+        tensor([-0.6667,  0.0000,  0.6667], dtype=torch.float64)
     """
     if count < 2:
         raise ValueError(f"a codebook needs at least 2 levels, got {count}")

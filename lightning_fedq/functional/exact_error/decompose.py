@@ -81,6 +81,10 @@ def core_probability(n: int, target: Target = "gaussian") -> float:
 
     Raises:
         ValueError: If n < 1.
+
+    Example:
+        >>> round(core_probability(100), 3)
+        0.995
     """
     end = half_support(n)
     if n <= 2:

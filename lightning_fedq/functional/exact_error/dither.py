@@ -141,5 +141,10 @@ def round_to_grid(values: Tensor, grid: float) -> Tensor:
 
 
 def release_grid(std: float, bits: int) -> float:
-    """Largest power of two that is at most 2^-bits of a noise's std."""
+    """Largest power of two that is at most 2^-bits of a noise's std.
+
+    Example:
+        >>> release_grid(1.0, 5)
+        0.03125
+    """
     return float(2.0 ** (math.floor(math.log2(std)) - bits))

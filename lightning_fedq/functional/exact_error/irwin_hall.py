@@ -67,6 +67,10 @@ def half_support(n: int) -> float:
 
     Raises:
         ValueError: If n < 1.
+
+    Example:
+        >>> half_support(3)
+        3.0
     """
     if n < 1:
         raise ValueError(f"n must be >= 1, got {n}")
@@ -247,6 +251,10 @@ def irwin_hall_pdf(x: Array | float, n: int) -> Array:
 
     Raises:
         ValueError: If n < 1.
+
+    Example:
+        >>> round(float(irwin_hall_pdf(0.0, 2)), 4)
+        0.4082
     """
     half_support(n)
     size = np.abs(np.asarray(x, np.float64))
@@ -287,6 +295,10 @@ def irwin_hall_cdf(x: Array | float, n: int) -> Array:
 
     Raises:
         ValueError: If n < 1.
+
+    Example:
+        >>> float(irwin_hall_cdf(0.0, 3))
+        0.5
     """
     points, edge = np.asarray(x, np.float64), half_support(n)
     if n <= _SPLINES:

@@ -61,7 +61,12 @@ def half_width(depth: Tensor, law: Law, sigma: float) -> Tensor:
 
 
 def complementary_depth(depth: Tensor) -> Tensor:
-    """-ln(1 - e^-l), without ever forming e^-l near 0 or 1."""
+    """-ln(1 - e^-l), without ever forming e^-l near 0 or 1.
+
+    Example:
+        >>> complementary_depth(torch.tensor([0.25]))
+        tensor([1.5087])
+    """
     near = -torch.log(-torch.expm1(-depth))
     far = -torch.log1p(-torch.exp(-depth))
     return torch.where(depth < math.log(2.0), near, far)
@@ -92,7 +97,12 @@ def layer(depth: Tensor, side: Tensor, law: Law, layering: Layering, sigma: floa
 
 
 def minimal_step(law: Law, sigma: float) -> float:
-    """Shortest step of the shifted layering, at half the peak: 2 s sqrt(ln 4) or sqrt 2 ln 2 s."""
+    """Shortest step of the shifted layering, at half the peak: 2 s sqrt(ln 4) or sqrt 2 ln 2 s.
+
+    Example:
+        >>> round(minimal_step("gaussian", 1.0), 3)
+        2.355
+    """
     check_law(law, "shifted", sigma)
     return sigma * (2.0 * math.sqrt(math.log(4.0)) if law == "gaussian" else math.sqrt(2.0) * math.log(2.0))
 

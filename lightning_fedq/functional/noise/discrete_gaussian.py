@@ -62,6 +62,10 @@ def discrete_gaussian_variance(sigma: float) -> float:
 
     Raises:
         ValueError: If sigma is not in (0, 2^16].
+
+    Example:
+        >>> round(discrete_gaussian_variance(0.5), 4)
+        0.215
     """
     _check_sigma(sigma)
     z = np.arange(-math.ceil(12 * sigma) - 2, math.ceil(12 * sigma) + 3, dtype=np.float64)
@@ -79,6 +83,10 @@ def rounded_norm_bound(norm: float, dim: int, beta: float) -> float:
         norm: c, bound on the norm before rounding.
         dim: d.
         beta: In (0, 1).
+
+    Example:
+        >>> round(rounded_norm_bound(100.0, 4096, 0.6), 1)
+        105.6
     """
     root = math.sqrt(dim)
     likely = norm**2 + dim / 4.0 + math.sqrt(2.0 * math.log(1.0 / beta)) * (norm + root / 2.0)
@@ -163,6 +171,11 @@ def renyi_divergence(order: float, norm: float, one_norm: float, dim: int, n: in
 
 
 def concentration(norm: float, one_norm: float, dim: int, n: int, sigma: float) -> float:
-    """rho with Renyi divergence <= rho alpha at every order: the last two bounds of `renyi_divergence`."""
+    """rho with Renyi divergence <= rho alpha at every order: the last two bounds of `renyi_divergence`.
+
+    Example:
+        >>> round(concentration(1.0, 1.0, 1, 10, 5.0), 4)
+        0.002
+    """
     tau, two, one = sum_gap(n, sigma), norm / (math.sqrt(n) * sigma), one_norm / (math.sqrt(n) * sigma)
     return 0.5 * min(two**2 + 2.0 * one * tau + tau**2 * dim, (two + math.sqrt(dim) * tau) ** 2)

@@ -71,7 +71,12 @@ def signed_tails(count: int, words64: Words) -> tuple[Tensor, Tensor]:
 
 
 def quantile(law: str, tails: Tensor) -> Tensor:
-    """Quantiles of a law of scale 1 at tails up to 1/2, so that none is positive. float64."""
+    """Quantiles of a law of scale 1 at tails up to 1/2, so that none is positive. float64.
+
+    Example:
+        >>> quantile("gaussian", torch.tensor([0.025], dtype=torch.float64))
+        tensor([-1.9600], dtype=torch.float64)
+    """
     return torch.special.ndtri(tails) if law == "gaussian" else torch.log(2.0 * tails)
 
 
@@ -191,6 +196,10 @@ def analytic_gaussian_multiplier(epsilon: float, delta: float) -> float:
 
     References:
         Balle, Wang, Improving the Gaussian Mechanism for Differential Privacy, ICML 2018, Theorem 8.
+
+    Example:
+        >>> round(analytic_gaussian_multiplier(1.0, 1e-5), 3)
+        3.731
     """
 
     def spent(s: float) -> float:

@@ -74,6 +74,10 @@ def skellam_divergence(order: int, norm: float, one_norm: float, variance: float
         norm: l2 norm D2 of the shift, in integer steps.
         one_norm: l1 norm D1 of the shift, which is integer; at most sqrt(dim) D2 and D2^2.
         variance: v, of each coordinate.
+
+    Example:
+        >>> round(skellam_divergence(2, 1.0, 1.0, 25.0), 4)
+        0.0436
     """
     square = norm * norm
     more = min(((2 * order - 1) * square + 6 * one_norm) / (4 * variance**2), 1.5 * one_norm / variance)

@@ -19,7 +19,12 @@ from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS
 
 
 def level_step(levels: int) -> float:
-    """Distance of two levels in units of the radius (half of the range): 2 beta, and 2 for one bit."""
+    """Distance of two levels in units of the radius (half of the range): 2 beta, and 2 for one bit.
+
+    Example:
+        >>> level_step(5)
+        0.6
+    """
     return 2.0 if levels == 2 else 2.0 * (levels + 1) / (levels * (levels - 1))
 
 

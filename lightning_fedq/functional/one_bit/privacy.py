@@ -122,6 +122,10 @@ def coin_sum_pmf(num_coins: int, num_high: int, low: float, high: float) -> Arra
     r_k = (c - b k) / (a (k + 1)) + (n - k + 1) / ((k + 1) r_(k-1)). Below k = c / b both terms are positive,
     so that errors shrink; above, the same is done from the other end, with zeros and ones exchanged.
     Outcomes below 1e-30 of the mode or so are left out, the rest is normalised.
+
+    Example:
+        >>> coin_sum_pmf(2, 1, 0.25, 0.75)
+        array([0.1875, 0.625 , 0.1875])
     """
     if num_coins == 0:
         return np.ones(1)
@@ -162,6 +166,10 @@ def coin_splits(num_coins: int, most: int = 401) -> tuple[tuple[int, int], ...]:
     coins at `high` and n - j - w at `low`; adding the other w, independent of the victim, is post-processing,
     so the sum without them shows at least as much as every split of the stretch. That is a proof for all of
     them, at the price of one in `most` of the coins, or one in twice as many of epsilon.
+
+    Example:
+        >>> coin_splits(4)
+        ((4, 0), (4, 1), (4, 2), (4, 3), (4, 4))
     """
     n = num_coins
     width = -(-(n + 1) // most) - 1  # a stretch holds width + 1 splits

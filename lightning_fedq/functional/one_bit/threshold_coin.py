@@ -65,6 +65,10 @@ def coin_thresholds(epsilon: float, word_bits: int = WORD_BITS) -> CoinThreshold
 
     Raises:
         ValueError: If epsilon is not > 0, or so small that k bits can't express it.
+
+    Example:
+        >>> coin_thresholds(1.0).epsilon <= 1.0
+        True
     """
     if not epsilon > 0:
         raise ValueError(f"epsilon must be > 0, got {epsilon}")
@@ -252,18 +256,33 @@ def pair_law(first: float, second: float, shared_bits: int | None) -> tuple[floa
 
 
 def output_scale(epsilon: float) -> float:
-    """alpha = coth(epsilon / 2), the ideal output scale of a one-bit epsilon-LDP quantiser."""
+    """alpha = coth(epsilon / 2), the ideal output scale of a one-bit epsilon-LDP quantiser.
+
+    Example:
+        >>> round(output_scale(1.0), 3)
+        2.164
+    """
     return 1.0 / math.tanh(epsilon / 2.0)
 
 
 def one_probability(value: float, center: float, radius: float, epsilon: float) -> float:
-    """P(bit = 1) = 1/2 + x tanh(epsilon / 2) / 2 at x = (value - center) / radius, clipped to [-1, 1]."""
+    """P(bit = 1) = 1/2 + x tanh(epsilon / 2) / 2 at x = (value - center) / radius, clipped to [-1, 1].
+
+    Example:
+        >>> round(one_probability(1.0, 0.0, 1.0, 1.0), 3)
+        0.731
+    """
     x = min(max((value - center) / radius, -1.0), 1.0)
     return 0.5 + 0.5 * x * math.tanh(epsilon / 2.0)
 
 
 def single_mse(value: float, center: float, radius: float, epsilon: float) -> float:
-    """Mean squared error of one client's decoded bit, r^2 alpha^2 - (value - center)^2."""
+    """Mean squared error of one client's decoded bit, r^2 alpha^2 - (value - center)^2.
+
+    Example:
+        >>> round(single_mse(0.0, 0.0, 1.0, 1.0), 3)
+        4.683
+    """
     return (radius * output_scale(epsilon)) ** 2 - (value - center) ** 2
 
 
@@ -274,6 +293,10 @@ def pair_mse(
 
     Here s is the sum of the two values less twice the centre. `shared_bits=None` is the minimum
     over all couplings of the two marginals (Frechet-Hoeffding).
+
+    Example:
+        >>> round(pair_mse(0.0, 0.0, 0.0, 1.0, 1.0, 5), 3)
+        0.0
     """
     scaled, s = radius * output_scale(epsilon), first + second - 2.0 * center
     q1, q2 = (one_probability(value, center, radius, epsilon) for value in (first, second))
@@ -284,6 +307,10 @@ def worst_pair_mse(scale: float, shared_bits: int | None) -> float:
     """Largest mean squared error of a pair's decoded sum over all inputs, in units of radius^2.
 
     2 alpha^2 without shared bits; else 4 (alpha - 1) for alpha >= 2 and alpha^2 below, whatever d >= 1 is.
+
+    Example:
+        >>> worst_pair_mse(2.0, None)
+        4.0
     """
     if shared_bits == 0:
         return 2.0 * scale**2
@@ -296,6 +323,10 @@ def group_variance(probabilities: list[float]) -> float:
     With u_i = (pi_i + xi_i) / g, pi a random permutation of the strata and xi_i private, it is
     1/(2(g-1)) sum |q_i - q_k| (1 - |q_i - q_k|) + 1/(g(g-1)) sum over pairs in one stratum of
     G(phi_i, phi_k), where phi = frac(g q) and G(a, b) = min(a, b) - ab.
+
+    Example:
+        >>> group_variance([0.5, 0.5])
+        0.0
     """
     g = len(probabilities)
     if g == 1:
@@ -318,6 +349,10 @@ def worst_group_variance(size: int, span: float) -> float:
     difference of two independent draws from the empirical law of the probabilities; over all laws on the
     interval the expectation is largest for density one inside and equal atoms at the ends, where it is
     W = t/2 - t^2/2 + t^3/6, t = span. Two clients have the exact bound of a pair, t (1 - t) or 1/4.
+
+    Example:
+        >>> worst_group_variance(3, 1.0)
+        0.625
     """
     if size == 1:
         return 0.25

@@ -84,6 +84,10 @@ def concentrated_epsilon(rho: float, delta: float) -> float:
 
     References:
         Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy, 2020, proposition 12.
+
+    Example:
+        >>> round(concentrated_epsilon(0.5, 1e-5), 2)
+        4.73
     """
 
     def bound(log_rest: float) -> float:
