@@ -41,10 +41,7 @@ def train(message: Message, context: Context) -> Message:
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     content = RecordDict(
-        {
-            "arrays": ArrayRecord(model.state_dict()),
-            "metrics": MetricRecord({"num-examples": len(labels)}),
-        }
+        {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(labels)})}
     )
     return Message(content=content, reply_to=message)
 

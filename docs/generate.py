@@ -74,10 +74,7 @@ HOOKS = {
         "False",
         "noise is a trusted adder's alone, whoever sends (clients that draw for themselves)",
     ),
-    "alike_clients": (
-        "False",
-        "who takes part shows in a release through updates only (secret cohorts)",
-    ),
+    "alike_clients": ("False", "who takes part shows in a release through updates only (secret cohorts)"),
     "own_ranges": ("None", "the round's range follows a rule of the mechanism's own"),
     "core": ("itself", "the mechanism stands around another one"),
     "tolerated_dropouts": ("None", "claims about the sum are void with fewer answers"),

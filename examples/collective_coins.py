@@ -60,9 +60,7 @@ def message_law(inputs: Sequence[float], secret: Secret, epsilon: float) -> dict
             * math.prod(
                 p if bit else 1.0 - p
                 for bit, p in zip(
-                    bits,
-                    (chance_of_one(x, b, epsilon) for x, b in zip(inputs, y, strict=True)),
-                    strict=True,
+                    bits, (chance_of_one(x, b, epsilon) for x, b in zip(inputs, y, strict=True)), strict=True
                 )
             )
             for y, weight in secret.items()

@@ -114,12 +114,7 @@ def main() -> None:
     config = LoraConfig(r=rank, lora_alpha=4 * rank, target_modules=LAYERS, lora_dropout=0.0)
     model.body = get_peft_model(model.body, config)
     model.lr, model.momentum = 0.4, 0.0
-    federated = fedq.Federated(
-        MECHANISM,
-        num_clients=clients,
-        privacy=TARGET,
-        secure_aggregation=MASKS,
-    )
+    federated = fedq.Federated(MECHANISM, num_clients=clients, privacy=TARGET, secure_aggregation=MASKS)
     held = DataLoader(
         TensorDataset(images[private].flip(1), labels[private]), batch_size=SAMPLES, shuffle=True
     )

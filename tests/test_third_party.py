@@ -118,16 +118,10 @@ def declare(folder: Path, name: str, **points: str) -> None:
 @pytest.mark.parametrize(
     ("point", "told"),
     [
-        (
-            {"Lost": "not_there:Lost"},
-            r"mechanism Lost of other \(not_there:Lost\) is left out: ModuleNot",
-        ),
+        ({"Lost": "not_there:Lost"}, r"mechanism Lost of other \(not_there:Lost\) is left out: ModuleNot"),
         ({"Lost": "json:Lost"}, "Lost of other .* is left out: AttributeError"),
         ({"dumps": "json:dumps"}, "must be a class that inherits Mechanism"),
-        (
-            {"Lever": "tests.contract.test_check_mechanism:TinyLever"},
-            "must be called as its class",
-        ),
+        ({"Lever": "tests.contract.test_check_mechanism:TinyLever"}, "must be called as its class"),
         ({"LDPQ": "tests.contract.test_check_mechanism:LDPQ"}, None),
     ],
 )
@@ -163,10 +157,7 @@ def test_a_class_path_is_enough() -> None:
     path = "tests.contract.test_check_mechanism.TinyLever"
     assert mechanism_class(path) is TinyLever and class_path(TinyLever) == path
     assert class_path(mechanisms.LDPQ) == "lightning_fedq.mechanisms.LDPQ"
-    for wrong, told in (
-        ("Nonsense", "there is no mechanism Nonsense"),
-        ("no.such", "does not import"),
-    ):
+    for wrong, told in (("Nonsense", "there is no mechanism Nonsense"), ("no.such", "does not import")):
         with pytest.raises(ValueError, match=told):
             mechanism_class(wrong)
     with pytest.raises(ValueError, match=r"json\.dumps is no class that inherits Mechanism"):

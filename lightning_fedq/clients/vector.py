@@ -30,12 +30,7 @@ from lightning_fedq.clients.constraints import (
     of_values,
     repaired,
 )
-from lightning_fedq.clients.personal import (
-    OwnTensors,
-    check_matches,
-    check_something_travels,
-    stays,
-)
+from lightning_fedq.clients.personal import OwnTensors, check_matches, check_something_travels, stays
 from lightning_fedq.functional.flatten import flatten, unflatten
 
 BufferMode = Literal["share", "local", "frozen"]

@@ -63,8 +63,7 @@ _DRAWN = 5
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="fedq plan",
-        description="Calibrate every mechanism to a target epsilon, and rank them by error.",
+        prog="fedq plan", description="Calibrate every mechanism to a target epsilon, and rank them by error."
     )
     parser.add_argument("config", nargs="?", help="a configuration whose clients, model and rounds count")
     parser.add_argument("--epsilon", type=float, required=True, help="the target")

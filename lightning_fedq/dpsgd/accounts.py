@@ -129,10 +129,7 @@ class SampleAccounts:
         return any(lost)
 
     def state_dict(
-        self,
-        charges: Sequence[int] = (),
-        at_start_of_round: bool = False,
-        round_taken_by: Sequence[int] = (),
+        self, charges: Sequence[int] = (), at_start_of_round: bool = False, round_taken_by: Sequence[int] = ()
     ) -> dict[str, Any]:
         """Every account, in plain types.
 

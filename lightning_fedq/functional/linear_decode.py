@@ -98,12 +98,7 @@ def sum_of_rows(symbols: Tensor) -> Tensor:
 
 
 def decode_sum(
-    symbols: Tensor,
-    segments: Sequence[int],
-    base: Tensor,
-    slope: Tensor,
-    multiple: int = 1,
-    shift: int = 0,
+    symbols: Tensor, segments: Sequence[int], base: Tensor, slope: Tensor, multiple: int = 1, shift: int = 0
 ) -> Tensor:
     """Decode the sum of messages: base + slope (multiple * sum - shift), in float64, rounded to float32.
 

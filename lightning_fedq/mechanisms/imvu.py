@@ -41,13 +41,7 @@ from lightning_fedq.functional.private_levels import draw_tilted
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.grid_channel import CHUNK, OutputChannel
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    AuditCase,
-    Message,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.interface.claims import Slack
 from lightning_fedq.privacy.losses.divergences import ConcentratedLoss
 

@@ -27,14 +27,7 @@ from lightning_fedq.functional.exact_error.mixture_loops import (
     quantize_with_step,
 )
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanisms.bases.exact_error import (
-    Array,
-    ExactError,
-    Quantizer,
-    Row,
-    RowEncoder,
-    Symbols,
-)
+from lightning_fedq.mechanisms.bases.exact_error import Array, ExactError, Quantizer, Row, RowEncoder, Symbols
 from lightning_fedq.mechanisms.interface import Adversary, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.wire.coding import Code
 from lightning_fedq.wire.entropy_coding import Elias

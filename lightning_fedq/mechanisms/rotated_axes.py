@@ -38,12 +38,7 @@ from lightning_fedq.functional.axis_choice import AxisChoice, best_axis_choice
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
-from lightning_fedq.mechanisms.bases.own_rotation import (
-    draw_preferred,
-    parts,
-    rotate_each,
-    rotate_each_back,
-)
+from lightning_fedq.mechanisms.bases.own_rotation import draw_preferred, parts, rotate_each, rotate_each_back
 from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,

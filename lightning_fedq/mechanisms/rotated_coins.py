@@ -399,10 +399,7 @@ class RotatedCoins(Mechanism):
         colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
         behind = {
             Adversary.CLIENT: (self._behind(1, context), (MODELS_ONLY, *answer)),
-            Adversary.SECAGG_SERVER: (
-                self._behind(corrupt, context),
-                (SUM_ONLY, colluding, *answer, *keys),
-            ),
+            Adversary.SECAGG_SERVER: (self._behind(corrupt, context), (SUM_ONLY, colluding, *answer, *keys)),
             Adversary.OUTSIDER: (self._behind(0, context), (MODELS_ONLY, *answer, *keys)),
         }
         single = PrivacyClaim(

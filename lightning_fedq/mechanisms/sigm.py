@@ -31,12 +31,7 @@ from lightning_fedq.mechanisms.bases.exact_error import (
     shortest_inputs,
 )
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
-from lightning_fedq.mechanisms.interface import (
-    GaussianLoss,
-    Message,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import GaussianLoss, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.layered import layered_quantizer, next_words, selected_quantizer
 from lightning_fedq.wire.coding import Code
 from lightning_fedq.wire.entropy_coding import Elias, Subset

@@ -26,13 +26,7 @@ from lightning_fedq.rounds.parts import (
     UpdateTransform,
     check_aggregation,
 )
-from lightning_fedq.rounds.plan import (
-    CohortKey,
-    Cohorts,
-    RoundPlan,
-    RoundPlanner,
-    round_half_up,
-)
+from lightning_fedq.rounds.plan import CohortKey, Cohorts, RoundPlan, RoundPlanner, round_half_up
 from lightning_fedq.rounds.record import RoundRecord, metric_name
 from lightning_fedq.rounds.server import RoundServer
 

@@ -17,12 +17,7 @@ from torch import Tensor
 from lightning_fedq.functional.flatten import rearrange
 from lightning_fedq.keys.randomness import PublicRandomness, ServerKeys
 from lightning_fedq.mechanisms.contract import check_claims, check_decoded
-from lightning_fedq.mechanisms.interface import (
-    AbortedRoundError,
-    HandOver,
-    Mechanism,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import AbortedRoundError, HandOver, Mechanism, RoundContext
 from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
 from lightning_fedq.privacy.ledger import Ledger, pad_segments
 from lightning_fedq.privacy.run import ASSUMED, Run, ThreatModel

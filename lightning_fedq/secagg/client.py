@@ -394,12 +394,7 @@ class Client:
             secret = wire.mask_secret(self.terms, self.client, self._mask_root)
             for other in self._partners:
                 key = wire.mask_key(
-                    secret,
-                    self._public[other],
-                    self._context,
-                    (self.client, other),
-                    Stage.MASK,
-                    other,
+                    secret, self._public[other], self._context, (self.client, other), Stage.MASK, other
                 )
                 layout.add_mask(masked, key, subtract=self.client > other)
             return self._answer(Kind.MASKED, layout.pack(masked))

@@ -31,12 +31,7 @@ from lightning_fedq.training.files import Aside
 from lightning_fedq.training.handed_loader import ask_module_instead, handed_loader
 from lightning_fedq.training.protocol import Federation
 from lightning_fedq.training.rank_checks import check_for_ranks, check_streams
-from lightning_fedq.training.ranks import (
-    DistributedClientsStrategy,
-    RankEngine,
-    RankSchedule,
-    ranks_of,
-)
+from lightning_fedq.training.ranks import DistributedClientsStrategy, RankEngine, RankSchedule, ranks_of
 from lightning_fedq.training.rehearsal import Findings, Trial, first_clients, prepare, rehearse
 from lightning_fedq.training.schedule import Schedule
 from lightning_fedq.training.secure_sum import secure_sum

@@ -37,10 +37,7 @@ def limit_releases(federation: Federation, counted: Run | None) -> None:
 
 
 def check_release(
-    federation: Federation,
-    trainer: Any,
-    choice: ClientMetricsChoice,
-    target: PrivacyTarget | None,
+    federation: Federation, trainer: Any, choice: ClientMetricsChoice, target: PrivacyTarget | None
 ) -> None:
     """Refuse what a released evaluation does not go with.
 

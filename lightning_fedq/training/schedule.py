@@ -54,9 +54,7 @@ def round_stacks(
 
 
 def single_stacks(
-    plan: RoundPlan,
-    batches: Sequence[tuple[Tensor, ...]],
-    keys_of: Callable[[int, int], tuple[bytes, ...]],
+    plan: RoundPlan, batches: Sequence[tuple[Tensor, ...]], keys_of: Callable[[int, int], tuple[bytes, ...]]
 ) -> list[Stack]:
     """One stack for each client that answers, on the batches that a rule has drawn for it.
 

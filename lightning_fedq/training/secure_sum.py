@@ -20,14 +20,7 @@ def secure_sum(
     weights: Tensor,
 ) -> Aggregation:
     """Open one round. With its first argument bound it is a `rounds.SecureSums`."""
-    return Aggregation(
-        secagg,
-        mechanism,
-        context,
-        rand,
-        session=session,
-        model_hash=model_digest(weights),
-    )
+    return Aggregation(secagg, mechanism, context, rand, session=session, model_hash=model_digest(weights))
 
 
 def check_secure_aggregation(secagg: SecAgg, mechanism: Mechanism, cohort_size: int) -> None:

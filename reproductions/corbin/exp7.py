@@ -257,10 +257,7 @@ def corbin_exp7(out: str = "runs/corbin-exp7", **options: Any) -> dict[str, Any]
         mechanism = _mechanism(case)
 
         def row(
-            choice: tuple[RangeRule, float],
-            seed: int,
-            case: Case = case,
-            mechanism: Mechanism = mechanism,
+            choice: tuple[RangeRule, float], seed: int, case: Case = case, mechanism: Mechanism = mechanism
         ) -> Row:
             rule, value = choice
             plain = case.method == "vanilla"
@@ -416,12 +413,7 @@ def _beside_the_log(table: Sequence[Row], rounds: int) -> list[str]:
     return lines
 
 
-def _draw(
-    table: Sequence[Row],
-    chosen: dict[Case, list[Row]],
-    targets: Sequence[Target],
-    path: Path,
-) -> None:
+def _draw(table: Sequence[Row], chosen: dict[Case, list[Row]], targets: Sequence[Target], path: Path) -> None:
     from matplotlib.figure import Figure  # half a second to import, and only needed here
 
     figure = Figure(figsize=(11, 4 * len(targets)), layout="constrained")

@@ -15,11 +15,7 @@ import numpy as np
 import torch
 
 from lightning_fedq.functional.one_bit.privacy import coin_sum_pmf
-from lightning_fedq.functional.one_bit.threshold_coin import (
-    output_scale,
-    pair_mse,
-    worst_pair_mse,
-)
+from lightning_fedq.functional.one_bit.threshold_coin import output_scale, pair_mse, worst_pair_mse
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from lightning_fedq.privacy.report import privacy_report

@@ -163,8 +163,7 @@ def cpa_beyond(
     for name, method in _methods(clip_norm, num_clients).items():
         for target in targets:
             rows.add(
-                {"method": name, "target_epsilon": target},
-                partial(setting.solved_columns, method, target),
+                {"method": name, "target_epsilon": target}, partial(setting.solved_columns, method, target)
             )
     private = [row for row in rows.rows if row is not plain]
     shown = [plain, *(row for row in private if row["target_epsilon"] == bits_target)]

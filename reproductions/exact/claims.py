@@ -27,11 +27,7 @@ Symbols = NDArray[np.int64]
 
 
 def finish(
-    folder: Path,
-    settings: dict[str, Any],
-    rows: Sequence[Row],
-    claims: Sequence[Claim],
-    figure: Figure,
+    folder: Path, settings: dict[str, Any], rows: Sequence[Row], claims: Sequence[Claim], figure: Figure
 ) -> dict[str, Any]:
     """Write `table.csv`, `picture.png` and `summary.json`, print the verdicts.
 

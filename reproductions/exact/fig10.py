@@ -26,11 +26,7 @@ from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.reports.runs import Row, fresh_folder
 from reproductions.bench import Claim
 from reproductions.exact.claims import finish
-from reproductions.exact.langevin import (
-    missing_variance,
-    rounding_round_trip,
-    shifted_round_trip,
-)
+from reproductions.exact.langevin import missing_variance, rounding_round_trip, shifted_round_trip
 
 CLIENTS, POINTS, DIM, STEP = 20, 50, 50, 5e-4
 

@@ -3,11 +3,7 @@
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import (
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-)
+from pytorch_lightning.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from pytorch_lightning.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

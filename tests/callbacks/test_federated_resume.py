@@ -74,11 +74,7 @@ def module() -> Classifier:
 
 
 def fit(
-    folder: Path,
-    clients_per_step: int,
-    *extra: Any,
-    resume: Any = None,
-    **settings: Any,
+    folder: Path, clients_per_step: int, *extra: Any, resume: Any = None, **settings: Any
 ) -> tuple[Classifier, Federated]:
     keep = pl.callbacks.ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1)
     fed, model = federation(clients_per_step, **settings), module()

@@ -173,10 +173,7 @@ def written(folder: Path, rounds: int, mechanism: str, args: dict[str, float], *
     federated = {
         "class_path": "lightning_fedq.callbacks.Federated",
         "init_args": {
-            "mechanism": {
-                "class_path": f"lightning_fedq.mechanisms.{mechanism}",
-                "init_args": args,
-            },
+            "mechanism": {"class_path": f"lightning_fedq.mechanisms.{mechanism}", "init_args": args},
             "num_clients": 20,
             "clients_per_round": 4,
             **settings,

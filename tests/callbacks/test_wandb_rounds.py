@@ -104,14 +104,7 @@ def test_a_run_with_a_target_is_found_by_it_and_drawn_against_its_price(
     monkeypatch.setenv("WANDB_SILENT", "true")
     logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
     target = PrivacyTarget(50.0, 1e-5, "server")
-    small_run(
-        WandbRounds(),
-        rounds=2,
-        logger=logger,
-        mechanism=LDPQ(epsilon=4.0),
-        privacy=target,
-        seed=None,
-    )
+    small_run(WandbRounds(), rounds=2, logger=logger, mechanism=LDPQ(epsilon=4.0), privacy=target, seed=None)
     logger.experiment.finish()
     records = finished_records_of(tmp_path)
     assert {tag for r in records if r.HasField("run") for tag in r.run.tags} == {

@@ -15,11 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.Jsonar
         ("digits_corbin", "CorBin.epsilon=-1", "error: epsilon must be > 0, got -1"),
         ("digits_corbin", "CorBin.epsilon=abc", "error: epsilon of CorBin must be a number, got 'abc'"),
         ("digits_corbin", "Federated.num_clients=0", "error: num_clients must be >= 1, got 0"),
-        (
-            "digits_private",
-            "Federated.privacy.adversary=nobody",
-            "error: adversary must be one of",
-        ),
+        ("digits_private", "Federated.privacy.adversary=nobody", "error: adversary must be one of"),
     ],
 )
 def test_in_its_own_sentence(run: str, change: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

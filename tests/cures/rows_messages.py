@@ -11,15 +11,7 @@ from torch import Tensor
 from lightning_fedq.algorithms.byzantine.attacks import alie_shift, sign_flip
 from lightning_fedq.functional.noise.skellam import skellam
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import (
-    CPA,
-    LDPQ,
-    QSGD,
-    SIGM,
-    LayeredGaussian,
-    SignRR,
-    TopK,
-)
+from lightning_fedq.mechanisms import CPA, LDPQ, QSGD, SIGM, LayeredGaussian, SignRR, TopK
 from lightning_fedq.mechanisms.interface import Mechanism, Neighbours, RoundContext
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.grid import LossGrid, loss_grid

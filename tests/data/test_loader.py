@@ -56,12 +56,7 @@ def test_batches_client_by_client_and_stack_by_stack(dataset: Any) -> None:
     stacks = [Stack((2, 0), (2, 1), 7, ()), Stack((1,), (2, 1), 8, ())]
     loader = client_loader(DataLoader(dataset, batch_size=2), clients, stacks)
     assert len(loader) == 4
-    assert [labels(batch) for batch in round_of(loader)] == [
-        [[20, 21], [0, 1]],
-        [[22], [2]],
-        [10, 11],
-        [12],
-    ]
+    assert [labels(batch) for batch in round_of(loader)] == [[[20, 21], [0, 1]], [[22], [2]], [10, 11], [12]]
 
 
 def test_data_order_follows_the_clients_own_seed() -> None:
@@ -212,10 +207,7 @@ class Endless(IterableDataset[Any]):
     ("loader", "message"),
     [
         ([1, 2], "must return torch DataLoaders to federate, got list"),
-        (
-            DataLoader(Endless()),
-            "got the IterableDataset Endless; give every client its own: ",
-        ),
+        (DataLoader(Endless()), "got the IterableDataset Endless; give every client its own: "),
         (
             DataLoader(TENSORS, batch_sampler=Buckets(SequentialSampler(TENSORS), 3, False)),
             r"batch sampler Buckets can't be dealt out .* FederatedDataModule\(clients=\[loader",

@@ -17,14 +17,7 @@ from lightning_fedq.mechanisms import LDPQ, FedAvg, StratifiedCorBin
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg
 from tests.flower.halves import DIM, Fields, Halves, Still, update_of
-from tests.flower.loop import (
-    CLIENTS,
-    LoopGrid,
-    OwnDigits,
-    deployment,
-    federated,
-    module,
-)
+from tests.flower.loop import CLIENTS, LoopGrid, OwnDigits, deployment, federated, module
 from tests.flower.test_own_budget import budget_for
 
 SECRET = 0.7324

@@ -30,16 +30,7 @@ from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg, messages as wire, server as secagg_server
-from tests.flower.loop import (
-    TRAINER,
-    LoopGrid,
-    Net,
-    clients,
-    deployment,
-    federated,
-    module,
-    simulate,
-)
+from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, module, simulate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:round .* client|the message of client|node |register|train|unmask. :UserWarning"

@@ -23,15 +23,7 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg
 from tests.flower.halves import DIM, Fields, Halves, Still
-from tests.flower.loop import (
-    CLIENTS,
-    LoopGrid,
-    clients,
-    deployment,
-    federated,
-    module,
-    own_digits,
-)
+from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits
 
 pytestmark = pytest.mark.filterwarnings("ignore:node |train|round .* client:UserWarning")
 COIN, DELTA = LDPQ(epsilon=0.5), 1e-5

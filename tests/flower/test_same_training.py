@@ -15,16 +15,7 @@ from lightning_fedq.flower.kept import KeptState, check_names
 from lightning_fedq.flower.remote_client import RefusedError
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
-from tests.flower.loop import (
-    CLIENTS,
-    LoopGrid,
-    clients,
-    deployment,
-    federated,
-    module,
-    own_digits,
-    simulate,
-)
+from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits, simulate
 from tests.training.test_constraints import ActNorm
 
 pytestmark = pytest.mark.filterwarnings(

@@ -9,10 +9,7 @@ from lightning_fedq.functional.axis_choice import WORD_BITS
 from lightning_fedq.functional.direction_choice import best_direction_choice, top_moments
 
 
-@pytest.mark.parametrize(
-    "epsilon, on_sphere, normal",
-    [(1.0, 6478.30, 6481.96), (8.0, 135.537, 136.102)],
-)
+@pytest.mark.parametrize("epsilon, on_sphere, normal", [(1.0, 6478.30, 6481.96), (8.0, 135.537, 136.102)])
 def test_many_directions_have_the_error_of_privunit_and_privunitg(epsilon, on_sphere, normal):
     """In 1,024 dimensions the errors of the ideal mechanisms, from their densities; 65,536 directions."""
     for spherical, ideal in ((True, on_sphere), (False, normal)):

@@ -68,8 +68,7 @@ def test_bits_on_the_wire():
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "levels"),
-    [(0.001, 65), (12.0, 17), (12.0, 65), (12.0, 4096), (14.0, 65), (18.0, 65)],
+    ("epsilon", "levels"), [(0.001, 65), (12.0, 17), (12.0, 65), (12.0, 4096), (14.0, 65), (18.0, 65)]
 )
 def test_the_exact_law_in_whole_words_is_within_the_claim(epsilon, levels):
     """Every level's chance, counted over the 2^52 words that the encoder reads, for three dithers."""

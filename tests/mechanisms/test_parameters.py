@@ -62,14 +62,8 @@ def test_no_parameter_takes_a_value_of_another_kind(kind, name, value):
             r"shared_bits of CorBin must be an integer or None, got 5.5 \(float\)$",
         ),
         (lambda: CorBin(1.0, shared_bits=5.0), r"got 5.0 \(float\); 5 will do"),
-        (
-            lambda: CPA(epsilon=(1.0, "2")),
-            r"must be a number or a tuple of numbers, got \(1.0, '2'\)",
-        ),
-        (
-            lambda: CPA(epsilon=[1.0]),
-            r"a number or a tuple of numbers, got \[1.0\] \(list\); a tuple",
-        ),
+        (lambda: CPA(epsilon=(1.0, "2")), r"must be a number or a tuple of numbers, got \(1.0, '2'\)"),
+        (lambda: CPA(epsilon=[1.0]), r"a number or a tuple of numbers, got \[1.0\] \(list\); a tuple"),
         (
             lambda: LDPQ(torch.tensor(1.0)),
             r"epsilon of LDPQ must be a number, got tensor\(1.\) \(Tensor\); its .item",

@@ -18,13 +18,7 @@ DELTA = 1e-5
 def drawn(mechanism, clients=1000, cohort=40, fraction=0.02, **settings) -> Setting:
     context = context_of(mechanism, cohort, 50)
     return Setting(
-        context,
-        10,
-        DELTA,
-        secure_aggregation=True,
-        max_corrupt=fraction,
-        num_clients=clients,
-        **settings,
+        context, 10, DELTA, secure_aggregation=True, max_corrupt=fraction, num_clients=clients, **settings
     )
 
 

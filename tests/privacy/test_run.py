@@ -50,11 +50,7 @@ def test_nobody_changes_it(part: Any) -> None:
         (ASSUMED, {"max_corrupt": 1.0}, r"max_corrupt must be in \[0, 1\), got 1.0"),
         (RUN.threat, {"num_byzantine": -1}, "num_byzantine must be >= 0, got -1"),
         (RUN, {"rounds": -1}, "rounds must be >= 0, got -1"),
-        (
-            RUN,
-            {"sampling": replace(RUN.sampling, num_clients=3)},
-            "num_clients >= the cohort .* got 3",
-        ),
+        (RUN, {"sampling": replace(RUN.sampling, num_clients=3)}, "num_clients >= the cohort .* got 3"),
     ],
 )
 def test_what_contradicts_itself_is_refused(part: Any, change: dict[str, Any], why: str) -> None:

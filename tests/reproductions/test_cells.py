@@ -99,13 +99,7 @@ PARTS = {
         "## Table V", cpa_table5, {"num_clients": [10], "methods": ["nested CPA"], **ONE_RATE}, of_table_v, 3
     ),
     "table V, few clients": Part("## Table V", cpa_table5, {"num_clients": [10, 100]}, of_table_v, 48),
-    "table II": Part(
-        "## Tables II and III",
-        cpa_table2,
-        {"num_clients": [50]},
-        of_table_ii,
-        3,
-    ),
+    "table II": Part("## Tables II and III", cpa_table2, {"num_clients": [50]}, of_table_ii, 3),
     "table III": Part("Table III, K = 100", cpa_table3, {"epsilons": [0.2]}, of_table_iii, 1),
     "figure 6": Part("## Figure 6", cpa_fig6, {"num_clients": [100], "epsilons": [0.5]}, of_figure_6, 3),
     "figure 7": Part("## Figure 7", cpa_fig7, {"num_clients": [10], "epsilons": [0.5]}, of_figure_7, 4),

@@ -31,14 +31,7 @@ def context(num_clients: int, dim: int) -> RoundContext:
 
 def aggregation(secagg: SecAgg, num_clients: int = 7, dim: int = 300) -> Aggregation:
     rand = PublicRandomness(KEYS, 2)
-    return Aggregation(
-        secagg,
-        MECHANISM,
-        context(num_clients, dim),
-        rand,
-        session=b"s",
-        model_hash=bytes(32),
-    )
+    return Aggregation(secagg, MECHANISM, context(num_clients, dim), rand, session=b"s", model_hash=bytes(32))
 
 
 def messages(clients: list[int], num_clients: int, dim: int) -> torch.Tensor:

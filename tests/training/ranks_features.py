@@ -308,13 +308,11 @@ FEATURES: dict[str, Feature] = {
     "liars": Feature(callbacks=lambda f: [ByzantineClients(0.3, "sign_flip")], refused="clients that lie"),
     "CPA over rounds": Feature(mechanism=CPA(epsilon=1.0), federated={"clients_per_round": 3}),
     "noise over rounds": Feature(
-        mechanism=BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2),
-        federated=TURNS,
+        mechanism=BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2), federated=TURNS
     ),
     "noise that is handed on": Feature(mechanism=HANDED_ON, federated=TURNS),
     "noise that is handed on, behind masks": Feature(
-        mechanism=HANDED_ON,
-        federated={**TURNS, "secure_aggregation": SecAgg(), "dropout_probability": 0.2},
+        mechanism=HANDED_ON, federated={**TURNS, "secure_aggregation": SecAgg(), "dropout_probability": 0.2}
     ),
 }
 

@@ -15,12 +15,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.batches import LocalWork, pass_sizes
 from lightning_fedq.data.partition import Dirichlet
 from lightning_fedq.mechanisms import LDPQ, FedAvg
-from lightning_fedq.training.checks import (
-    check_limit,
-    check_optimizers,
-    check_setup,
-    least_fraction,
-)
+from lightning_fedq.training.checks import check_limit, check_optimizers, check_setup, least_fraction
 from lightning_fedq.training.settings import Clients, Local, Protection, Server
 from tests.digits_run import Classifier, Digits, make_trainer
 

@@ -25,13 +25,7 @@ SAMPLES, BATCH = 120, 10
 
 def federated(num_clients: int = 5, **settings: Any) -> Federated:
     return Federated(
-        **{
-            "mechanism": FedAvg(),
-            "num_clients": num_clients,
-            "seed": 1,
-            "clients_per_step": 1,
-            **settings,
-        }
+        **{"mechanism": FedAvg(), "num_clients": num_clients, "seed": 1, "clients_per_step": 1, **settings}
     )
 
 

@@ -8,12 +8,7 @@ from lightning_fedq.functional.exact_error.layered import layer_row
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import SIGM
 from lightning_fedq.mechanisms.interface import RoundContext
-from lightning_fedq.wire.entropy_coding import (
-    Elias,
-    Subset,
-    from_positive,
-    to_positive,
-)
+from lightning_fedq.wire.entropy_coding import Elias, Subset, from_positive, to_positive
 from reproductions.exact.formulas import conditional_entropy
 from tests.wire.conditional_huffman import ConditionalHuffman, canonical_words, huffman_lengths
 

@@ -39,8 +39,7 @@ def test_the_response_keeps_epsilon_and_no_more_than_it_needs(epsilon, bits):
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
-    [({"bits": 0}, r"bits must be in \[1, 8\]"), ({"epsilon": 0.0}, "epsilon <= 15")],
+    ("settings", "match"), [({"bits": 0}, r"bits must be in \[1, 8\]"), ({"epsilon": 0.0}, "epsilon <= 15")]
 )
 def test_senseless_settings(settings, match):
     with pytest.raises(ValueError, match=match):

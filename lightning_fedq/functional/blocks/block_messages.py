@@ -97,11 +97,7 @@ def encode_updates(
 
 
 def encode_blocks(
-    design: BlockDesign,
-    scaled: Tensor,
-    keys: Keys,
-    coins: Sequence[Fill],
-    flips_below: NDArray[np.uint32],
+    design: BlockDesign, scaled: Tensor, keys: Keys, coins: Sequence[Fill], flips_below: NDArray[np.uint32]
 ) -> Tensor:
     """Code blocks `(messages, blocks, L)`, float64 in units of the radius, on any device.
 
@@ -116,11 +112,7 @@ def encode_blocks(
 
 
 def _encode_tensor(
-    design: BlockDesign,
-    scaled: Tensor,
-    keys: Keys,
-    coins: Sequence[Fill],
-    flips_below: NDArray[np.uint32],
+    design: BlockDesign, scaled: Tensor, keys: Keys, coins: Sequence[Fill], flips_below: NDArray[np.uint32]
 ) -> Tensor:
     """The same bits in tensor code."""
     (size, blocks, _), stages = scaled.shape, len(design.tables)

@@ -29,12 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.exact_error.depths import (
-    BLOCK,
-    LEAST_DEPTH,
-    complementary_depths,
-    draw_depths,
-)
+from lightning_fedq.functional.exact_error.depths import BLOCK, LEAST_DEPTH, complementary_depths, draw_depths
 
 Law = Literal["gaussian", "laplace"]
 Layering = Literal["direct", "shifted"]

@@ -120,11 +120,7 @@ def cut_once(
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def quantize_with_step(
-    values: NDArray[np.floating],
-    scale: float,
-    words: Words,
-    step: float,
-    symbols: NDArray[np.signedinteger],
+    values: NDArray[np.floating], scale: float, words: Words, step: float, symbols: NDArray[np.signedinteger]
 ) -> float:
     """Quantise with one step, `dither_quantize(scale * values, centred_dither(words), step)`.
 

@@ -401,13 +401,7 @@ class Bench:
         return engine
 
     def _play(
-        self,
-        engine: RoundEngine,
-        keys: Keys,
-        victim: int,
-        round: int,
-        turned: int,
-        told: Keys | None = None,
+        self, engine: RoundEngine, keys: Keys, victim: int, round: int, turned: int, told: Keys | None = None
     ) -> Played:
         told = told or keys
         high, low = self.pair(victim, round, told)

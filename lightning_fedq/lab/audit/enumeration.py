@@ -56,12 +56,7 @@ def specified_pair_law(first: Fraction, second: Fraction, shared_bits: int) -> t
     return both, first - both, second - both, 1 - first - second + both
 
 
-def enumerate_coin(
-    epsilon: float,
-    word_bits: int = 8,
-    *,
-    quantize: Quantize = one_bit_quantize,
-) -> list[str]:
+def enumerate_coin(epsilon: float, word_bits: int = 8, *, quantize: Quantize = one_bit_quantize) -> list[str]:
     """Count every word of one coin for every threshold. Return what differs from the specification.
 
     Args:

@@ -156,13 +156,7 @@ def _trials(bench: Bench, sight: _Sight, victim: int, held: int, trials: int) ->
 
 
 def _judge(
-    bench: Bench,
-    sights: list[_Sight],
-    trials: int,
-    alpha: float,
-    seed: int,
-    cells: int,
-    repetitions: int,
+    bench: Bench, sights: list[_Sight], trials: int, alpha: float, seed: int, cells: int, repetitions: int
 ) -> list[Finding]:
     values: list[list[Array]] = [[] for _ in sights]
     labels: list[list[NDArray[np.int64]]] = [[] for _ in sights]

@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, Keys
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    Mechanism,
-    Message,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext
 from lightning_fedq.rounds import RoundPlan, RoundPlanner, Tampering
 
 _FAR_APART = 1 << 20

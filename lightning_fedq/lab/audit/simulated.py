@@ -167,11 +167,7 @@ class _Run:
 
     def judge(self, each: float) -> tuple[Finding, ...]:
         """Compare every view with its claim."""
-        return (
-            *(view.judge(each) for view in self.views),
-            *self._error.judge(),
-            *self._grid.judge(),
-        )
+        return (*(view.judge(each) for view in self.views), *self._error.judge(), *self._grid.judge())
 
 
 def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before: list[Loss]) -> list[_Look]:
@@ -259,9 +255,7 @@ class _Joint:
         failure = 1.0 - (1.0 - one.failure) ** 2
         times, copies = bench.times, 2 * one.copies
         period = positions // times
-        self.views = [
-            View(f"{name}, two rounds", one.loss, copies, positions, outcomes, failure, period),
-        ]
+        self.views = [View(f"{name}, two rounds", one.loss, copies, positions, outcomes, failure, period)]
         self._first, self._second = bench.segments[:2]
         if bench.aligned and positions == bench.dim and not bench.concentrated:
             number, period = times * self._second, self._second

@@ -33,11 +33,7 @@ from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.clients.stack import StackedStep, further_arguments
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import seed_everywhere
-from lightning_fedq.lab.leakage.batch_sampling import (
-    GradientMoments,
-    solve_probability,
-    update_variance,
-)
+from lightning_fedq.lab.leakage.batch_sampling import GradientMoments, solve_probability, update_variance
 from lightning_fedq.lab.leakage.control import (
     NoiseLevel,
     allowed_hits,
@@ -200,11 +196,7 @@ class LeakageBudget(pl.Callback):
             generator = torch.Generator().manual_seed(plan.stream_seed("leakage attempts", client))
             mechanism = self._mechanism
             level = noise_for_budget(
-                rate * gradients,
-                mechanism.clip_norm,
-                mechanism.leakage_budget,
-                self.attempts,
-                generator,
+                rate * gradients, mechanism.clip_norm, mechanism.leakage_budget, self.attempts, generator
             )
             # the first time as if clients had been measured one after the other, so that they take turns
             when = plan.round if old is not None else plan.round - client % self.every_n_rounds

@@ -51,10 +51,7 @@ COLUMNS = (
     "downlink_megabytes",
     "seconds",
 )
-HEADS = {
-    "bits_per_parameter": "bits",
-    "uplink_megabytes": "MB up",
-}
+HEADS = {"bits_per_parameter": "bits", "uplink_megabytes": "MB up"}
 
 
 def read_run(folder: Path) -> tuple[list[Row], dict[str, Any]]:

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fedq.functional.trade_off import (
-    clopper_pearson,
-    leakage_factor,
-    log_ratio,
-    recovery_leakage,
-)
+from lightning_fedq.functional.trade_off import clopper_pearson, leakage_factor, log_ratio, recovery_leakage
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,7 @@ def _claims(losses: dict[Adversary, Loss], context: RoundContext, shared: bool) 
     }
     return tuple(
         PrivacyClaim(
-            who,
-            losses[who],
-            context.dim,
-            assumptions=(ARBITRARY, FRESH, *special[who]),
-            unit=Unit.COORDINATE,
+            who, losses[who], context.dim, assumptions=(ARBITRARY, FRESH, *special[who]), unit=Unit.COORDINATE
         )
         for who in Adversary
     )

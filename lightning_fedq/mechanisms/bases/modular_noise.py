@@ -178,9 +178,7 @@ class ModularNoise(Mechanism):
         # orders say nothing about larger losses; and a fifth of the grid, on which rounding lengthens an
         # update by next to nothing, so that a little less noise shows.
         little = replace(
-            self,
-            local_sigma=2.0 * self.local_sigma / math.sqrt(dim),
-            granularity=0.2 * self.granularity,
+            self, local_sigma=2.0 * self.local_sigma / math.sqrt(dim), granularity=0.2 * self.granularity
         )
         dropped = replace(little, max_dropped=max(self.max_dropped, 1))
         return (

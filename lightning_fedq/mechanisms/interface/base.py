@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.functional.checks import check_fields
-from lightning_fedq.mechanisms.interface.claims import (
-    Adversary,
-    AuditCase,
-    Neighbours,
-    PrivacyClaim,
-)
+from lightning_fedq.mechanisms.interface.claims import Adversary, AuditCase, Neighbours, PrivacyClaim
 from lightning_fedq.mechanisms.interface.context import Message, RoundContext
 
 if TYPE_CHECKING:

@@ -7,10 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from lightning_fedq.privacy.losses import (
-    Loss,
-    NonPrivate,
-)
+from lightning_fedq.privacy.losses import Loss, NonPrivate
 
 if TYPE_CHECKING:
     from lightning_fedq.mechanisms.interface.base import Mechanism

@@ -10,9 +10,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from lightning_fedq.functional.divergences import (
-    gaussian_epsilon,
-)
+from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.functional.one_bit.privacy import coin_count_quantile
 from lightning_fedq.privacy.losses.loss import Array, Loss, both_sides
 

@@ -10,11 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lightning_fedq.functional.divergences import (
-    gaussian_mu,
-    hockey_stick,
-    randomized_response_epsilon,
-)
+from lightning_fedq.functional.divergences import gaussian_mu, hockey_stick, randomized_response_epsilon
 from lightning_fedq.functional.one_bit.privacy import coin_count_quantile, coin_splits, coin_sum_pmf
 from lightning_fedq.privacy.losses.loss import _AIM, Array, Law, Loss, composed_mass
 
@@ -196,8 +192,7 @@ class CoinSum(_OfPairs):
         others = tuple(groups[1 + max(num_corrupt, 1) :])
         victims = [
             replace(
-                victim,
-                num_coins=coin_count_quantile((1,) * victim.num_coins + others, probability, failure),
+                victim, num_coins=coin_count_quantile((1,) * victim.num_coins + others, probability, failure)
             )
             for victim in self.victims
         ]

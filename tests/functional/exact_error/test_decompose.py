@@ -5,11 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_fedq.functional.exact_error.decompose import (
-    LEAST_SCALE_BITS,
-    core_probability,
-    decomposition,
-)
+from lightning_fedq.functional.exact_error.decompose import LEAST_SCALE_BITS, core_probability, decomposition
 from lightning_fedq.functional.exact_error.dither import add_dequantized_row, dither_quantize_row
 from lightning_fedq.functional.exact_error.irwin_hall import (
     half_support,

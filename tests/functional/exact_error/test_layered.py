@@ -6,16 +6,8 @@ import torch
 from scipy import stats
 
 from lightning_fedq.functional.exact_error.dither import centred_dither, dither_dequantize, dither_quantize
-from lightning_fedq.functional.exact_error.layered import (
-    check_law,
-    layer,
-    layer_row,
-    minimal_step,
-)
-from lightning_fedq.functional.exact_error.layered_cost import (
-    known_dither_delta,
-    layer_mean,
-)
+from lightning_fedq.functional.exact_error.layered import check_law, layer, layer_row, minimal_step
+from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta, layer_mean
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from reproductions.exact.formulas import (
     cell_entropy,

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_fedq.functional.divergences import (
-    hockey_stick,
-)
+from lightning_fedq.functional.divergences import hockey_stick
 from lightning_fedq.functional.one_bit import privacy as obp
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds, pair_law
 from tests.functional.one_bit.closed_forms import (
@@ -188,8 +186,7 @@ def test_stretches_of_splits_dominate_every_split():
     def worst(splits, at):
         noises = [obp.coin_sum_pmf(*split, low, high) for split in splits]
         return np.max(
-            [hockey_stick(np.convolve(n, [high, low]), np.convolve(n, [low, high]), at) for n in noises],
-            0,
+            [hockey_stick(np.convolve(n, [high, low]), np.convolve(n, [low, high]), at) for n in noises], 0
         )
 
     every, bound = [(1000, j) for j in range(1001)], worst(obp.coin_splits(1000), points)

@@ -51,10 +51,7 @@ def test_single_client():
 
 @pytest.mark.parametrize(
     "first, second, law",
-    [
-        (7 / 10, 2 / 5, (3 / 25, 29 / 50, 7 / 25, 1 / 50)),
-        (5 / 8, 3 / 8, (1 / 16, 9 / 16, 5 / 16, 1 / 16)),
-    ],
+    [(7 / 10, 2 / 5, (3 / 25, 29 / 50, 7 / 25, 1 / 50)), (5 / 8, 3 / 8, (1 / 16, 9 / 16, 5 / 16, 1 / 16))],
 )
 def test_pair_law_of_two_shared_bits(first, second, law):
     for value, expected in zip(ob.pair_law(first, second, 2), law, strict=True):

@@ -14,11 +14,7 @@ import torch
 from lightning_fedq.functional.exact_error.decompose import Special
 from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
-from lightning_fedq.functional.one_bit.threshold_coin import (
-    WORD_BITS,
-    one_bit_quantize,
-    one_bit_thresholds,
-)
+from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS, one_bit_quantize, one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, Stream
 from lightning_fedq.mechanisms import (
     CSGM,

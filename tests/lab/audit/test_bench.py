@@ -7,14 +7,7 @@ import torch
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.lab.audit.bench import Bench, Bins
 from lightning_fedq.lab.audit.known import HeldKeys
-from lightning_fedq.mechanisms import (
-    CPA,
-    CSGM,
-    LDPQ,
-    CorBin,
-    DistributedDiscreteGaussian,
-    LayeredGaussian,
-)
+from lightning_fedq.mechanisms import CPA, CSGM, LDPQ, CorBin, DistributedDiscreteGaussian, LayeredGaussian
 from lightning_fedq.mechanisms.interface import Adversary
 
 

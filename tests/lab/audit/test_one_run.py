@@ -5,12 +5,7 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.lab.audit.one_run import (
-    canary_coins,
-    judge_guesses,
-    one_run_lower_bound,
-    surest_guesses,
-)
+from lightning_fedq.lab.audit.one_run import canary_coins, judge_guesses, one_run_lower_bound, surest_guesses
 from lightning_fedq.mechanisms import LDPQ, CorBin, SignRR
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner

@@ -89,11 +89,7 @@ CASES: list[Case] = [
             ("padding bits in the clear", "PaddingInTheClear"),
         ]
     ),
-    (
-        "tie-break <= for <",
-        "A",
-        lambda folder: enumerated(enumerate_coin(1.0, 8, quantize=plants.tie_break)),
-    ),
+    ("tie-break <= for <", "A", lambda folder: enumerated(enumerate_coin(1.0, 8, quantize=plants.tie_break))),
     (
         "antithetic 1 - U",
         "A",

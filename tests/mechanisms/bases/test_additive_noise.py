@@ -4,12 +4,7 @@ import dp_accounting
 import pytest
 import torch
 
-from lightning_fedq.mechanisms import (
-    GaussianNoise,
-    LaplaceNoise,
-    PerCoordinateGaussian,
-    PerCoordinateLaplace,
-)
+from lightning_fedq.mechanisms import GaussianNoise, LaplaceNoise, PerCoordinateGaussian, PerCoordinateLaplace
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier, laplace_noise_multiplier
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, LaplaceLoss
 from lightning_fedq.privacy.accounting import spent

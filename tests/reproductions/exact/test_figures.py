@@ -8,12 +8,7 @@ import pytest
 from lightning_fedq.lab.commands.reproduce import main
 from reproductions.exact.fig2 import exact_fig2
 from reproductions.exact.fig4 import exact_fig4, theorem_2
-from reproductions.exact.fig5 import (
-    closed_form,
-    exact_fig5,
-    paper_inputs,
-    sampled_multiplier,
-)
+from reproductions.exact.fig5 import closed_form, exact_fig5, paper_inputs, sampled_multiplier
 from reproductions.exact.fig6 import exact_fig6, exact_fig8, exact_fig9
 from reproductions.exact.fig10 import client_means, exact_fig10, run_chains
 
