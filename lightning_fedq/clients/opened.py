@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 _RENAMES = -1
 """In the place of flags: a file gets this name, and what was written under another one."""
+_IN_MEMORY = -2
+"""In the place of flags: they are the first eight bytes at the address of argument 2."""
 _MACHINES: dict[str, tuple[int, int, dict[int, tuple[int | None, int, int]]]] = {
     "x86_64": (
         0xC000003E,
@@ -32,7 +34,8 @@ _MACHINES: dict[str, tuple[int, int, dict[int, tuple[int | None, int, int]]]] = 
         {
             2: (None, 0, 1),
             85: (None, 0, _RENAMES),
-            257: (0, 1, 2),  # open, creat, openat
+            257: (0, 1, 2),
+            437: (0, 1, _IN_MEMORY),  # open, creat, openat, openat2
             82: (None, 1, _RENAMES),
             86: (None, 1, _RENAMES),  # rename, link
             264: (2, 3, _RENAMES),
@@ -43,7 +46,13 @@ _MACHINES: dict[str, tuple[int, int, dict[int, tuple[int | None, int, int]]]] = 
     "aarch64": (
         0xC00000B7,
         277,
-        {56: (0, 1, 2), 38: (2, 3, _RENAMES), 37: (2, 3, _RENAMES), 276: (2, 3, _RENAMES)},
+        {
+            56: (0, 1, 2),
+            437: (0, 1, _IN_MEMORY),
+            38: (2, 3, _RENAMES),
+            37: (2, 3, _RENAMES),
+            276: (2, 3, _RENAMES),
+        },
     ),
 }
 """Of a machine: its number for filters, that of `seccomp`, and of calls: where folder, path, flags stand."""
@@ -129,7 +138,11 @@ class Opened:
                         at = ctypes.c_int(arguments[folder]).value if folder is not None else _HERE
                         where = "cwd" if at == _HERE else f"fd/{at}"
                         name = os.path.join(os.readlink(f"/proc/{process}/{where}".encode()), name)
-                    self._write(name, _ANEW if flags == _RENAMES else arguments[flags])
+                    if flags == _IN_MEMORY:
+                        (opens,) = struct.unpack("Q", _memory(process, arguments[2], 8))
+                    else:
+                        opens = _ANEW if flags == _RENAMES else arguments[flags]
+                    self._write(name, opens)
             os.close(listener)
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
@@ -169,12 +182,16 @@ def _notified(listener: int, ours: socket.socket) -> Iterator[tuple[int, int, tu
             fcntl.ioctl(listener, _SEND, bytearray(struct.pack("QqiI", number, 0, 0, 1)))
 
 
+def _memory(process: int, at: int, count: int) -> bytes:
+    with open(f"/proc/{process}/mem", "rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), count, at)
+
+
 def _text(process: int, at: int) -> bytes:
     """The text at an address of another process."""
     found = b""
-    with open(f"/proc/{process}/mem", "rb", buffering=0) as memory:
-        while b"\0" not in found and len(found) < 4096:
-            found += os.pread(memory.fileno(), 4096 - (at + len(found)) % 4096, at + len(found))
+    while b"\0" not in found and len(found) < 4096:  # page by page: the next one may be nobody's
+        found += _memory(process, at + len(found), 4096 - (at + len(found)) % 4096)
     return found.partition(b"\0")[0]
 
 
