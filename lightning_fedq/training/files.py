@@ -88,18 +88,22 @@ class Files:
 
     def __init__(self, written: Mapping[str, int], opened: Opened) -> None:
         self.written, self.crossed, self._opened = dict(written), set[str](), opened
-        self._last, self._before, streams = set[str](), dict[str, int](), list(_held_open())
-        self._streams = {path: fd for path, fd, flags in streams if not flags & os.O_RDWR}
+        self._last, self._before, self._after = set[str](), dict[str, int](), dict[str, int]()
+        streams = list(_held_open())
+        self._streams = {path: (fd, flags) for path, fd, flags in streams if not flags & os.O_RDWR}
         self._held = {path for path, _, flags in streams if flags & os.O_RDWR}
+        for fd, flags in self._streams.values():
+            _take_place_of_its_own(fd, flags)
 
     @contextmanager
     def of(self, client: int) -> Iterator[None]:
         """While it is open, a client trains."""
         begun, start = len(self._opened), time.time_ns() - 20_000_000
-        self._before = {
-            path: os.path.getsize(path) for path in {*self._held, *self._streams} if os.path.isfile(path)
-        }
-        places = {path: _fields(fd)["pos"] for path, fd in self._streams.items()}
+        self._before = {path: os.path.getsize(path) for path in self._held if os.path.isfile(path)}
+        places = {path: _place(fd) for path, (fd, _) in self._streams.items()}
+        for path, (_, flags) in self._streams.items():
+            at_end = flags & os.O_APPEND and os.path.isfile(path)
+            self._before[path] = os.path.getsize(path) if at_end else places[path]
         yield
         opened = [one for one in self._opened.since(begun) if not any(part in one.path for part in _CODE)]
         for one in opened:
@@ -110,8 +114,9 @@ class Files:
         # a data base, a map or an open file: whether it was written its time tells, but of memory
         written |= {path for path in self._held if _time_of(path) >= start}
         written |= {one.path for one in opened if one.flags & os.O_RDWR and one.path.startswith("/dev/shm/")}
-        # other processes may write to what was open before the fork, but don't move its place there
-        written |= {path for path, fd in self._streams.items() if _fields(fd)["pos"] != places[path]}
+        # other processes may write to what was open before the fork, but don't move this one's place there
+        self._after = {path: _place(fd) for path, (fd, _) in self._streams.items()}
+        written |= {path for path, place in self._after.items() if place != places[path]}
         self._last = written
         self.crossed |= {path for path in read if self.written.get(path, client) != client}
         for path in written if client != NOBODY else ():
@@ -124,26 +129,37 @@ class Files:
             with suppress(OSError), open(path, "rb") as file:
                 held, name = file.read(), f"file {os.path.basename(path)}"
                 found[name] = hashlib.sha256(held).hexdigest()
-                found[f"{name}, at its end"] = hashlib.sha256(held[self._before.get(path, 0) :]).hexdigest()
+                added = held[self._before.get(path, 0) : self._after.get(path)]
+                found[f"{name}, at its end"] = hashlib.sha256(added).hexdigest()
         return found
 
 
 def _held_open() -> Iterator[tuple[str, int, int]]:
     """Files that this process could write to: path, number, flags. Its own streams are left out."""
+    import fcntl  # which Windows lacks, where there are no forks
+
     for fd in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
-            flags, path = int(_fields(fd)["flags"], 8), os.readlink(f"/proc/self/fd/{fd}")
+            flags, path = fcntl.fcntl(fd, fcntl.F_GETFL), os.readlink(f"/proc/self/fd/{fd}")
             if flags & (os.O_WRONLY | os.O_RDWR) and fd > 2 and os.path.isfile(path):
                 yield path, fd, flags
 
 
-def _fields(fd: int) -> dict[str, str]:
-    """Facts of an open file, as Linux tells them: `pos`, `flags`. Empty ones of one that is closed."""
+def _take_place_of_its_own(fd: int, flags: int) -> None:
+    """Write to an open file at a place that is no longer shared with the processes that inherited it."""
+    with suppress(OSError):  # a file that may not be opened again
+        own = os.open(f"/proc/self/fd/{fd}", flags & (os.O_ACCMODE | os.O_APPEND))
+        os.lseek(own, _place(fd), os.SEEK_SET)
+        os.dup2(own, fd, os.get_inheritable(fd))
+        os.close(own)
+
+
+def _place(fd: int) -> int:
+    """Where an open file is written next. 0 in one that is closed."""
     try:
-        with open(f"/proc/self/fdinfo/{fd}") as lines:
-            return dict(line.rstrip().split(":\t", 1) for line in lines if ":\t" in line)
+        return os.lseek(fd, 0, os.SEEK_CUR)
     except OSError:
-        return {"pos": "", "flags": "0"}
+        return 0
 
 
 def _time_of(path: str) -> int:

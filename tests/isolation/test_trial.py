@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import linecache
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.training.files import Aside, Files
 from lightning_fedq.training.isolation import IsolationTrial, said
 from tests.digits_run import make_trainer
 from tests.isolation.shapes.leaving import (
@@ -253,6 +255,31 @@ def test_what_another_process_writes_is_nobody_s(
             other.kill()
 
 
+def test_the_place_in_an_open_file_that_another_process_moves_is_nobody_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were started with one file for what they print, by a shell, say."""
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read(1); print('other')"]
+    with open("both", "w") as both, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=both) as other:
+        both.write("before")
+        both.flush()
+
+        def work(files: Files) -> dict[str, str]:
+            with files.of(0):
+                other.communicate(b".")
+            theirs = files.digests()
+            with files.of(0):
+                both.write("own")
+                both.flush()
+            return {**theirs, **{f"then {name}": value for name, value in files.digests().items()}}
+
+        found = Aside(make_trainer()).watched(work)
+    own = hashlib.sha256(b"own").hexdigest()
+    assert set(found) == {"then file both", "then file both, at its end"}
+    assert found["then file both, at its end"] == own
+
+
 class _Heard(Shape):
     """A memory that no comparison sees: a library's."""
 
@@ -317,6 +344,7 @@ def test_whatever_writes_a_file_it_is_its_client_s(
     row: type[Shape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(linecache.cache, "heard", [])  # type: ignore[arg-type]  # so that it is gone afterwards
     with pytest.raises(ValueError, match=r"not isolated.* were: file (of-a-shell|sum-\d+.pt|book.txt)"):
         fit(row)
 
