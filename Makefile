@@ -41,7 +41,7 @@ test: setup
 
 # tests on a device that is not the CPU have processes of their own
 test-all: setup
-	OMP_NUM_THREADS=1 FEDQ_ELSEWHERE=1 $(BIN)/python -m pytest -q tests/*/test_elsewhere.py
+	OMP_NUM_THREADS=1 FEDQ_ELSEWHERE=1 $(BIN)/python -m pytest $(WORKERS) -q tests/*/test_elsewhere.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS)
 
 test-slow: setup
