@@ -267,7 +267,9 @@ def test_the_place_in_an_open_file_that_another_process_moves_is_nobody_s(
 
         def work(files: Files) -> dict[str, str]:
             with files.of(0):
-                other.communicate(b".")
+                other.communicate(b".")  # which waits for its own children only
+                while "other" not in Path("both").read_text():
+                    time.sleep(0.01)
             theirs = files.digests()
             with files.of(0):
                 both.write("own")
