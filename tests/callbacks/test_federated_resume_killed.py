@@ -64,7 +64,7 @@ class Point(NamedTuple):
 # 6 clients, one at a time, 4 rounds: 24 messages, 4 checkpoints
 POINTS = [
     Point(Ledger, "charge", 1),
-    Point(os, "fsync", 5),  # header, folder, round 0, its record, round 1: in the journal, perhaps not on the disk
+    Point(os, "fsync", 5),  # header, folder, round 0, its record, round 1, perhaps not on the disk
     Point(Ledger, "charge", 3, "after"),
     Point(RoundEngine, "start", 2, "after"),
     Point(CorBin, "encode", 1),
