@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -41,20 +42,24 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
         package: Its `__name__`. `import *` there stands for all names of another package.
     """
     module = sys.modules[package]
-    homes: dict[str, str] = {}
-    for block in ast.parse(inspect.getsource(module)).body:
-        if isinstance(block, ast.If) and isinstance(block.test, ast.Name):
-            for node in block.body:
-                assert isinstance(node, ast.ImportFrom) and node.module is not None
-                for name in (alias.name for alias in node.names):
-                    found = import_module(node.module).__all__ if name == "*" else [name]
-                    homes.update(dict.fromkeys(found, node.module))
+
+    @functools.cache
+    def homes() -> dict[str, str]:
+        found: dict[str, str] = {}
+        for block in ast.parse(inspect.getsource(module)).body:
+            if isinstance(block, ast.If) and isinstance(block.test, ast.Name):
+                for node in block.body:
+                    assert isinstance(node, ast.ImportFrom) and node.module is not None
+                    for name in (alias.name for alias in node.names):
+                        names = import_module(node.module).__all__ if name == "*" else [name]
+                        found.update(dict.fromkeys(names, node.module))
+        return found
 
     def find(name: str) -> Any:
-        if name not in homes:
+        if name.startswith("__") or name not in homes():  # the source is read when a name is first asked for
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name]), name)
+        value = getattr(import_module(homes()[name]), name)
         setattr(module, name, value)
         return value
 
-    return find, lambda: sorted({*vars(module), *homes})
+    return find, lambda: sorted({*vars(module), *homes()})

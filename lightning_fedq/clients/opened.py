@@ -130,20 +130,12 @@ class Opened:
         _, listeners, *_ = socket.recv_fds(ours, 1, 1)
         calls = _MACHINES.get(platform.machine(), (0, 0, {}))[2]
         for listener in listeners:
-            for process, call, arguments in _notified(listener, ours):
-                with suppress(OSError):  # it has ended meanwhile
-                    folder, path, flags = calls[call]
-                    name = _text(process, arguments[path])
-                    if not name.startswith(b"/"):
-                        at = ctypes.c_int(arguments[folder]).value if folder is not None else _HERE
-                        where = "cwd" if at == _HERE else f"fd/{at}"
-                        name = os.path.join(os.readlink(f"/proc/{process}/{where}".encode()), name)
-                    if flags == _IN_MEMORY:
-                        (opens,) = struct.unpack("Q", _memory(process, arguments[2], 8))
-                    else:
-                        opens = _ANEW if flags == _RENAMES else arguments[flags]
-                    self._write(name, opens)
-            os.close(listener)
+            try:
+                for process, call, arguments in _notified(listener, ours):
+                    with suppress(OSError):  # it has ended meanwhile
+                        self._write(*_meant(process, arguments, *calls[call]))
+            finally:
+                os.close(listener)  # else who asks waits for ever
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and not isinstance(args[0], int):
@@ -182,9 +174,27 @@ def _notified(listener: int, ours: socket.socket) -> Iterator[tuple[int, int, tu
             fcntl.ioctl(listener, _SEND, bytearray(struct.pack("QqiI", number, 0, 0, 1)))
 
 
+def _meant(
+    process: int, arguments: tuple[int, ...], folder: int | None, path: int, flags: int
+) -> tuple[bytes, int]:
+    """Path and flags of a call, by where they stand among its arguments."""
+    name = _text(process, arguments[path])
+    if not name.startswith(b"/"):
+        at = ctypes.c_int(arguments[folder]).value if folder is not None else _HERE
+        where = "cwd" if at == _HERE else f"fd/{at}"
+        name = os.path.join(os.readlink(f"/proc/{process}/{where}".encode()), name)
+    if flags == _IN_MEMORY:
+        return name, int.from_bytes(_memory(process, arguments[2], 8), sys.byteorder)
+    return name, _ANEW if flags == _RENAMES else arguments[flags]
+
+
 def _memory(process: int, at: int, count: int) -> bytes:
+    """Bytes at an address of another process; `OSError` if there are not so many."""
     with open(f"/proc/{process}/mem", "rb", buffering=0) as memory:
-        return os.pread(memory.fileno(), count, at)
+        found = os.pread(memory.fileno(), count, at)
+    if len(found) < count:  # as of a process that has ended
+        raise OSError(f"process {process} has no {count} bytes at {at}")
+    return found
 
 
 def _text(process: int, at: int) -> bytes:

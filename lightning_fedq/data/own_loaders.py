@@ -219,14 +219,8 @@ class SeveralLoaders:
 
     def _deal(self, combined: Any) -> list[_Together]:
         return [
-            _Together(
-                combined,
-                [
-                    _share(loader, held[c])
-                    for loader, held in list(zip(combined.flattened, self._held, strict=True))
-                ],
-            )
-            for c in range(len(self._held[0]))
+            _Together(combined, [_share(*one) for one in zip(combined.flattened, parts, strict=True)])
+            for parts in zip(*self._held, strict=True)
         ]
 
     def held(self) -> list[Tensor]:

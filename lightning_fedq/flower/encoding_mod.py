@@ -91,13 +91,12 @@ class _TrainFunction(RemoteClient):
         if len(records) != 1:
             raise ValueError(f"the train function must return one record of arrays, got {sorted(records)}")
         ((name, arrays),) = records.items()
-        name, answer = name, arrays
         if dropped := [*_others(reply, name), *(f"array {key}" for key in sent.others)]:
             rank_zero_warn(
                 f"only the encoded update leaves this client; dropped: {', '.join(dropped)}. They would go "
                 "round the mechanism; log them here, or evaluate on the server (evaluate_fn)"
             )
-        return sent.vector_of(answer) - weights
+        return sent.vector_of(arrays) - weights
 
 
 def _others(reply: RecordDict, arrays: str) -> list[str]:

@@ -163,7 +163,7 @@ class LossGrid:
         # at every grid point l: P's mass from l on, infinite included, and sum of m e^(l - loss)
         upper = self.masses[::-1].cumsum()[::-1] + self.infinite
         decay = [1.0, -math.exp(-self.step)]
-        upper, lower = upper, signal.lfilter([1.0], decay, self.masses[::-1])[::-1]
+        lower = signal.lfilter([1.0], decay, self.masses[::-1])[::-1]
         enough = np.flatnonzero(upper - lower <= delta)
         first = int(enough[0])
         if upper[first] <= delta or lower[first] <= 0.0:

@@ -90,20 +90,18 @@ class Files:
         self.written, self.crossed, self._opened = dict(written), set[str](), opened
         self._last, self._before, self._after = set[str](), dict[str, int](), dict[str, int]()
         streams = list(_held_open())
-        self._streams = {path: (fd, flags) for path, fd, flags in streams if not flags & os.O_RDWR}
+        self._streams = {fd: (path, flags) for path, fd, flags in streams if not flags & os.O_RDWR}
         self._held = {path for path, _, flags in streams if flags & os.O_RDWR}
-        for fd, flags in self._streams.values():
+        for fd, (_, flags) in self._streams.items():
             _take_place_of_its_own(fd, flags)
 
     @contextmanager
     def of(self, client: int) -> Iterator[None]:
         """While it is open, a client trains."""
         begun, start = len(self._opened), time.time_ns() - 20_000_000
-        self._before = {path: os.path.getsize(path) for path in self._held if os.path.isfile(path)}
-        places = {path: _place(fd) for path, (fd, _) in self._streams.items()}
-        for path, (_, flags) in self._streams.items():
-            at_end = flags & os.O_APPEND and os.path.isfile(path)
-            self._before[path] = os.path.getsize(path) if at_end else places[path]
+        watched = self._held | {path for path, _ in self._streams.values()}
+        sizes = {path: os.path.getsize(path) for path in watched if os.path.isfile(path)}
+        places, self._before, self._after = {fd: _place(fd) for fd in self._streams}, dict(sizes), {}
         yield
         opened = [one for one in self._opened.since(begun) if not any(part in one.path for part in _CODE)]
         for one in opened:
@@ -115,8 +113,11 @@ class Files:
         written |= {path for path in self._held if _time_of(path) >= start}
         written |= {one.path for one in opened if one.flags & os.O_RDWR and one.path.startswith("/dev/shm/")}
         # other processes may write to what was open before the fork, but don't move this one's place there
-        self._after = {path: _place(fd) for path, (fd, _) in self._streams.items()}
-        written |= {path for path, place in self._after.items() if place != places[path]}
+        for fd, (path, flags) in self._streams.items():
+            if (place := _place(fd)) != places[fd]:
+                written.add(path)
+                self._before[path] = sizes.get(path, 0) if flags & os.O_APPEND else places[fd]
+                self._after[path] = place
         self._last = written
         self.crossed |= {path for path in read if self.written.get(path, client) != client}
         for path in written if client != NOBODY else ():

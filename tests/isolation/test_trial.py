@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
+from lightning_fedq.clients.opened import _memory
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.training.files import Aside, Files
 from lightning_fedq.training.isolation import IsolationTrial, said
@@ -341,7 +342,26 @@ class Appended(_Heard):
         type(self).book.flush()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("row", [OfAShell, NamedByTheHour, ByALaterCall, ToTheLog, Appended])
+class WithACopy(Appended):
+    """And another number of the same open file, as loggers and notebooks take."""
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        type(self).copy = os.dup(type(self).book.fileno())  # type: ignore[attr-defined]
+
+
+def test_memory_that_ends_in_what_is_read_is_no_answer() -> None:
+    """Flags at the end of a page, or a process that has ended: an error at once, and nobody waits."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    pages = libc.mmap(None, 2 * 4096, 3, 0x22, -1, 0)  # to read and write, private, of no file
+    assert libc.munmap(ctypes.c_void_p(pages + 4096), 4096) == 0
+    assert _memory(os.getpid(), pages + 4088, 8) == bytes(8)
+    with pytest.raises(OSError, match="has no 8 bytes"):
+        _memory(os.getpid(), pages + 4092, 8)
+
+
+@pytest.mark.parametrize("row", [OfAShell, NamedByTheHour, ByALaterCall, ToTheLog, Appended, WithACopy])
 def test_whatever_writes_a_file_it_is_its_client_s(
     row: type[Shape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

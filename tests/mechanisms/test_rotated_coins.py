@@ -326,3 +326,13 @@ def test_rounds_with_too_many_dropouts_are_given_up():
     square = ((high - low) * math.sqrt(128) / 4.5) ** 2
     bound = 128 * math.log1p(hidden_coin_moments(low, high, 45)[0] * square / 128)
     assert claim.loss.divergences[0] == pytest.approx(bound, rel=1e-6)
+
+
+def test_the_smallest_share_is_the_kernel_of_the_rotation():
+    """An order of 1,280 is 20 times a power of two: fewer than 20 coordinates are no share of it."""
+    for share, sent in ((1.0, 1280), (1 / 4, 320), (1 / 64, 20), (1 / 1024, 20)):
+        mechanism = RotatedCoins(clip_norm=8.0, epsilon=1.0, share=share)
+        context = context_of(mechanism, (0, 1, 2), (1100,))
+        assert encode(mechanism, torch.full((3, 1100), 0.01), context).symbols.shape == (3, sent)
+        # what is clipped and claimed is of what is sent
+        assert mechanism._norm(context) == pytest.approx(replace(mechanism, share=sent / 1280)._norm(context))
