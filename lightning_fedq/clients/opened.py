@@ -189,7 +189,7 @@ def _meant(
 
 
 def _memory(process: int, at: int, count: int) -> bytes:
-    """Bytes at an address of another process; `OSError` if there are not so many."""
+    """Bytes at an address of another process, or an `OSError` if there are not so many."""
     with open(f"/proc/{process}/mem", "rb", buffering=0) as memory:
         found = os.pread(memory.fileno(), count, at)
     if len(found) < count:  # as of a process that has ended
