@@ -12,7 +12,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated, dpsgd
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.data.generator_turns import draw_from, own_draws, states_of_defaults
-from lightning_fedq.dpsgd.opacus import STEPS_PER_SIGMA, GridDPOptimizer
+from lightning_fedq.dpsgd.loss_reduction import loss_reduction
+from lightning_fedq.dpsgd.opacus import STEPS_PER_SIGMA, GridDPOptimizer, SampleGradientHooks
 from lightning_fedq.dpsgd.poisson import PoissonBatches
 from lightning_fedq.mechanisms import FedAvg
 from tests.callbacks.test_privacy import trainer
@@ -204,6 +205,19 @@ def test_every_sample_is_clipped_in_batches_of_all_sizes(monkeypatch, federated)
     for size, clipped in enumerate(sums, 1):
         assert (clipped[:size] <= 1.0).all() and (clipped[:size] > 1.0 - 2.0 * step).all(), size
         assert not clipped[size:].any(), size
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")  # DPSGD leaves it out, too
+def test_two_losses_that_are_equal_by_chance_are_not_taken_for_a_loss_that_draws_nothing():
+    """At a rate of .004 a batch of 8 loses nothing in one of five passes: two pairs in 50 are equal."""
+    module = WithData(Inputs(8, lambda index: [0.0] * 3)).train()
+    module.net[0].p = 0.004
+    fitted = trainer(epochs=0)
+    fitted.fit(module)
+    batch = next(iter(DataLoader(module.data, batch_size=8)))
+    for seed in range(50):
+        torch.manual_seed(seed)
+        assert loss_reduction(fitted, module, batch, SampleGradientHooks) == "mean", seed
 
 
 @pytest.mark.parametrize("where", [alone, in_a_client])
