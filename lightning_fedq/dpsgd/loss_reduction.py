@@ -203,7 +203,7 @@ def _step_of(trainer: Any, probe: pl.LightningModule) -> Callable[[Any], Tensor]
 
 
 def _is_random(loss_of: Callable[[Any], float], batch: Any) -> bool:
-    """Does a loss differ from call to call? A few may be equal by chance, so that many are tried where it draws."""
+    """Does a loss differ from call to call? A few may be equal by chance, so that 20 are tried."""
     before, first = states_of_defaults(), loss_of(batch)
     tries = 2 if states_of_defaults() == before else 20
     return any(not _same(first, loss_of(batch)) for _ in range(tries))
