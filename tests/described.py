@@ -1,11 +1,9 @@
 """Runs by the few facts that a test is about; everything else is the plainest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.privacy import report, target
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
@@ -35,7 +33,7 @@ class Setting:
     participates: str = "random"
     broken: str = ""
 
-    def run(self, mechanism: Mechanism) -> Run:
+    def run(self, mechanism):
         sums = SecureSum(
             max_corrupt=self.max_corrupt,
             min_survivors=self.min_survivors,
@@ -68,18 +66,18 @@ class Setting:
             releases=self.beside,
         )
 
-    def account(self, mechanism: Mechanism) -> Account:
+    def account(self, mechanism):
         return Account(self.run(mechanism), self.delta)
 
     def claims(self, mechanism, client=None):
         return self.account(mechanism).claims(client)
 
     @property
-    def _any(self) -> Account:
+    def _any(self):
         return self.account(None)
 
     @property
-    def num_corrupt(self) -> int:
+    def num_corrupt(self):
         return self._any.num_corrupt
 
     def available(self, *args):

@@ -1,20 +1,18 @@
 """An ordinary Lightning run on scikit-learn's digits, for the tests of what federates it."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
 
 
 @cache
-def digits() -> tuple[Tensor, Tensor]:
+def digits():
     data = load_digits()
     return torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
 
@@ -28,19 +26,19 @@ class Classifier(pl.LightningModule):
         self.backbone = backbone or nn.Linear(64, 10)
         self.optimizer = optimizer or (lambda params: torch.optim.SGD(params, lr=0.5))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         loss = nn.functional.cross_entropy(self.backbone(inputs), labels)
         self.log("train_loss", loss, on_step=False, on_epoch=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         inputs, labels = batch
         self.log("val_acc", (self.backbone(inputs).argmax(1) == labels).float().mean())
 
     test_step = validation_step
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return self.optimizer(self.parameters())
 
 
@@ -49,22 +47,22 @@ class Digits(pl.LightningDataModule):
         super().__init__()
         self.num_train, self.loader = num_train, {"batch_size": batch_size, "shuffle": True, **loader}
 
-    def train_set(self) -> Dataset[Any]:
+    def train_set(self):
         inputs, labels = digits()
         return TensorDataset(inputs[: self.num_train], labels[: self.num_train])
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(self.train_set(), **self.loader)
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         inputs, labels = digits()
         return DataLoader(TensorDataset(inputs[1500:], labels[1500:]), batch_size=300)
 
     test_dataloader = val_dataloader
 
 
-def make_trainer(*callbacks: Any, **settings: Any) -> pl.Trainer:
-    quiet: dict[str, Any] = {
+def make_trainer(*callbacks, **settings):
+    quiet = {
         "max_epochs": 2,
         "accelerator": "cpu",
         "logger": False,
@@ -75,5 +73,5 @@ def make_trainer(*callbacks: Any, **settings: Any) -> pl.Trainer:
     return pl.Trainer(callbacks=list(callbacks), **{**quiet, **settings})
 
 
-def weights_of(module: nn.Module) -> Tensor:
+def weights_of(module):
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])

@@ -9,7 +9,6 @@ its tensors where they belong; it says nothing of a GPU's own kernels, streams o
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -28,10 +27,10 @@ if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
 class _Module(backend_registration._DummyBackendModule):
     """`torch.elsewhere`: one device, whose generator is the CPU's."""
 
-    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+    def get_rng_state(self, device=None):
         return torch.get_rng_state()
 
-    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+    def set_rng_state(self, state, device=None):
         torch.set_rng_state(state)
 
 
@@ -47,7 +46,7 @@ _INDEXED = {
 }
 
 
-_memory: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_memory = WeakIdKeyDictionary()
 """The CPU tensors, which are no attributes of anything: nobody looks into the memory of a device."""
 
 
@@ -70,35 +69,35 @@ class Elsewhere(torch.Tensor):
         return made
 
     @property
-    def raw(self) -> torch.Tensor:
+    def raw(self):
         return _memory[self]
 
-    def tolist(self) -> Any:
+    def tolist(self):
         return self.raw.tolist()
 
-    def untyped_storage(self) -> torch.UntypedStorage:
+    def untyped_storage(self):
         return self.raw.untyped_storage()
 
-    def data_ptr(self) -> int:
+    def data_ptr(self):
         return self.raw.data_ptr()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+    def __deepcopy__(self, memo):
         if id(self) not in memo:
-            made: Any = Elsewhere(self.raw.detach().clone()).requires_grad_(self.requires_grad)
+            made = Elsewhere(self.raw.detach().clone()).requires_grad_(self.requires_grad)
             if isinstance(self, torch.nn.Parameter):
                 made = torch.nn.Parameter(made, self.requires_grad)
             made.grad = copy.deepcopy(self.grad, memo)
             memo[id(self)] = made
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol):
         return _rebuilt, (self.raw.detach(), self.requires_grad)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_):
         return f"{self.raw!r} elsewhere"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         flat = pytree.tree_leaves((args, kwargs))
         tensors = [value for value in flat if isinstance(value, torch.Tensor)]
@@ -127,7 +126,7 @@ class Elsewhere(torch.Tensor):
         )
 
 
-def _rebuilt(raw: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+def _rebuilt(raw, requires_grad):
     return Elsewhere(raw).requires_grad_(requires_grad)
 
 
@@ -135,15 +134,15 @@ torch.serialization.add_safe_globals([_rebuilt])
 _library = torch.library.Library("aten", "IMPL")
 
 
-def _empty(size: Any, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+def _empty(size, *, dtype=None, **_):
     return Elsewhere(torch.empty(size, dtype=dtype))
 
 
-def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+def _empty_strided(size, stride, *, dtype=None, **_):
     return Elsewhere(torch.empty_strided(size, stride, dtype=dtype))
 
 
-def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def _copy_from(source, target, non_blocking=False):
     from_, to = (t.raw if isinstance(t, Elsewhere) else t for t in (source, target))
     to.copy_(from_)
     return target
@@ -157,36 +156,36 @@ _library.impl("empty_strided", _empty_strided, "PrivateUse1")
 class ElsewhereAccelerator(pl.accelerators.Accelerator):
     """What Lightning asks about a device."""
 
-    def setup_device(self, device: torch.device) -> None:
+    def setup_device(self, device):
         """Nothing to set up."""
 
-    def teardown(self) -> None:
+    def teardown(self):
         """Nothing to tear down."""
 
     @staticmethod
-    def parse_devices(devices: Any) -> Any:
+    def parse_devices(devices):
         return devices
 
     @staticmethod
-    def get_parallel_devices(devices: Any) -> list[torch.device]:
+    def get_parallel_devices(devices):
         return [DEVICE] * (devices if isinstance(devices, int) else 1)
 
     @staticmethod
-    def auto_device_count() -> int:
+    def auto_device_count():
         return 1
 
     @staticmethod
-    def is_available() -> bool:
+    def is_available():
         return True
 
     @staticmethod
-    def name() -> str:
+    def name():
         return NAME
 
-    def get_device_stats(self, device: Any) -> dict[str, Any]:
+    def get_device_stats(self, device):
         return {}
 
 
-def strategy() -> pl.strategies.Strategy:
+def strategy():
     """Train there: `Trainer(strategy=strategy())`."""
     return pl.strategies.SingleDeviceStrategy(DEVICE, accelerator=ElsewhereAccelerator())

@@ -7,8 +7,6 @@ writes `tests/long.txt`: a line for every test function whose cases took `LEAST`
 setting up and taking down included; it wants the time of every case. `make test-all` and CI run them.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import defaultdict
@@ -18,14 +16,14 @@ LEAST = 0.5
 PAGE = Path(__file__).with_name("long.txt")
 
 
-def long_functions() -> frozenset[str]:
+def long_functions():
     """Functions that `make test` leaves out, as `tests/FILE.py::NAME`."""
     return frozenset(PAGE.read_text().split())
 
 
-def main(log: Path) -> None:
+def main(log):
     """Write the list anew."""
-    cases: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    cases = defaultdict(lambda: defaultdict(float))
     for line in log.read_text().splitlines():
         if found := re.match(r"([\d.]+)s (?:call|setup|teardown) +(tests/\S+?::\S+?)(\[.*)?$", line):
             cases[found[2]][found[3] or ""] += float(found[1])

@@ -1,14 +1,13 @@
 """One round by hand: context, streams, encode, decode. Used by the tests of mechanisms."""
 
 import torch
-from torch import Tensor
 
 from lightning_fedq.mechanisms.contract_suite import context_of, decode, encode
 
 __all__ = ["context_of", "decode", "encode", "updates_for"]
 
 
-def updates_for(num_clients: int, dim: int = 64) -> Tensor:
+def updates_for(num_clients, dim=64):
     """Inside every contract row's range: coordinates within +-0.9, rows shorter than the clipping norms."""
     generator = torch.Generator().manual_seed(5)
     values = torch.rand(num_clients, dim, generator=generator) * 2 - 1

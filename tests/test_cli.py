@@ -36,7 +36,7 @@ from tests.callbacks.runs import small_run
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 
 
-def configuration(folder: Path, **federated: object) -> Path:
+def configuration(folder, **federated):
     """A run of two rounds on 60 digits with four clients."""
     path = folder / "small.yaml"
     small = {
@@ -82,19 +82,19 @@ def configuration(folder: Path, **federated: object) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))  # the command adds the current folder
 
 
-def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overview_lists_every_command(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in [*TRAINING, *OTHERS])
 
 
 @pytest.mark.parametrize("command", [*TRAINING, *OTHERS])
-def test_help_imports_nothing_heavy(command: str) -> None:
+def test_help_imports_nothing_heavy(command):
     """What it prints is the parsers' own: tests/test_docs.py compares."""
     code = (
         "import sys; from lightning_fedq.cli import main\n"
@@ -106,14 +106,14 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     assert shown.startswith(f"usage: fedq {command}")
 
 
-def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_names_the_nearest(capsys):
     assert main(["sweeep"]) == 2
     assert "there is no command 'sweeep'. Did you mean 'sweep'?" in capsys.readouterr().err
     assert main(["reproduce", "corbin-exp88"]) == 2
     assert "Did you mean 'corbin-exp8'?" in capsys.readouterr().err
 
 
-def test_reproduce_lists_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reproduce_lists_experiments(capsys):
     assert main(["reproduce"]) == 0
     assert "corbin-exp7" in capsys.readouterr().out
 
@@ -126,9 +126,7 @@ def test_reproduce_lists_experiments(capsys: pytest.CaptureFixture[str]) -> None
         ("mechanisms.CorBin", "mechanisms.CorBim", "Did you mean 'CorBin'"),
     ],
 )
-def test_a_wrong_key_names_the_nearest(
-    right: str, wrong: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_key_names_the_nearest(right, wrong, hint, tmp_path, capsys):
     path = configuration(tmp_path)
     path.write_text(path.read_text().replace(right, wrong))
     with pytest.raises(SystemExit, match="2"):
@@ -145,9 +143,7 @@ def test_a_wrong_key_names_the_nearest(
         ("--model.lrr=3", "Did you mean 'lr'"),
     ],
 )
-def test_a_wrong_flag_names_the_nearest(
-    flag: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_flag_names_the_nearest(flag, hint, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["fit", str(configuration(tmp_path)), flag])
     error = capsys.readouterr().err
@@ -155,9 +151,7 @@ def test_a_wrong_flag_names_the_nearest(
 
 
 @pytest.mark.parametrize(("key", "option"), [("model", "hidden"), ("data", "batch_size")])
-def test_the_configuration_of_a_script_needs_class_paths(
-    key: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_configuration_of_a_script_needs_class_paths(key, option, tmp_path, capsys):
     """As `examples/plain.yaml`, whose script says which classes it means."""
     config = yaml.safe_load(configuration(tmp_path).read_text())
     Path("plain.yaml").write_text(yaml.safe_dump({**config, key: {option: 3}}))
@@ -169,13 +163,13 @@ def test_the_configuration_of_a_script_needs_class_paths(
     assert "python train.py fit --config YOURS.yaml --config FRAGMENT.yaml" in error
 
 
-def test_a_wrong_mechanism_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_mechanism_names_the_nearest(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["audit", "LPDQ"])
     assert "there is no mechanism LPDQ. Did you mean 'LDPQ'?" in capsys.readouterr().err
 
 
-def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_ends_with_a_summary(tmp_path, capsys):
     path = configuration(tmp_path)
     folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"
     assert main(["fit", "--config", str(path), folder, "--trainer.callbacks.name=mine"]) == 0
@@ -195,7 +189,7 @@ def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "runs/mine-2/report.md" in capsys.readouterr().out
 
 
-def test_a_module_of_the_current_folder_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_of_the_current_folder_is_found(tmp_path, capsys):
     """As with `python train.py fit`."""
     Path("my_own_training.py").write_text("from lightning_fedq.data.models import Classifier as Mine\n")
     path = configuration(tmp_path)
@@ -204,7 +198,7 @@ def test_a_module_of_the_current_folder_is_found(tmp_path: Path, capsys: pytest.
     assert "CorBin(epsilon=1.0" in capsys.readouterr().out
 
 
-def test_settings_by_short_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_by_short_names(tmp_path, capsys):
     """As in `fedq sweep` and `fedq privacy`; after the flags."""
     fit = ["fit", str(configuration(tmp_path)), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"]
     changes = ["Federated.num_clients=6", "CorBin.epsilon=2.0", "RunFolder.name=mine", "model.lr=0.01"]
@@ -223,9 +217,7 @@ def test_settings_by_short_names(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert hint in capsys.readouterr().err
 
 
-def test_what_a_run_refuses_is_told_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_refuses_is_told_in_a_line(tmp_path, capsys, monkeypatch):
     path = str(configuration(tmp_path))
     elsewhere = ["--data=lightning_fedq.data.datasets.MNISTDataModule"]
     in_mid_round = ["--trainer.val_check_interval=0.5"]
@@ -240,16 +232,14 @@ def test_what_a_run_refuses_is_told_in_a_line(
         main(["fit", path, *in_mid_round])
 
 
-def test_a_second_mechanism_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_mechanism_is_refused_in_a_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["fit", "digits_corbin", "--with", "ldpq"])
     error = capsys.readouterr().err
     assert "error: a run has one Federated callback and so one mechanism, got two" in error
 
 
-def test_wandb_in_front_of_the_run_folder_is_refused_before_it_begins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wandb_in_front_of_the_run_folder_is_refused_before_it_begins(tmp_path, capsys):
     plain = yaml.safe_load(configuration(tmp_path).read_text())
     del plain["trainer"]["callbacks"]
     path = tmp_path / "plain.yaml"
@@ -269,9 +259,7 @@ class Failing(Classifier):
 """
 
 
-def test_errors_in_code_of_ones_own_keep_their_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_in_code_of_ones_own_keep_their_trace(tmp_path, capsys):
     Path("my_failing.py").write_text(OWN_MODEL)
     path = configuration(tmp_path)
     path.write_text(path.read_text().replace("lightning_fedq.data.models.Classifier", "my_failing.Failing"))
@@ -279,7 +267,7 @@ def test_errors_in_code_of_ones_own_keep_their_trace(
         main(["fit", str(path)])
 
 
-def test_the_trained_model_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trained_model_is_tested(tmp_path, capsys):
     path = configuration(tmp_path, seed=0)  # the accuracy of other coins might be anything
     folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"
     assert main(["fit", str(path), folder, "--trainer.callbacks.name=mine", "--trainer.max_epochs=3"]) == 0
@@ -307,9 +295,7 @@ def test_the_trained_model_is_tested(tmp_path: Path, capsys: pytest.CaptureFixtu
         ([{"label": torch.ones(2)}], "predictions.pt: a list of 1"),
     ],
 )
-def test_whatever_is_predicted_is_written(
-    batches: list[object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whatever_is_predicted_is_written(batches, told, tmp_path, capsys):
     cli = FedqCLI.__new__(FedqCLI)
     loop = SimpleNamespace(predictions=batches)
     cli.trainer = SimpleNamespace(predict_loop=loop, world_size=1, global_rank=0)
@@ -324,14 +310,12 @@ class Metrics(pl.Callback):
 
     seen: ClassVar[dict[str, float]] = {}
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_test_end(self, trainer, pl_module):
         Metrics.seen.update({key: float(value) for key, value in trainer.callback_metrics.items()})
 
 
 @pytest.mark.parametrize("command", ["test", "validate", "predict"])
-def test_random_weights_are_not_evaluated(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_random_weights_are_not_evaluated(command, tmp_path, capsys):
     path = configuration(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main([command, "--config", str(path)])
@@ -345,7 +329,7 @@ def test_random_weights_are_not_evaluated(
     assert "trainer.test(model, datamodule=data, ckpt_path='model.ckpt')" in capsys.readouterr().err
 
 
-def test_compare_runs_and_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_runs_and_reads(tmp_path, capsys):
     path = configuration(tmp_path)
     assert main(["compare", str(path), "--out", "first"]) == 0
     assert main(["compare", str(path), "first/small", "--out", "both"]) == 0
@@ -366,9 +350,7 @@ def test_compare_runs_and_reads(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "nowhere is not the folder of a run; no configuration nowhere" in capsys.readouterr().err
 
 
-def test_compare_trains_mechanisms_at_one_epsilon_towards_one_adversary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_trains_mechanisms_at_one_epsilon_towards_one_adversary(tmp_path, capsys):
     path, names = configuration(tmp_path), ["GaussianNoise", "CorBin", "FedAvg"]
     more = ["--epsilon", "8", "--rounds", "1"]
     assert main(["compare", str(path), "--mechanisms", *names, *more, "--out", "both"]) == 0
@@ -400,7 +382,7 @@ def test_compare_trains_mechanisms_at_one_epsilon_towards_one_adversary(
         assert words in capsys.readouterr().err
 
 
-def finished_run(folder: Path, name: str, rounds: int, mechanism: str = "CorBin(epsilon=1.0)") -> Path:
+def finished_run(folder, name, rounds, mechanism="CorBin(epsilon=1.0)"):
     """A run folder with invented numbers."""
     cost = {"uplink_bits": 8e3, "downlink_bits": 8e3, "setup_bits": 0.0, "num_received": 4, "seconds": 1.0}
     rows = [{"round": number + 1.0, "val_loss": 1.0 / (number + 1), **cost} for number in range(rounds)]
@@ -409,9 +391,7 @@ def finished_run(folder: Path, name: str, rounds: int, mechanism: str = "CorBin(
     return folder / name
 
 
-def test_compare_warns_of_runs_of_different_length(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_warns_of_runs_of_different_length(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     long_name = "digits_distributed_discrete_gaussian"
     runs = [finished_run(tmp_path, long_name, 3), finished_run(tmp_path, "plain", 2, "FedAvg()")]
@@ -428,9 +408,7 @@ def test_compare_warns_of_runs_of_different_length(
     assert [(row["rounds"], row["best"]) for row in table["runs"]] == [(3, pytest.approx(1 / 3)), (2, 0.5)]
 
 
-def test_compare_says_whether_what_was_asked_for_is_met(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_says_whether_what_was_asked_for_is_met(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     asked, none = finished_run(tmp_path, "asked", 3), finished_run(tmp_path, "digits_layered", 3)
     summary = json.loads((asked / "summary.json").read_text())
@@ -456,7 +434,7 @@ def test_compare_says_whether_what_was_asked_for_is_met(
     assert max(map(len, lines[:6])) <= 80
 
 
-def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_trains_every_point(tmp_path, capsys):
     path = configuration(tmp_path)
     assert main(["sweep", str(path), "--set", "Federated.server_lr=0.5,1.0", "--out", "grid"]) == 0
     assert {p.name for p in Path("grid").iterdir() if p.is_dir()} == {"server_lr=0.5", "server_lr=1.0"}
@@ -469,7 +447,7 @@ def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Did you mean 'server_lr'" in capsys.readouterr().err
 
 
-def test_what_an_agent_runs_logs_to_wandb(tmp_path: Path) -> None:
+def test_what_an_agent_runs_logs_to_wandb(tmp_path):
     """The command of sweep.yaml as an agent calls it, offline. Without a logger an agent saw nothing."""
     pytest.importorskip("wandb")
     from tests.callbacks.test_wandb_rounds import finished_records_of
@@ -493,7 +471,7 @@ def test_what_an_agent_runs_logs_to_wandb(tmp_path: Path) -> None:
     assert sweep["metric"]["name"] in logged, logged
 
 
-def test_a_grid_is_also_a_wandb_sweep() -> None:
+def test_a_grid_is_also_a_wandb_sweep():
     grid = parse_grid(["Federated.server_lr=0.1,1.0", "trainer.max_epochs=2"])
     assert grid == {"Federated.server_lr": [0.1, 1.0], "trainer.max_epochs": [2]}
     sweep = yaml.safe_load(wandb_sweep(["a.yaml"], grid, "val_acc", "max"))
@@ -507,7 +485,7 @@ def test_a_grid_is_also_a_wandb_sweep() -> None:
         parse_grid(["server_lr"])
 
 
-def test_the_shipped_table_has_every_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shipped_table_has_every_mechanism(capsys):
     """That it says what the classes do is checked with the other tables, in `tests/test_docs.py`."""
     rows = json.loads(SHIPPED.read_text(encoding="utf-8"))["mechanisms"]
     assert [row["mechanism"] for row in rows] == mechanisms.__all__
@@ -518,15 +496,13 @@ def test_the_shipped_table_has_every_mechanism(capsys: pytest.CaptureFixture[str
     assert "TinyLever" in printed and "CorBin" not in printed.partition("bits: of one")[0]
 
 
-def test_the_table_tells_what_pairs_cost() -> None:
+def test_the_table_tells_what_pairs_cost():
     row = describe(mechanisms.CorBin)
     assert (row["bits"], row["sum"], row["eavesdropper"], row["server"]) == ("1", "yes", "1", "∞")
     assert set(describe(mechanisms.FedAvg).values()) >= {"32", "none"}
 
 
-def test_privacy_of_a_configuration_and_of_a_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_privacy_of_a_configuration_and_of_a_checkpoint(tmp_path, capsys):
     path = configuration(tmp_path)
     assert main(["privacy", str(path), "--out", "statement"]) == 0
     planned = json.loads(Path("statement/privacy.json").read_text())
@@ -543,7 +519,7 @@ def test_privacy_of_a_configuration_and_of_a_checkpoint(
     assert "there is no file nowhere.ckpt" in capsys.readouterr().err
 
 
-def test_a_mechanism_is_read_without_evaluating_code() -> None:
+def test_a_mechanism_is_read_without_evaluating_code():
     assert parse_mechanism("CorBin(epsilon=1.0, shared_bits=None)") == mechanisms.CorBin(1.0, None)
     for text in (
         "print('x')",
@@ -556,14 +532,14 @@ def test_a_mechanism_is_read_without_evaluating_code() -> None:
             parse_mechanism(text)
 
 
-def test_the_command_is_installed() -> None:
+def test_the_command_is_installed():
     command = [sys.executable, "-m", "lightning_fedq.cli", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert shown.startswith("usage: fedq COMMAND")
 
 
 @pytest.mark.parametrize("arguments", [["configs"], ["--help"], ["configs", "digits_corbin"]])
-def test_a_reader_that_stops_early_is_no_error(arguments: list[str]) -> None:
+def test_a_reader_that_stops_early_is_no_error(arguments):
     """As in `fedq configs | head`."""
     command = [sys.executable, "-m", "lightning_fedq.cli", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -574,7 +550,7 @@ def test_a_reader_that_stops_early_is_no_error(arguments: list[str]) -> None:
     assert process.returncode == 1
 
 
-def test_help_of_training_says_what_lightning_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_training_says_what_lightning_does_not_know(capsys):
     for command in TRAINING:
         assert main([command, "--help"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
@@ -586,14 +562,12 @@ def test_help_of_training_says_what_lightning_does_not_know(capsys: pytest.Captu
     assert described("fit")["description"] in whole and "--trainer.max_epochs" in whole
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"fedq {lightning_fedq.__version__}\n"
 
 
-def test_a_module_with_loaders_of_its_own_needs_no_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_with_loaders_of_its_own_needs_no_data(tmp_path, monkeypatch):
     (tmp_path / "loaders_of_mine.py").write_text(
         "from lightning_fedq.data.datasets import DigitsDataModule\n"
         "from lightning_fedq.data.models import Classifier, Linear\n"
@@ -617,9 +591,7 @@ def test_a_module_with_loaders_of_its_own_needs_no_data(
     assert len(inputs) == len(labels) == 5
 
 
-def test_a_training_without_a_federation_is_called_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_without_a_federation_is_called_one(tmp_path, capsys):
     config = yaml.safe_load(configuration(tmp_path).read_text())
     config["trainer"]["callbacks"] = []
     (tmp_path / "plain.yaml").write_text(yaml.safe_dump(config))
@@ -634,9 +606,7 @@ def test_a_training_without_a_federation_is_called_one(
         (["fit", "small.yaml", "--set", "Federated.num_clients=eight"], "num_clients must be int, got eight"),
     ],
 )
-def test_mistakes_are_answered_in_a_few_lines(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_answered_in_a_few_lines(arguments, said, tmp_path, capsys):
     configuration(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
@@ -644,17 +614,15 @@ def test_mistakes_are_answered_in_a_few_lines(
     assert said in error and len(error.splitlines()) < 6 and len(error) < 500
 
 
-def test_the_folder_of_a_run_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_of_a_run_is_no_configuration(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("{}")
     assert main(["fit", "run"]) == 2
     assert "its configuration is run/config.yaml" in capsys.readouterr().err
 
 
-def test_an_interrupted_command_says_so_without_a_trace(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(argv: object) -> int:
+def test_an_interrupted_command_says_so_without_a_trace(monkeypatch, capsys):
+    def interrupted(argv):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lightning_fedq.commands.configs.main", interrupted)
@@ -662,9 +630,7 @@ def test_an_interrupted_command_says_so_without_a_trace(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_folder_that_can_not_be_written_is_told_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_can_not_be_written_is_told_in_a_line(tmp_path, capsys):
     (tmp_path / "taken").write_text("a file")
     config = yaml.safe_load(configuration(tmp_path).read_text())
     folder = {"class_path": "lightning_fedq.callbacks.RunFolder", "init_args": {"root": "taken"}}
@@ -675,7 +641,7 @@ def test_a_folder_that_can_not_be_written_is_told_in_a_line(
     assert "Not a directory" in error and "taken" in error and "Traceback" not in error
 
 
-def test_compare_shows_what_tells_any_two_updates_apart(tmp_path: Path) -> None:
+def test_compare_shows_what_tells_any_two_updates_apart(tmp_path):
     """Of `SIGM`, whose own claim is about an update and zero: beside claims about any two it would look half
     as loud. With every coordinate selected it is a Gaussian of z, and z / 2 between any two."""
     for name, mechanism in (("sigm", SIGM(0.1, 200.0, 1.0)), ("gaussian", GaussianNoise(1.0, 4.0))):

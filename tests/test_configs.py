@@ -43,13 +43,13 @@ PLAIN = {
 }
 
 
-def fit(tmp_path: Path, config: dict, *more: Path) -> FedqCLI:
+def fit(tmp_path, config, *more):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     parts = [part for path in (tmp_path / "config.yaml", *more) for part in ("--config", str(path))]
     return FedqCLI(["fit", *parts])
 
 
-def mechanisms_in(paths: list[Path]) -> set[str]:
+def mechanisms_in(paths):
     return {
         word.rpartition(".")[2]
         for path in paths
@@ -67,12 +67,12 @@ RUN = {
 """One of each kind of what a file sets is trained by default, and all are built. The others are slow."""
 
 
-def trained(paths: list[Path]) -> list[object]:
+def trained(paths):
     return [pytest.param(path, marks=() if path.stem in RUN else pytest.mark.slow) for path in paths]
 
 
 @pytest.mark.parametrize("path", [*CONFIGS, *FRAGMENTS], ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_everything_that_is_named_can_be_built(path: Path) -> None:
+def test_everything_that_is_named_can_be_built(path):
     """Class paths and arguments of every callback, as the command line builds them."""
     read = yaml.safe_load(path.read_text())["trainer"]
     callbacks = read.get("callbacks") or read["callbacks+"]
@@ -85,7 +85,7 @@ def test_everything_that_is_named_can_be_built(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", trained(CONFIGS), ids=lambda path: path.stem)
-def test_configuration_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_runs(path, tmp_path, monkeypatch):
     config = yaml.safe_load(path.read_text())
     if "MNIST" in config["data"]["class_path"]:
         if not FEDQ_DATA:
@@ -110,9 +110,7 @@ def test_configuration_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no MNIST here")
-def test_mnist_private_gives_what_the_documentation_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mnist_private_gives_what_the_documentation_says(tmp_path, monkeypatch):
     """87.4 to 87.9% of the test images in three runs, with keys from the operating system."""
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "mnist_private", "--data.root", FEDQ_DATA]) == 0
@@ -122,7 +120,7 @@ def test_mnist_private_gives_what_the_documentation_says(
 
 
 @pytest.mark.parametrize("path", trained(FRAGMENTS), ids=lambda path: path.stem)
-def test_fragment_joins_an_existing_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fragment_joins_an_existing_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_SILENT", "true")
     is_federation = ".mechanisms." in path.read_text()
@@ -142,17 +140,17 @@ def test_fragment_joins_an_existing_run(path: Path, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("paths", [CONFIGS, FRAGMENTS], ids=["configs", "callbacks"])
-def test_every_mechanism_has_one(paths: list[Path]) -> None:
+def test_every_mechanism_has_one(paths):
     missing = set(mechanisms.__all__) - mechanisms_in(paths)
     assert not missing, f"no YAML for {sorted(missing)}"
 
 
-def test_fragments_say_how_to_use_them() -> None:
+def test_fragments_say_how_to_use_them():
     for path in FRAGMENTS:
         assert f"--config callbacks/{path.name}" in path.read_text(), path
 
 
-def target_of(path: Path) -> dict[str, object] | None:
+def target_of(path):
     """Privacy target of a file, {} without one; None where it federates nothing."""
     trainer = yaml.safe_load(path.read_text())["trainer"]
     for callback in trainer.get("callbacks") or trainer.get("callbacks+") or ():
@@ -167,7 +165,7 @@ def target_of(path: Path) -> dict[str, object] | None:
 
 
 @pytest.mark.parametrize("path", [*CONFIGS, *FRAGMENTS], ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_what_is_shipped_protects_or_says_in_its_first_line_that_it_does_not(path: Path) -> None:
+def test_what_is_shipped_protects_or_says_in_its_first_line_that_it_does_not(path):
     first, target = path.read_text().partition("\n")[0], target_of(path)
     if target is not None:
         assert ("protects nothing" in first) == (not target)
@@ -176,7 +174,7 @@ def test_what_is_shipped_protects_or_says_in_its_first_line_that_it_does_not(pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_what_is_said_of_a_configuration_is_what_its_report_says(path: Path) -> None:
+def test_what_is_said_of_a_configuration_is_what_its_report_says(path):
     """Towards whom it is met as it runs: epsilon 8 at most, or more than 20, which is as good as none."""
     report = report_of_config(str(path), None, 1e-5, False)
     rows = [row for row in report.rows if is_met(Adversary[row.adversary], masks_ran(report.protocol))]
@@ -184,7 +182,7 @@ def test_what_is_said_of_a_configuration_is_what_its_report_says(path: Path) -> 
     assert best <= 8.0 if target_of(path) else best > 20.0
 
 
-def test_settings_of_a_fragment_can_be_changed() -> None:
+def test_settings_of_a_fragment_can_be_changed():
     config = yaml.safe_load((ROOT / "configs" / "digits_corbin.yaml").read_text())
     change_setting(config, "CorBin.epsilon", 2.0)
     mechanism = config["trainer"]["callbacks"][0]["init_args"]["mechanism"]

@@ -1,7 +1,5 @@
 """`constraints-oldest.txt` is what `pyproject.toml` promises at least."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ CHECKERS = {"ruff", "mypy"}  # not run with the oldest packages
 BESIDE = {"transformers"}  # no requirement of ours, but the oldest peft needs an old one
 
 
-def test_the_oldest_constraints_are_the_lower_bounds() -> None:
+def test_the_oldest_constraints_are_the_lower_bounds():
     tomllib = pytest.importorskip("tomllib", reason="from Python 3.11 on")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = sum(project["optional-dependencies"].values(), project["dependencies"])

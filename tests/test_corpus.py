@@ -1,10 +1,7 @@
 """Ten public-style trainings run federated by the callback alone: a step or two of each."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,7 @@ NAMES = sorted({*STACKED, "resnet18_onecycle", "gan_manual", "lstm_tokens"})
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_training_runs_plain_and_federated(name: str, monkeypatch: Any) -> None:
+def test_a_training_runs_plain_and_federated(name, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     import corpus
 

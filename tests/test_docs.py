@@ -3,8 +3,6 @@
 `make docs` builds the site and runs what is marked `site`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,7 +11,6 @@ import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -29,7 +26,7 @@ READ_IN_THE_REPOSITORY = [
 ]
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*command):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(
         [sys.executable, *map(str, command)],
@@ -42,7 +39,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def site() -> Path:
+def site():
     """The site, built where `make docs` says it is; warnings are errors."""
     folder = ROOT / "build" / "site"
     done = run("-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder)
@@ -51,12 +48,12 @@ def site() -> Path:
 
 
 @pytest.mark.site
-def test_every_page_is_built(site: Path) -> None:
+def test_every_page_is_built(site):
     pages = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
     assert pages <= {path.relative_to(site) for path in site.rglob("*.html")}
 
 
-def tutorial() -> ModuleType:
+def tutorial():
     spec = spec_from_file_location("tutorial", DOCS / "tutorial.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -65,7 +62,7 @@ def tutorial() -> ModuleType:
     return module
 
 
-def cells(folder: Path, script: Path) -> list[tuple[str, str, bool, int]]:
+def cells(folder, script):
     """Kind and source of every cell of a notebook, whether it printed, and how many pictures it drew."""
     found = json.loads((folder / f"{script.stem}.ipynb").read_text())["cells"]
     return [
@@ -80,7 +77,7 @@ def cells(folder: Path, script: Path) -> list[tuple[str, str, bool, int]]:
 
 
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script.stem)
-def test_pages_and_notebooks_of_tutorials_have_their_scripts_cells(script: Path) -> None:
+def test_pages_and_notebooks_of_tutorials_have_their_scripts_cells(script):
     """`make tutorials` writes them."""
     sources = [cell["source"] for cell in json.loads(script.with_suffix(".ipynb").read_text())["cells"]]
     code = [code for _, code in tutorial().cells(script.read_text()) if code]
@@ -92,7 +89,7 @@ def test_pages_and_notebooks_of_tutorials_have_their_scripts_cells(script: Path)
 
 
 @pytest.mark.site
-def test_tutorials_run_and_still_print_and_draw_what_their_notebooks_have(tmp_path: Path) -> None:
+def test_tutorials_run_and_still_print_and_draw_what_their_notebooks_have(tmp_path):
     """Keys come from the operating system, so figures differ from run to run; what is there does not."""
     done = run("docs/tutorial.py", tmp_path, *TUTORIALS)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -100,7 +97,7 @@ def test_tutorials_run_and_still_print_and_draw_what_their_notebooks_have(tmp_pa
         assert cells(tmp_path, script) == cells(script.parent, script), script.stem
 
 
-def test_a_script_becomes_a_page_and_a_notebook_of_the_same_run(tmp_path: Path) -> None:
+def test_a_script_becomes_a_page_and_a_notebook_of_the_same_run(tmp_path):
     script = tmp_path / "tiny.py"
     script.write_text(
         '"""A head\n\nWith [a page](../x.md)."""\n\n# %%\n# ## A cell\n# Its text.\nimport random\n\n'
@@ -127,7 +124,7 @@ def test_a_script_becomes_a_page_and_a_notebook_of_the_same_run(tmp_path: Path) 
 
 
 @pytest.mark.site
-def test_the_site_asks_nobody_else(site: Path) -> None:
+def test_the_site_asks_nobody_else(site):
     """Nothing that a browser loads by itself comes from another server."""
     for page in site.rglob("*.html"):
         loads = re.findall(r'<(?:script|img|link)[^>]*?(?:src|href)="?(https?://[^"\s>]+)', page.read_text())
@@ -135,13 +132,13 @@ def test_the_site_asks_nobody_else(site: Path) -> None:
 
 
 @pytest.mark.site
-def test_the_reference_has_every_public_class(site: Path) -> None:
+def test_the_reference_has_every_public_class(site):
     text = "".join(path.read_text() for path in (site / "reference").glob("*.html"))
     missing = [name for name in lightning_fedq.__all__ if not re.search(rf'id="[\w.]+\.{name}"', text)]
     assert not missing
 
 
-def test_tables_that_repeat_code_are_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_that_repeat_code_are_what_it_says(capsys):
     spec = spec_from_file_location("generate", DOCS / "generate.py")
     assert spec is not None and spec.loader is not None
     generate = module_from_spec(spec)
@@ -149,7 +146,7 @@ def test_tables_that_repeat_code_are_what_it_says(capsys: pytest.CaptureFixture[
     assert generate.main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_public_names_import() -> None:
+def test_public_names_import():
     rows = re.findall(r"^\| `(lightning_fedq[\w.]*)` \| (.*) \|$", (DOCS / "public_api.md").read_text(), re.M)
     assert len(rows) > 10
     for module, names in rows:
@@ -157,19 +154,19 @@ def test_public_names_import() -> None:
             assert hasattr(import_module(module), name), f"{module}.{name}"
 
 
-def test_the_audits_table_has_every_mechanism() -> None:
+def test_the_audits_table_has_every_mechanism():
     rows = re.findall(r"^\| (\w+)", (DOCS / "audit.md").read_text(), re.M)
     assert set(mechanisms.__all__) <= set(rows)
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """Anchors of a page's headings, as sites make them."""
     heads = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w -]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("source", READ_IN_THE_REPOSITORY)
-def test_links_lead_somewhere_in_the_repository(source: str) -> None:
+def test_links_lead_somewhere_in_the_repository(source):
     """Pages are read where the repository is, before anything is built; the site checks its own again."""
     text = (ROOT / source).read_text()
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text):

@@ -1,7 +1,5 @@
 """First lines of docstrings say what a thing is, as its users would search for it."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util
@@ -19,7 +17,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @pytest.fixture(scope="module")
-def first_lines() -> dict[str, str]:
+def first_lines():
     """First line of every docstring of the package, by place."""
     return {
         f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)}": docstring.partition("\n")[0]
@@ -29,17 +27,17 @@ def first_lines() -> dict[str, str]:
     }
 
 
-def test_first_lines_name_the_thing(first_lines: dict[str, str]) -> None:
+def test_first_lines_name_the_thing(first_lines):
     assert len(first_lines) > 1000
     wrong = {place: line for place, line in first_lines.items() if line.split()[0] in ("What", "How")}
     assert not wrong
 
 
-def test_first_lines_are_sentences_without_a_semicolon(first_lines: dict[str, str]) -> None:
+def test_first_lines_are_sentences_without_a_semicolon(first_lines):
     assert not {place: line for place, line in first_lines.items() if ";" in line}
 
 
-def test_every_public_member_has_a_text_of_its_own_or_of_its_base() -> None:
+def test_every_public_member_has_a_text_of_its_own_or_of_its_base():
     """In place of pointers to a base, which would hide from `help()` what is said there."""
     kinds = (property, classmethod, staticmethod, functools.cached_property)
     without, seen = [], 0
@@ -59,7 +57,7 @@ def test_every_public_member_has_a_text_of_its_own_or_of_its_base() -> None:
     assert not without
 
 
-def test_an_argument_is_read_without_the_one_above_it() -> None:
+def test_an_argument_is_read_without_the_one_above_it():
     """Its line names what it is, and does not go on from the argument's name or point elsewhere."""
     words = "Of|Whose|Whom|See|From|As|That|Theirs|(?:With|At|To|By) which|Has|Who|Which"
     leaning = re.compile(rf"^ {{4,}}(\w+): ({words})\b", re.M)

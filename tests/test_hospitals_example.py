@@ -11,7 +11,7 @@ PATH = Path(__file__).parents[1] / "examples" / "hospitals.py"
 
 @pytest.mark.parametrize(("inside", "release"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_row_and_a_hospital_have_epsilons_of_their_own(inside: bool, release: bool) -> None:
+def test_a_row_and_a_hospital_have_epsilons_of_their_own(inside, release):
     spec = importlib.util.spec_from_file_location("hospitals", PATH)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -10,19 +8,19 @@ from lightning_fedq.imports import extra
 from lightning_fedq.mechanisms import GaussianNoise
 
 
-def test_a_missing_package_names_its_extra() -> None:
+def test_a_missing_package_names_its_extra():
     message = r"^Pictures needs nowhere, which is not installed: pip install 'lightning-fedq\[all\]'$"
     with pytest.raises(ModuleNotFoundError, match=message) as error, extra("all", "Pictures"):
         import nowhere  # noqa: F401
     assert error.value.name == "nowhere"
 
 
-def test_other_errors_pass() -> None:
+def test_other_errors_pass():
     with pytest.raises(ValueError, match=r"^mine$"), extra("all", "Pictures"):
         raise ValueError("mine")
 
 
-def test_the_optional_parts_name_their_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_optional_parts_name_their_extras(monkeypatch):
     for name in ("torchvision", "opacus"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"ResNet18 needs torchvision.*lightning-fedq\[vision\]"):

@@ -4,7 +4,6 @@ import ast
 import collections
 import graphlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ HOST = {"_lightning", "torch"}
 
 # What each room, or a low part of one, may import: parts of this package, and packages from outside. Not
 # listed are `cli`, `commands`, `flower` and `lab`, which stand on top; nobody may use `lab`.
-ALLOWED: dict[str, set[str]] = {
+ALLOWED = {
     "imports": set(),
     "functional": ARRAYS,
     "keys": {"numpy", "cryptography"},
@@ -120,23 +119,23 @@ TOP = {"cli", "commands", "flower", "lab"}
 LIGHTNING = {"pytorch_lightning", "lightning"}
 
 
-def _part_of(module: str) -> str:
+def _part_of(module):
     """The longest name in the table that a module's name begins with."""
     names = module.split(".")
     longest = (".".join(names[:end]) for end in range(len(names), 0, -1))
     return next((name for name in longest if name in ALLOWED), names[0])
 
 
-def _layer(path: Path) -> str:
+def _layer(path):
     return _part_of(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
 
 
-def _may(layer: str, module: str) -> bool:
+def _may(layer, module):
     """Whoever may import a room may import every part of it."""
     return any(f"{module}.".startswith(f"{name}.") for name in ALLOWED[layer] | {layer})
 
 
-def _imports(path: Path) -> Iterator[tuple[str, int]]:
+def _imports(path):
     """Every imported layer of this package or package from outside, lazy imports included."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -172,7 +171,7 @@ def test_imports_go_down(path):
 
 
 def test_the_table_has_no_cycles():
-    done: set[str] = set()
+    done = set()
     while len(done) < len(ALLOWED):
         waits = {name: (ALLOWED[name] & set(ALLOWED)) - done - {name} for name in set(ALLOWED) - done}
         free = {layer for layer, lower in waits.items() if not lower}
@@ -186,7 +185,7 @@ NAMES = {
 NAMES = {name.removesuffix(".__init__"): path for name, path in NAMES.items()}
 
 
-def _needs(node: ast.AST) -> Iterator[str]:
+def _needs(node):
     """Modules of this package that a file imports, late imports included, those of a type checker not."""
     for part in ast.iter_child_nodes(node):
         if isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test):

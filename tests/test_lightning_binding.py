@@ -1,7 +1,5 @@
 """The Lightning layer under either package; the tests of this process run under one of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -64,7 +62,7 @@ trainer: {max_epochs: 1, accelerator: cpu, logger: false, enable_checkpointing: 
 """
 
 
-def test_the_other_package_from_the_command_to_the_fit(tmp_path: Path) -> None:
+def test_the_other_package_from_the_command_to_the_fit(tmp_path):
     """All other tests run under `pytorch_lightning`. That nothing then imports `lightning`: `test_wheel`.
 
     The command takes the package of the classes it is given; in the same process everything else does, too.

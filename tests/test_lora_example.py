@@ -1,21 +1,18 @@
 """`examples/lora.py`: what it chooses before anybody trains, and the whole of it (slow)."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "lora.py"
 
 
-def example() -> Any:
+def example():
     pytest.importorskip("peft")
     spec = importlib.util.spec_from_file_location("lora_example", EXAMPLE)
     assert spec is not None and spec.loader is not None
@@ -25,7 +22,7 @@ def example() -> Any:
 
 
 @pytest.mark.parametrize("rank", [2, 8])
-def test_it_counts_the_parameters_that_train(rank: int) -> None:
+def test_it_counts_the_parameters_that_train(rank):
     module = example()
     config = module.LoraConfig(r=rank, target_modules=module.LAYERS)
     body = module.get_peft_model(module.RowReader(0.1).body, config)
@@ -34,13 +31,13 @@ def test_it_counts_the_parameters_that_train(rank: int) -> None:
 
 
 @pytest.mark.slow
-def test_it_asks_the_planner_for_clients_and_rank(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_asks_the_planner_for_clients_and_rank(capsys):
     assert example().choose() == (1250, 8)
     assert "1250 clients, rank 8: 4096 parameters, 1.25 bits each" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_the_adapter_learns_at_epsilon_8_and_less_than_1_5_bits() -> None:
+def test_the_adapter_learns_at_epsilon_8_and_less_than_1_5_bits():
     data = os.environ.get("FEDQ_DATA")
     if not data:
         pytest.skip("FEDQ_DATA names no folder with MNIST")

@@ -1,11 +1,9 @@
 """The package of `examples/third_party` is installed, and its mechanism works wherever one of ours does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,12 +47,12 @@ MORE = {
 
 
 @pytest.fixture(scope="module")
-def say(tmp_path_factory: pytest.TempPathFactory) -> Say:
+def say(tmp_path_factory):
     """Runs commands where the package is installed by pip, in one process; its own tests run first."""
     site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("work")
     here = {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "COLUMNS": "150"}
 
-    def run(*command: str, lines: Iterable[str] = ()) -> str:
+    def run(*command, lines=()):
         done = subprocess.run(
             [sys.executable, *command],
             cwd=folder,
@@ -70,7 +68,7 @@ def say(tmp_path_factory: pytest.TempPathFactory) -> Say:
     offline = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
     run("-m", "pip", "install", *offline, "--target", str(site), str(PACKAGE))
 
-    def say(lines: dict[str, str]) -> dict[str, str]:
+    def say(lines):
         its_tests, *parts = run("-c", COMMANDS, lines=(str(PACKAGE / "tests"), *lines.values())).split(
             "$ fedq "
         )
@@ -80,16 +78,16 @@ def say(tmp_path_factory: pytest.TempPathFactory) -> Say:
 
 
 @pytest.fixture(scope="module")
-def printed(say: Say) -> dict[str, str]:
+def printed(say):
     """What each command says."""
     return say(LINES)
 
 
-def test_its_own_tests_pass(printed: dict[str, str]) -> None:
+def test_its_own_tests_pass(printed):
     assert " passed" in printed["tests"] and "skipped" not in printed["tests"]
 
 
-def test_every_command_knows_it(printed: dict[str, str]) -> None:
+def test_every_command_knows_it(printed):
     listed = printed["listed"]
     assert "SQKR" in listed and "message" in listed and "StratifiedCorBin" not in listed
     claim = "SQKR(clip_norm=1.0, epsilon=4.0, bits=3, kappa=4.5)"
@@ -99,14 +97,14 @@ def test_every_command_knows_it(printed: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_longer_commands_know_it_too(say: Say) -> None:
+def test_the_longer_commands_know_it_too(say):
     printed = say(MORE)
     assert "SQKR" in printed["ranked"].partition("not possible")[0]
     assert "epsilon=6.0" in printed["swept"]
     assert "SQKR(clip_norm=1.0, epsilon=4.0, bits=3, kappa=4.5)" in " ".join(printed["attacked"].split())
 
 
-def declare(folder: Path, name: str, **points: str) -> None:
+def declare(folder, name, **points):
     """Write the metadata of an installed package with entry points."""
     info = folder / f"{name}-0.1.dist-info"
     info.mkdir()
@@ -125,7 +123,7 @@ def declare(folder: Path, name: str, **points: str) -> None:
         ({"LDPQ": "tests.contract.test_check_mechanism:LDPQ"}, None),
     ],
 )
-def test_what_does_not_import_is_named_and_left_out(point, told, tmp_path, monkeypatch) -> None:
+def test_what_does_not_import_is_named_and_left_out(point, told, tmp_path, monkeypatch):
     declare(tmp_path, "other", **point)
     monkeypatch.syspath_prepend(tmp_path)
     declared.cache_clear()
@@ -139,7 +137,7 @@ def test_what_does_not_import_is_named_and_left_out(point, told, tmp_path, monke
         declared.cache_clear()
 
 
-def test_nobody_takes_the_name_of_ours(tmp_path, monkeypatch) -> None:
+def test_nobody_takes_the_name_of_ours(tmp_path, monkeypatch):
     (tmp_path / "elsewhere.py").write_text(
         "from lightning_fedq.mechanisms import LDPQ as _LDPQ\nclass LDPQ(_LDPQ):\n    pass\n"
     )
@@ -153,7 +151,7 @@ def test_nobody_takes_the_name_of_ours(tmp_path, monkeypatch) -> None:
         declared.cache_clear()
 
 
-def test_a_class_path_is_enough() -> None:
+def test_a_class_path_is_enough():
     path = "tests.contract.test_check_mechanism.TinyLever"
     assert mechanism_class(path) is TinyLever and class_path(TinyLever) == path
     assert class_path(mechanisms.LDPQ) == "lightning_fedq.mechanisms.LDPQ"
@@ -164,7 +162,7 @@ def test_a_class_path_is_enough() -> None:
         mechanism_class("json.dumps")
 
 
-def test_a_checkpoint_imports_nothing_but_what_is_named() -> None:
+def test_a_checkpoint_imports_nothing_but_what_is_named():
     text = repr(TinyLever(1.0))
     with pytest.raises(ValueError, match=r"is not installed: .* --mechanism PACKAGE\.CLASS"):
         parse_mechanism(text)
@@ -174,7 +172,7 @@ def test_a_checkpoint_imports_nothing_but_what_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_beside_the_wheel_in_an_environment_of_its_own(tmp_path: Path) -> None:
+def test_beside_the_wheel_in_an_environment_of_its_own(tmp_path):
     """Dependencies and build tools from the registry: gigabytes, minutes."""
     test_wheel.build(ROOT, "-t", "wheel", "-d", str(tmp_path / "dist"))
     scripts = test_wheel.environment_of(tmp_path / "env")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -10,7 +8,7 @@ from lightning_fedq import callbacks, data, mechanisms
 from lightning_fedq.cli import OTHERS
 
 
-def test_names_are_those_of_their_modules() -> None:
+def test_names_are_those_of_their_modules():
     assert fedq.Federated is callbacks.Federated
     assert fedq.FederatedDataModule is data.FederatedDataModule
     assert {getattr(fedq, name) for name in mechanisms.__all__} == {
@@ -20,7 +18,7 @@ def test_names_are_those_of_their_modules() -> None:
     assert {*mechanisms.__all__, "Federated"} <= set(fedq.__all__) <= set(dir(fedq))
 
 
-def test_a_wrong_name_is_an_attribute_error() -> None:
+def test_a_wrong_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"module 'lightning_fedq' has no attribute 'Federate'"):
         fedq.Federate  # noqa: B018
     with pytest.raises(AttributeError, match=r"module 'lightning_fedq.mechanisms' has no attribute 'LDP'"):
@@ -41,7 +39,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("program", QUICK)
-def test_names_and_lists_cost_no_torch(program: str) -> None:
+def test_names_and_lists_cost_no_torch(program):
     """Seconds are not asserted; what takes them is."""
     heavy = {"torch", "numba", "scipy", "pytorch_lightning", "jsonargparse"}
     check = f"import sys; {program}; found = {heavy} & set(sys.modules); assert not found, found"
@@ -49,7 +47,7 @@ def test_names_and_lists_cost_no_torch(program: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_help_needs_no_lightning() -> None:
+def test_help_needs_no_lightning():
     commands = ["mechanisms", "tradeoff", "plan", "audit"]
     assert set(commands) <= set(OTHERS)
     check = (

@@ -1,10 +1,7 @@
 """`examples/train.py` knows nothing of us; a fragment federates it."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pytorch_lightning.cli import LightningCLI
@@ -21,12 +18,12 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _as_from_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _as_from_a_shell(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["train.py"])
     monkeypatch.chdir(tmp_path)
 
 
-def run(*arguments: str) -> Any:
+def run(*arguments):
     spec = importlib.util.spec_from_file_location("train_example", ROOT / "examples" / "train.py")
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
@@ -36,17 +33,17 @@ def run(*arguments: str) -> Any:
     return LightningCLI(example.DigitClassifier, example.DigitsData, args=args).trainer
 
 
-def test_does_not_know_us() -> None:
+def test_does_not_know_us():
     assert "fedq" not in (ROOT / "examples" / "train.py").read_text().split('"""', 2)[2]
 
 
-def test_trains_centrally_without_the_fragment() -> None:
+def test_trains_centrally_without_the_fragment():
     trainer = run("--trainer.max_epochs", "2")
     assert "fed/round" not in trainer.callback_metrics
     assert trainer.callback_metrics["val_acc"] > 0.7
 
 
-def test_the_fragment_federates_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_fragment_federates_it(capsys):
     trainer = run("--config", str(ROOT / "callbacks" / "corbin.yaml"), "--trainer.max_epochs", "5")
     assert trainer.callback_metrics["fed/round"] == 5
     assert trainer.callback_metrics["fed/uplink_bits"] == 20 * 4810

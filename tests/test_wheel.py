@@ -1,7 +1,5 @@
 """The built distributions are complete: what is installed from them runs from any folder."""
 
-from __future__ import annotations
-
 import os
 import site
 import subprocess
@@ -45,12 +43,12 @@ PLAIN = {
 }
 
 
-def build(source: Path, *arguments: str) -> None:
+def build(source, *arguments):
     command = [sys.executable, "-m", "hatchling", "build", *arguments]
     subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=100)
 
 
-def shell(folder: Path, *command: str | Path) -> str:
+def shell(folder, *command):
     """Run a command in `folder` and return what it prints."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
@@ -66,31 +64,31 @@ def shell(folder: Path, *command: str | Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def distributions(tmp_path_factory):
     """A folder with the wheel and the sdist."""
     folder = tmp_path_factory.mktemp("distributions")
     build(ROOT, "-d", str(folder))
     return folder
 
 
-def wheel_of(folder: Path) -> Path:
+def wheel_of(folder):
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
-def environment_of(folder: Path) -> Path:
+def environment_of(folder):
     """A new virtual environment without any package; returns its folder of scripts."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     return folder / "bin"
 
 
-def install(scripts: Path, *arguments: str) -> None:
+def install(scripts, *arguments):
     command = [sys.executable, "-m", "pip", "--python", str(scripts / "python"), "install", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_the_wheel_holds_every_file(distributions: Path) -> None:
+def test_the_wheel_holds_every_file(distributions):
     with zipfile.ZipFile(wheel_of(distributions)) as wheel:
         packed = set(wheel.namelist())
         metadata = wheel.read(next(name for name in packed if name.endswith("/METADATA"))).decode()
@@ -111,7 +109,7 @@ def test_the_wheel_holds_every_file(distributions: Path) -> None:
     assert "License-Expression: Apache-2.0" in metadata and "Author: The lightning_fedq" in metadata
 
 
-def test_the_sdist_builds_the_same_wheel(distributions: Path, tmp_path: Path) -> None:
+def test_the_sdist_builds_the_same_wheel(distributions, tmp_path):
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -122,7 +120,7 @@ def test_the_sdist_builds_the_same_wheel(distributions: Path, tmp_path: Path) ->
         assert set(one.namelist()) == set(two.namelist())
 
 
-def test_the_wheel_trains_from_any_folder(distributions: Path, tmp_path: Path) -> None:
+def test_the_wheel_trains_from_any_folder(distributions, tmp_path):
     scripts = environment_of(tmp_path / "env")
     install(scripts, "--no-deps", str(wheel_of(distributions)))
     (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
@@ -141,7 +139,7 @@ def test_the_wheel_trains_from_any_folder(distributions: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_wheel_alone_installs_and_trains(distributions: Path, tmp_path: Path) -> None:
+def test_the_wheel_alone_installs_and_trains(distributions, tmp_path):
     """Its own dependencies, newest versions, no extras and no constraints: gigabytes, minutes."""
     scripts = environment_of(tmp_path / "env")
     install(scripts, str(wheel_of(distributions)))

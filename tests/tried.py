@@ -1,26 +1,22 @@
 """The trial of isolation, taken as passed: in forks it takes longer than most trainings of the tests."""
 
-from __future__ import annotations
-
 import sys
 
-import pytest
 
-
-def take_as_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def take_as_tried(monkeypatch):
     """From here on, whether clients are isolated is taken as tried."""
     trial = sys.modules.get("lightning_fedq.training.isolation")
     if trial is not None:
         said = trial.said
 
-        def check(self: object, clients: list[object]) -> object:
+        def check(self, clients):
             """Taken as tried."""
             return said("forks" if len(clients) > 1 else None)
 
         monkeypatch.setattr(trial.IsolationTrial, "check", check)
 
 
-def without_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_forks(monkeypatch):
     """From here on, what is tried before the first round is tried in this process, and isolation is taken."""
     files = sys.modules.get("lightning_fedq.training.files")
     if files is not None:

@@ -1,18 +1,16 @@
 """FedProx, SCAFFOLD, FedDyn and ErrorFeedback against federations that are written out in plain PyTorch."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx, LocalAlgorithm
+from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import FederatedDataModule, LabelShards
 from lightning_fedq.mechanisms import LDPQ, FedAvg, TopK
@@ -21,7 +19,7 @@ from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 CLIENTS, EACH, ROUNDS, RATE = 4, 12, 4, 0.2
 
 
-def samples() -> tuple[Tensor, Tensor]:
+def samples():
     draws = torch.Generator().manual_seed(0)
     inputs = torch.randn(CLIENTS * EACH, 5, generator=draws)
     labels = torch.arange(CLIENTS).repeat_interleave(EACH) % 3
@@ -35,30 +33,28 @@ class Module(pl.LightningModule):
         self.net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
         self.optimizer = optimizer or partial(torch.optim.SGD, lr=RATE)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return self.optimizer(self.parameters())
 
 
-def loader() -> Any:
+def loader():
     return DataLoader(TensorDataset(*samples()), batch_size=4)
 
 
 INDICES = [list(range(c * EACH, (c + 1) * EACH)) for c in range(CLIENTS)]
 
 
-def data(indices: Any = INDICES) -> Any:
+def data(indices=INDICES):
     return FederatedDataModule.from_loader(loader(), loader(), clients=indices)
 
 
-def train(
-    algorithm: LocalAlgorithm | None, rounds: int = ROUNDS, **settings: Any
-) -> tuple[Tensor, Federated]:
+def train(algorithm, rounds=ROUNDS, **settings):
     settings = {"seed": 0, "clients_per_step": 1, **settings}
     trainer_settings = settings.pop("trainer", {})
     module = settings.pop("module", None) or Module()
@@ -68,7 +64,7 @@ def train(
     return weights_of(module), federated
 
 
-def reference(kind: str, strength: float = 0.0, rounds: int = ROUNDS, cohorts: Any = None) -> Tensor:
+def reference(kind, strength=0.0, rounds=ROUNDS, cohorts=None):
     """The papers' pseudocode, with a second vector for the control variates."""
     module = Module()
     inputs, labels = samples()
@@ -131,7 +127,7 @@ KEEP = ["scaffold", "dyn", "feedback"]
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_it_is_the_paper_s(kind: str, clients_per_step: int) -> None:
+def test_it_is_the_paper_s(kind, clients_per_step):
     algorithm, strength = ALL[kind]
     found, _ = train(algorithm, clients_per_step=clients_per_step)
     torch.testing.assert_close(found, reference(kind, strength), atol=2e-6, rtol=1e-5)
@@ -139,7 +135,7 @@ def test_it_is_the_paper_s(kind: str, clients_per_step: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KEEP)
-def test_of_drawn_cohorts(kind: str) -> None:
+def test_of_drawn_cohorts(kind):
     """The server's vector follows from the mean update, with the cohort's share of all clients."""
     algorithm, strength = ALL[kind]
     found, federated = train(algorithm, clients_per_round=2, rounds=6)
@@ -154,7 +150,7 @@ class GivesUp(pl.Callback):
     def __init__(self, federated: Federated, stops: bool) -> None:
         self.federated, self.stops, self.done = federated, stops, False
 
-    def on_clients_done(self, trainer: pl.Trainer, done: int, expected: int) -> None:
+    def on_clients_done(self, trainer, done, expected):
         engine = self.federated.engine
         assert engine is not None
         if done == expected and engine.round == 1 and not self.done:
@@ -166,7 +162,7 @@ class GivesUp(pl.Callback):
 
 @pytest.mark.parametrize("kind", KEEP)
 @pytest.mark.parametrize("stops", [False, True])
-def test_clients_keep_nothing_of_a_round_that_was_given_up(kind: str, stops: bool) -> None:
+def test_clients_keep_nothing_of_a_round_that_was_given_up(kind, stops):
     """Two of four in each cohort: the next one does not write over what it left."""
     algorithm, strength = ALL[kind]
     module, rounds = Module(), 6
@@ -192,12 +188,12 @@ def test_clients_keep_nothing_of_a_round_that_was_given_up(kind: str, stops: boo
     torch.testing.assert_close(weights_of(module), wanted, atol=5e-6, rtol=1e-5)
 
 
-def test_without_a_pull_it_is_federated_averaging() -> None:
+def test_without_a_pull_it_is_federated_averaging():
     assert torch.equal(train(FedProx(0.0))[0], train(None)[0])
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_resumed_as_if_never_stopped(kind: str, tmp_path: Any) -> None:
+def test_resumed_as_if_never_stopped(kind, tmp_path):
     algorithm, _ = ALL[kind]
     whole, _ = train(algorithm)
     module = Module()
@@ -212,8 +208,8 @@ def test_resumed_as_if_never_stopped(kind: str, tmp_path: Any) -> None:
     assert torch.equal(weights_of(module), whole)
 
 
-def test_no_checkpoint_of_a_private_run_holds_what_clients_keep(tmp_path: Any) -> None:
-    settings: dict[str, Any] = {"algorithm": SCAFFOLD(), "client_metrics": "none"}
+def test_no_checkpoint_of_a_private_run_holds_what_clients_keep(tmp_path):
+    settings = {"algorithm": SCAFFOLD(), "client_metrics": "none"}
     trainer = make_trainer(Federated(LDPQ(1.0), CLIENTS, **settings), max_epochs=2)
     trainer.fit(Module(), datamodule=data())
     trainer.save_checkpoint(tmp_path / "two.ckpt")
@@ -226,7 +222,7 @@ def test_no_checkpoint_of_a_private_run_holds_what_clients_keep(tmp_path: Any) -
         )
 
 
-def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path: Any) -> None:
+def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
     trainer = make_trainer(Federated(FedAvg(), CLIENTS, algorithm=FedProx(0.5), seed=0), max_epochs=1)
     trainer.fit(Module(), datamodule=data())
     trainer.save_checkpoint(tmp_path / "one.ckpt")
@@ -252,13 +248,13 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path: Any) -> None:
         ({"algorithm": FedProx}, TypeError, "the class FedProx itself"),
     ],
 )
-def test_what_does_not_go_together(settings: Any, error: Any, words: str) -> None:
+def test_what_does_not_go_together(settings, error, words):
     with pytest.raises(error, match=words):
         Federated(FedAvg(), CLIENTS, **settings)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_what_clients_take_for_sent_is_sent(share: float) -> None:
+def test_what_clients_take_for_sent_is_sent(share):
     """Buffers travel beside the parameters, and a smaller share of the mechanism's leaves out more."""
     norm = share == 0.1
     layers = nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)) if norm else nn.Linear(64, 10)
@@ -267,7 +263,7 @@ def test_what_clients_take_for_sent_is_sent(share: float) -> None:
         make_trainer(made).fit(Classifier(layers), datamodule=Digits())
 
 
-def test_numbers_out_of_range() -> None:
+def test_numbers_out_of_range():
     for make in (lambda: FedProx(-1.0), lambda: FedProx(float("nan")), lambda: FedDyn(0.0)):
         with pytest.raises(ValueError, match="must be a finite number"):
             make()
@@ -278,12 +274,12 @@ def test_numbers_out_of_range() -> None:
 @pytest.mark.parametrize(
     "optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.Adam, lr=0.1)]
 )
-def test_scaffold_takes_plain_sgd(optimizer: Any) -> None:
+def test_scaffold_takes_plain_sgd(optimizer):
     with pytest.raises(ValueError, match="without momentum"):
         train(SCAFFOLD(), module=Module(optimizer))
 
 
-def test_scaffold_takes_as_many_steps_of_all() -> None:
+def test_scaffold_takes_as_many_steps_of_all():
     unequal = data([INDICES[0][:4], *INDICES[1:]])
     with pytest.raises(ValueError, match="local_steps"):
         make_trainer(Federated(FedAvg(), CLIENTS, algorithm=SCAFFOLD(), seed=0)).fit(
@@ -293,7 +289,7 @@ def test_scaffold_takes_as_many_steps_of_all() -> None:
     make_trainer(federated).fit(Module(), datamodule=unequal)
 
 
-def test_dpsgd_inside_clients_is_refused() -> None:
+def test_dpsgd_inside_clients_is_refused():
     with pytest.raises(ValueError, match="bounds gradients that FedProx would change"):
         make_trainer(
             Federated(FedAvg(), CLIENTS, algorithm=FedProx(), seed=0),
@@ -301,14 +297,14 @@ def test_dpsgd_inside_clients_is_refused() -> None:
         ).fit(Module(), datamodule=data())
 
 
-def test_by_hand_and_with_accumulation() -> None:
+def test_by_hand_and_with_accumulation():
     """The term comes once in a step, whoever makes it."""
 
     class ByHand(Module):
         automatic_optimization = False
 
-        def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-            optimizer: Any = self.optimizers()
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
             optimizer.zero_grad()
             self.manual_backward(super().training_step(batch, batch_idx))
             optimizer.step()
@@ -325,7 +321,7 @@ def test_by_hand_and_with_accumulation() -> None:
     assert not torch.allclose(both[0], averaged, atol=1e-4)  # two steps a round: the second one is pulled
 
 
-def test_scaffold_helps_where_clients_differ() -> None:
+def test_scaffold_helps_where_clients_differ():
     """Two classes a client, many local steps: the loss of the global model, against federated averaging."""
     losses = []
     for algorithm in (None, SCAFFOLD()):

@@ -1,7 +1,5 @@
 """SCAFFOLD divides by what everybody knows, whatever a client does with its own data."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.optim import SGD
@@ -24,7 +22,7 @@ class Steady(Classifier):
         torch.manual_seed(0)
         super().__init__(torch.nn.Linear(64, 10))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=RATE)
         if not self.schedule:
             return optimizer
@@ -34,17 +32,17 @@ class Steady(Classifier):
 class LeavesOut(Steady):
     """The last client leaves out a batch of its own."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return None if batch_idx == 1 else super().training_step(batch, batch_idx)
 
 
 class SetsItsRate(Steady):
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch, batch_idx):
         self.optimizers().param_groups[0]["lr"] *= 1.0 + float(batch[0].mean())
 
 
 class Two(Steady):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return SGD([{"params": [self.backbone.weight]}, {"params": [self.backbone.bias], "lr": 0.2}], lr=0.1)
 
 
@@ -54,7 +52,7 @@ class ByHand(Steady):
         self.automatic_optimization = False
 
 
-def fit(module: Any) -> Any:
+def fit(module):
     fed = Federated(FedAvg(), CLIENTS, seed=1, algorithm=SCAFFOLD(), local_steps=STEPS, clients_per_step=1)
     make_trainer(fed, max_epochs=2).fit(module, datamodule=Digits(100, 5))
     return fed.fit.correction
@@ -62,12 +60,12 @@ def fit(module: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("kind", [Steady, LeavesOut, SetsItsRate])
-def test_the_divisor_is_the_schedule_s(kind: type[Steady]) -> None:
+def test_the_divisor_is_the_schedule_s(kind):
     second = sum(RATE * 0.5**step for step in range(STEPS, 2 * STEPS))
     assert fit(kind()).moved == pytest.approx(second)
 
 
-def test_without_a_schedule_it_is_rate_times_steps_and_everybody_opens_a_variate() -> None:
+def test_without_a_schedule_it_is_rate_times_steps_and_everybody_opens_a_variate():
     class NoSchedule(LeavesOut):
         schedule = False
 
@@ -80,6 +78,6 @@ def test_without_a_schedule_it_is_rate_times_steps_and_everybody_opens_a_variate
 
 @pytest.mark.filterwarnings("ignore:nothing trains")
 @pytest.mark.parametrize(("module", "words"), [(Two, "one for each of its groups"), (ByHand, "by hand")])
-def test_what_has_no_common_divisor_is_refused(module: type[Steady], words: str) -> None:
+def test_what_has_no_common_divisor_is_refused(module, words):
     with pytest.raises(ValueError, match=words):
         fit(module())

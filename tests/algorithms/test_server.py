@@ -1,9 +1,6 @@
 """The server's optimisers against algorithm 2 of Reddi et al., written out, and from a configuration."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +16,7 @@ UPDATES = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=to
 LR, BETA1, BETA2, TAU = 0.1, 0.8, 0.9, 0.01
 
 
-def by_hand(kind: str) -> list[float]:
+def by_hand(kind):
     """One coordinate after the other, in plain numbers."""
     end = []
     for updates in UPDATES.T.tolist():
@@ -38,7 +35,7 @@ def by_hand(kind: str) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", [FedAdagrad, FedYogi, FedAdam])
-def test_it_is_algorithm_two(kind) -> None:
+def test_it_is_algorithm_two(kind):
     x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     more = {} if kind is FedAdagrad else {"beta2": BETA2}
     optimizer = kind([x], lr=LR, beta1=BETA1, tau=TAU, **more)
@@ -48,7 +45,7 @@ def test_it_is_algorithm_two(kind) -> None:
     assert x.tolist() == pytest.approx(by_hand(kind.__name__), rel=1e-12)
 
 
-def test_momentum() -> None:
+def test_momentum():
     x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     optimizer, expected, m = FedAvgM([x], lr=0.5, momentum=0.9), torch.zeros(3), torch.zeros(3)
     for update in UPDATES:
@@ -60,14 +57,14 @@ def test_momentum() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"beta1": 1.0}, {"beta2": -0.1}, {"tau": 0.0}])
-def test_numbers_out_of_range(wrong) -> None:
+def test_numbers_out_of_range(wrong):
     with pytest.raises(ValueError, match="lr > 0, beta1 and beta2"):
         FedAdam([torch.zeros(1, requires_grad=True)], **wrong)
 
 
 @pytest.mark.parametrize(("kind", "lr"), [(FedAvgM, 0.5), (FedAdagrad, 0.1), (FedYogi, 0.1), (FedAdam, 0.1)])
-def test_a_federation_learns_and_resumes(kind, lr, tmp_path) -> None:
-    def run(epochs: int, path: Path | None = None):
+def test_a_federation_learns_and_resumes(kind, lr, tmp_path):
+    def run(epochs, path=None):
         module = Classifier()
         federated = Federated(FedAvg(), 10, seed=0, server_optimizer=partial(kind, lr=lr))
         trainer = make_trainer(federated, max_epochs=epochs)
@@ -81,7 +78,7 @@ def test_a_federation_learns_and_resumes(kind, lr, tmp_path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-def test_from_a_configuration(tmp_path) -> None:
+def test_from_a_configuration(tmp_path):
     """`fedq fit` with both in YAML, as the guide says it."""
     more = {
         "seed_everything": 0,
@@ -118,5 +115,5 @@ def test_from_a_configuration(tmp_path) -> None:
     assert not main(["fit", "--config", str(path), "--trainer.default_root_dir", str(tmp_path)])
 
 
-def test_the_same_algorithm_is_the_same_setting() -> None:
+def test_the_same_algorithm_is_the_same_setting():
     assert FedProx(0.1) == FedProx(0.1) and repr(FedProx(0.1)) == "FedProx(mu=0.1)"

@@ -1,11 +1,5 @@
 """A small federated run for the tests of reporting callbacks."""
 
-from __future__ import annotations
-
-from typing import Any
-
-import pytorch_lightning as pl
-
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import Classifier, Linear
@@ -14,7 +8,7 @@ from lightning_fedq.mechanisms import CorBin
 from tests.digits_run import make_trainer
 
 
-def small_run(*callbacks: pl.Callback, rounds: int = 3, fit: bool = True, **settings: Any) -> pl.Trainer:
+def small_run(*callbacks, rounds=3, fit=True, **settings):
     """Train a linear model on 60 digits with four clients, or build the trainer only."""
     seed = settings.pop("seed", 0)
     mechanism = settings.pop("mechanism", CorBin(5.0))
@@ -26,9 +20,9 @@ def small_run(*callbacks: pl.Callback, rounds: int = 3, fit: bool = True, **sett
     return trainer
 
 
-def small_model() -> Classifier:
+def small_model():
     return Classifier(seeded(Linear(64), 0), lr=0.1)
 
 
-def small_data() -> DigitsDataModule:
+def small_data():
     return DigitsDataModule(batch_size=8, num_train=60)

@@ -1,14 +1,10 @@
 """Who holds what, as a table and a picture in the folder of a run."""
 
-from __future__ import annotations
-
 import csv
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fedq import ClientEvaluation
@@ -22,32 +18,32 @@ from tests.digits_run import Classifier, Digits, digits, make_trainer
 class Plain(Dataset[Any]):
     """Labels are in the samples only."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 60
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index):
         inputs, labels = digits()
         return inputs[index], int(labels[index])
 
 
 class WithoutLabels(Digits):
-    def train_set(self) -> Dataset[Any]:
+    def train_set(self):
         return Plain()
 
 
-def run(folder: Path, data: Any, **settings: Any) -> tuple[Federated, Path]:
+def run(folder, data, **settings):
     fed = Federated(LDPQ(epsilon=1.0), 4, **settings)
     made = RunFolder("run", str(folder), show=False)
     make_trainer(fed, made, max_epochs=1).fit(Classifier(), datamodule=data)
     return fed, folder / "run"
 
 
-def rows(folder: Path) -> list[dict[str, str]]:
+def rows(folder):
     return list(csv.DictReader((folder / "clients" / "holdings.csv").read_text().splitlines()))
 
 
 @pytest.mark.pictures
-def test_who_holds_which_labels_and_what_is_held_out(tmp_path: Path) -> None:
+def test_who_holds_which_labels_and_what_is_held_out(tmp_path):
     settings = {"partition": LabelShards(2), "evaluate_clients": ClientEvaluation(0.2)}
     fed, folder = run(tmp_path, Digits(80, 5), **settings)
     table = rows(folder)
@@ -62,7 +58,7 @@ def test_who_holds_which_labels_and_what_is_held_out(tmp_path: Path) -> None:
     assert not list(folder.glob("holdings*")), "apart from what a server would have"
 
 
-def test_without_labels_at_hand(tmp_path: Path) -> None:
+def test_without_labels_at_hand(tmp_path):
     fed, folder = run(tmp_path, WithoutLabels(batch_size=5), partition=QuantitySkew(0.5, least=2))
     table = rows(folder)
     assert [list(row) for row in table] == [["client", "samples"]] * 4
@@ -72,7 +68,7 @@ def test_without_labels_at_hand(tmp_path: Path) -> None:
     )
 
 
-def test_the_pictures() -> None:
+def test_the_pictures():
     counts = torch.tensor([[3, 0], [1, 5]])
     figure = holdings_figure([3, 6], counts, "a run")
     bars, image = figure.axes[:2]

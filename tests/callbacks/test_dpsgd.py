@@ -15,7 +15,7 @@ from tests.callbacks.test_privacy import trainer
 from tests.dpsgd.test_poisson import batches_of
 
 
-def samples(size: int = 200) -> TensorDataset:
+def samples(size=200):
     x = torch.randn(size, 6, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, x[:, :3].argmax(1))
 
@@ -29,7 +29,7 @@ class Classifier(pl.LightningModule):
         middle = torch.nn.BatchNorm1d(8) if normalise else torch.nn.Identity()
         self.net = torch.nn.Sequential(torch.nn.Linear(6, 8), middle, torch.nn.Tanh(), torch.nn.Linear(8, 3))
         self.batch_size, self.number = batch_size, optimizers
-        self.seen: list[int] = []
+        self.seen = []
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -45,12 +45,12 @@ class Classifier(pl.LightningModule):
     def train_dataloader(self):
         return DataLoader(samples(), batch_size=self.batch_size, shuffle=True)
 
-    def accuracy(self) -> float:
+    def accuracy(self):
         x, y = samples().tensors
         return (self.net(x).argmax(1) == y).float().mean().item()
 
 
-def dpsgd(noise: float = 1.0, seed: int | None = None, **settings) -> DPSGD:
+def dpsgd(noise=1.0, seed=None, **settings):
     return DPSGD(noise, 1.0, delta=1e-3, seed=seed, **settings)
 
 

@@ -60,7 +60,7 @@ class Listens(pl.Callback):
 WAYS = ["loss", "mean of the batch", "size of the batch", "gradients", "epoch"]
 
 
-def fit(module, *callbacks, epochs: int = 2):
+def fit(module, *callbacks, epochs=2):
     run = make_trainer(*callbacks, max_epochs=epochs)
     run.fit(module)
     return run

@@ -18,16 +18,16 @@ SIZES = (20, 40, 60)
 STEPS = (2, 4, 6)
 
 
-def parts() -> list[list[int]]:
+def parts():
     ends = [sum(SIZES[: i + 1]) for i in range(len(SIZES))]
     return [list(range(end - size, end)) for end, size in zip(ends, SIZES, strict=True)]
 
 
-def federation(mechanism=None, **settings) -> Federated:
+def federation(mechanism=None, **settings):
     return Federated(mechanism or FedAvg(), 3, **{"seed": 0, **settings})
 
 
-def dpsgd(noise: float = 1.0, seed: int | None = 1, delta: float = 1e-3) -> DPSGD:
+def dpsgd(noise=1.0, seed=1, delta=0.001):
     return DPSGD(noise, 1.0, delta=delta, seed=seed)
 
 
@@ -162,7 +162,7 @@ def saving(folder):
     return Saves(folder), pl.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
 
 
-def histories(private: DPSGD) -> dict[int, list]:
+def histories(private):
     return {client: account.accountant.history for client, account in private.accounts.items()}
 
 

@@ -37,7 +37,7 @@ class Inputs(Dataset):
         return self.x[index], torch.as_tensor(drawn, dtype=torch.float64)
 
 
-def draw_all() -> list[float]:
+def draw_all():
     return [float(torch.rand((), dtype=torch.float64)), float(np.random.rand()), random.random()]  # noqa: NPY002
 
 
@@ -50,7 +50,7 @@ class Drops(pl.LightningModule):
             torch.manual_seed(0)
             self.net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(WIDTH, 1))
         self.data, self.workers, self.draws = data, workers, draws
-        self.drawn: list[tuple[str, float]] = []
+        self.drawn = []
 
     def _draw(self, where):
         if DRAWN is not None:
@@ -87,10 +87,10 @@ class WithData(Drops):
         return DataLoader(self.data, batch_size=len(self.data), num_workers=self.workers)
 
 
-DRAWN: list[float] | None = None
+DRAWN = None
 
 
-def clipped_sums(monkeypatch, run) -> tuple[torch.Tensor, torch.Tensor]:
+def clipped_sums(monkeypatch, run):
     """Clipped and noisy sum of every step `(steps, width + 1)`, in units of the clipping norm."""
     sums, noisy = [], []
     clip, add = GridDPOptimizer.clip_and_accumulate, GridDPOptimizer.add_noise

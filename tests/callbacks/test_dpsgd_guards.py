@@ -82,7 +82,7 @@ def test_several_backward_passes_in_one_step_are_refused():
 
 def test_no_stream_of_batches_is_drawn_for_two_steps():
     private = dpsgd()
-    drawn: list[int] = []
+    drawn = []
     stream = private._stream
     private._stream = lambda purpose, client, step: (
         drawn.append(step) if purpose == "batch" else None,
@@ -261,7 +261,7 @@ def test_parameters_may_change_between_steps():
 # ---- how the loss is reduced ---------------------------------------------------------------------------
 
 
-def released_sum(module, batch_size: int = 100) -> torch.Tensor:
+def released_sum(module, batch_size=100):
     """The clipped sum of one step over all samples, at hardly any noise, C = 1."""
     module.batch_size = batch_size
     before = torch.cat([p.detach().flatten() for p in module.parameters()])
@@ -449,7 +449,7 @@ class Watched(Classifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": self.plateau}}
 
 
-def watching(kind: str, monitor: str, folder) -> tuple[Watched, list[pl.Callback]]:
+def watching(kind, monitor, folder):
     if kind == "ReduceLROnPlateau":
         return Watched(monitor), []
     if kind == "EarlyStopping":

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import csv
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,17 +15,17 @@ from lightning_fedq.rounds import RoundEngine
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 
-def federated(num_clients: int = 8, **settings: Any) -> Federated:
+def federated(num_clients=8, **settings):
     return Federated(**{"mechanism": FedAvg(), "num_clients": num_clients, "seed": 1, **settings})
 
 
-def run(fed: Federated, module: Any = None, data: Any = None, **trainer: Any) -> tuple[Any, pl.Trainer]:
+def run(fed, module=None, data=None, **trainer):
     module, runner = module or Classifier(), make_trainer(fed, **trainer)
     runner.fit(module, datamodule=data or Digits())
     return module, runner
 
 
-def by_hand(fed: Federated, rounds: int, lr: float = 0.5, batch_size: int = 10) -> torch.Tensor:
+def by_hand(fed, rounds, lr=0.5, batch_size=10):
     """Federated averaging written out, on the same split and order, without Lightning."""
     inputs, labels = digits()
     model = Classifier().backbone
@@ -55,13 +52,13 @@ def by_hand(fed: Federated, rounds: int, lr: float = 0.5, batch_size: int = 10) 
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 3, "auto"])
-def test_is_federated_averaging(clients_per_step: Any) -> None:
+def test_is_federated_averaging(clients_per_step):
     fed = federated(clients_per_step=clients_per_step)
     module, _ = run(fed)
     torch.testing.assert_close(weights_of(module), by_hand(fed, 2), atol=1e-6, rtol=1e-5)
 
 
-def test_unequal_clients_cohorts_and_dropouts() -> None:
+def test_unequal_clients_cohorts_and_dropouts():
     fed = federated(
         10, clients_per_round=6, dropout_probability=0.3, partition=Dirichlet(0.5), clients_per_step=4
     )
@@ -73,7 +70,7 @@ def test_unequal_clients_cohorts_and_dropouts() -> None:
     assert trainer.reload_dataloaders_every_n_epochs == 0
 
 
-def test_one_bit_training_learns_and_logs() -> None:
+def test_one_bit_training_learns_and_logs():
     fed = Federated(CorBin(epsilon=5.0), num_clients=20, seed=0)
     _, trainer = run(fed, data=Digits(1400), max_epochs=6)
     assert trainer.callback_metrics["val_acc"] > 0.7
@@ -82,7 +79,7 @@ def test_one_bit_training_learns_and_logs() -> None:
     assert fed.engine is not None and fed.engine.round == 6
 
 
-def test_a_logger_gets_every_round_once_at_its_last_step(tmp_path: Path) -> None:
+def test_a_logger_gets_every_round_once_at_its_last_step(tmp_path):
     fed = Federated(CorBin(epsilon=5.0), num_clients=20, seed=0, clients_per_step=10)
     _, trainer = run(fed, max_epochs=2, logger=pl.loggers.CSVLogger(tmp_path), log_every_n_steps=1)
     assert trainer.logger is not None and trainer.logger.log_dir is not None
@@ -93,12 +90,12 @@ def test_a_logger_gets_every_round_once_at_its_last_step(tmp_path: Path) -> None
     assert [int(row["step"]) for row in rows] == [steps - 1, 2 * steps - 1]
 
 
-def test_validates_the_model_that_is_saved(tmp_path: Any) -> None:
+def test_validates_the_model_that_is_saved(tmp_path):
     checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     seen = []
 
     class Watch(pl.Callback):
-        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_validation_start(self, trainer, pl_module):
             if not trainer.sanity_checking:
                 seen.append(weights_of(pl_module))
 
@@ -112,14 +109,12 @@ def test_validates_the_model_that_is_saved(tmp_path: Any) -> None:
         torch.testing.assert_close(seen[epoch], by_hand(fed, epoch + 1), atol=1e-6, rtol=1e-5)
 
 
-def test_a_checkpoint_in_mid_round_holds_the_global_model(tmp_path: Any) -> None:
+def test_a_checkpoint_in_mid_round_holds_the_global_model(tmp_path):
     for weights_only in (False, True):
         path = tmp_path / f"{weights_only}.ckpt"
 
         class Saves(pl.Callback):
-            def on_train_batch_end(
-                self, trainer: Any, *_: Any, path: Path = path, only: bool = weights_only
-            ) -> None:
+            def on_train_batch_end(self, trainer, *_, path=path, only=weights_only):
                 trainer.save_checkpoint(path, weights_only=only)
 
         make_trainer(federated(clients_per_step=1), Saves(), max_epochs=1).fit(
@@ -129,12 +124,12 @@ def test_a_checkpoint_in_mid_round_holds_the_global_model(tmp_path: Any) -> None
         assert torch.equal(torch.cat([v.reshape(-1) for v in state.values()]), weights_of(Classifier()))
 
 
-def test_module_with_its_own_loader() -> None:
+def test_module_with_its_own_loader():
     class Own(Classifier):
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self):
             return Digits().train_dataloader()
 
-        def val_dataloader(self) -> Any:
+        def val_dataloader(self):
             return Digits().val_dataloader()
 
     fed, module = federated(), Own()
@@ -143,7 +138,7 @@ def test_module_with_its_own_loader() -> None:
     assert "train_dataloader" not in vars(module)
 
 
-def test_everything_is_taken_off_again() -> None:
+def test_everything_is_taken_off_again():
     fed, data = federated(dropout_probability=0.2), Digits()
     module, trainer = run(fed, data=data)
     assert "train_dataloader" not in vars(data)
@@ -153,7 +148,7 @@ def test_everything_is_taken_off_again() -> None:
     assert trainer.test(module, datamodule=data, verbose=False)[0]["val_acc"] > 0.2
 
 
-def test_fit_again_continues() -> None:
+def test_fit_again_continues():
     fed, module = federated(), Classifier()
     trainer = make_trainer(fed, max_epochs=1)
     trainer.fit(module, datamodule=Digits())
@@ -163,10 +158,10 @@ def test_fit_again_continues() -> None:
     torch.testing.assert_close(weights_of(module), by_hand(fed, 2), atol=1e-6, rtol=1e-5)
 
 
-def test_optimiser_state_does_not_leak_between_clients() -> None:
+def test_optimiser_state_does_not_leak_between_clients():
     """With momentum, the order of the clients would matter if the state were kept."""
 
-    def momentum(params: Any) -> Any:
+    def momentum(params):
         return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
     alone, side_by_side = (
@@ -182,15 +177,15 @@ def test_optimiser_state_does_not_leak_between_clients() -> None:
 
 
 @pytest.mark.tried
-def test_learning_rate_schedule_steps_once_a_round() -> None:
+def test_learning_rate_schedule_steps_once_a_round():
     rates = []
 
     class Scheduled(Classifier):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
             return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             rates.append(self.optimizers().param_groups[0]["lr"])
             return super().training_step(batch, batch_idx)
 
@@ -200,16 +195,16 @@ def test_learning_rate_schedule_steps_once_a_round() -> None:
     assert rates[:-120] == [], "a rehearsal, which is in a fork"
 
 
-def test_parameter_groups_and_frozen_parameters() -> None:
+def test_parameter_groups_and_frozen_parameters():
     class Groups(Classifier):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             first, middle, last = self.backbone[0], self.backbone[2], self.backbone[4]
             middle.requires_grad_(False)
             return torch.optim.SGD(
                 [{"params": last.parameters(), "lr": 0.3}, {"params": [first.weight, first.bias]}], lr=0.1
             )
 
-    def build() -> Any:
+    def build():
         torch.manual_seed(0)
         return Groups(
             nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 10))
@@ -224,9 +219,9 @@ def test_parameter_groups_and_frozen_parameters() -> None:
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 8])
-def test_a_diverged_client_counts_as_zero_and_is_named(clients_per_step: int) -> None:
+def test_a_diverged_client_counts_as_zero_and_is_named(clients_per_step):
     class Diverges(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             poisoned = (batch[0][..., 0] > 100).any()
             loss = super().training_step(batch, batch_idx)
             return loss * torch.where(poisoned, torch.nan, 1.0)
@@ -244,7 +239,7 @@ def test_a_diverged_client_counts_as_zero_and_is_named(clients_per_step: int) ->
     assert not torch.equal(weights_of(module), weights_of(Classifier()))
 
 
-def test_a_round_of_nobody_changes_nothing_and_is_recorded() -> None:
+def test_a_round_of_nobody_changes_nothing_and_is_recorded():
     fed = federated(2, dropout_probability=0.7)
     nobody = [r for r in range(8) if not fed.planner.plan(r, fed.mechanism).survivors]
     assert nobody, "choose another seed"
@@ -254,7 +249,7 @@ def test_a_round_of_nobody_changes_nothing_and_is_recorded() -> None:
     assert all(fed.records[r].update_norm == 0 for r in nobody)
 
 
-def test_weighted_by_samples() -> None:
+def test_weighted_by_samples():
     inputs, labels = digits()
     clients = [list(range(10)), list(range(10, 40))]
     train = TensorDataset(inputs[:40], labels[:40])
@@ -267,7 +262,7 @@ def test_weighted_by_samples() -> None:
     torch.testing.assert_close(weights_of(module), weights_of(whole), atol=1e-6, rtol=1e-5)
 
 
-def test_weighted_by_noise() -> None:
+def test_weighted_by_noise():
     """Four of five clients say almost nothing: the mean is the fifth client's, and the exact mean says so."""
     epsilons = (1e-3, 1e-3, 30.0, 1e-3, 1e-3)
     fed = Federated(
@@ -279,7 +274,7 @@ def test_weighted_by_noise() -> None:
     assert fed.records[0].cosine > 0.3
 
 
-def test_data_module_and_callback_alone_are_the_same_road() -> None:
+def test_data_module_and_callback_alone_are_the_same_road():
     alone = run(federated(partition=Dirichlet(0.5), clients_per_step=1))[0]
     wrapped = run(
         federated(clients_per_step=1), data=FederatedDataModule(Digits(), partition=Dirichlet(0.5))
@@ -287,7 +282,7 @@ def test_data_module_and_callback_alone_are_the_same_road() -> None:
     assert torch.equal(weights_of(alone), weights_of(wrapped))
 
 
-def test_fast_dev_run_is_a_round() -> None:
+def test_fast_dev_run_is_a_round():
     fed = federated()
     _, trainer = run(fed, fast_dev_run=3)
     assert len(fed.records) == 1
@@ -298,14 +293,14 @@ def test_fast_dev_run_is_a_round() -> None:
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 8])
-def test_bfloat16(clients_per_step: int) -> None:
+def test_bfloat16(clients_per_step):
     for precision in ("bf16-mixed", "bf16-true", "64-true"):
         fed = federated(clients_per_step=clients_per_step)
         _, trainer = run(fed, precision=precision, max_epochs=3)
         assert trainer.callback_metrics["val_acc"] > 0.5, precision
 
 
-def test_gradient_clipping_is_per_client() -> None:
+def test_gradient_clipping_is_per_client():
     for algorithm in ("norm", "value"):
         alone, side_by_side = (
             run(federated(clients_per_step=n), gradient_clip_val=0.05, gradient_clip_algorithm=algorithm)[0]
@@ -315,8 +310,8 @@ def test_gradient_clipping_is_per_client() -> None:
         assert not torch.allclose(weights_of(alone), weights_of(run(federated())[0]), atol=1e-4)
 
 
-def test_dropout_masks_depend_on_neither_order_nor_earlier_rounds() -> None:
-    def build() -> Classifier:
+def test_dropout_masks_depend_on_neither_order_nor_earlier_rounds():
+    def build():
         return Classifier(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10)))
 
     torch.manual_seed(1)
@@ -330,13 +325,13 @@ def test_dropout_masks_depend_on_neither_order_nor_earlier_rounds() -> None:
     assert torch.equal(weights_of(first), weights_of(second))
 
 
-def test_server_optimizer() -> None:
+def test_server_optimizer():
     fed = federated(server_optimizer=lambda params: torch.optim.Adam(params, lr=0.1))
     _, trainer = run(fed, max_epochs=5)
     assert trainer.callback_metrics["val_acc"] > 0.6
 
 
-def test_secure_keys_by_default() -> None:
+def test_secure_keys_by_default():
     fed = Federated(CorBin(epsilon=3.0), num_clients=4)
     run(fed, max_epochs=1)
     assert fed.engine is not None and fed.engine.keys.mode == "secure"
@@ -352,19 +347,19 @@ def test_secure_keys_by_default() -> None:
         ({"target": "weight"}, "target must be one of updates, weights, got 'weight'"),
     ],
 )
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         federated(**settings)
 
 
-def test_partition_given_twice() -> None:
+def test_partition_given_twice():
     data = FederatedDataModule(Digits(), partition=Dirichlet(1.0))
     with pytest.raises(ValueError, match="give it in one place"):
         run(federated(partition=Dirichlet(0.1)), data=data)
     assert IID() == federated().clients.partition
 
 
-def test_label_figure() -> None:
+def test_label_figure():
     fed = federated()
     run(fed, max_epochs=1)
     assert fed.label_figure().axes[0].get_xlabel() == "client"
@@ -385,9 +380,9 @@ def test_an_exception_while_the_first_round_opens_is_the_one_that_shows(monkeypa
     assert torch.equal(weights_of(module), before)
 
 
-def test_a_round_that_is_cut_short_says_that_it_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_that_is_cut_short_says_that_it_is_dropped(caplog):
     class Fails(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        def on_train_batch_end(self, trainer, *_):
             if trainer.global_step >= 2:
                 raise RuntimeError("boom")
 
@@ -400,24 +395,24 @@ def test_a_round_that_is_cut_short_says_that_it_is_dropped(caplog: pytest.LogCap
 
 
 class StopsByALoss(pl.Callback):
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer, *_):
         trainer.should_stop = True
 
 
-def test_a_client_that_stops_the_run_is_heard_where_clients_are() -> None:
+def test_a_client_that_stops_the_run_is_heard_where_clients_are():
     fed = federated(clients_per_step=1)
     make_trainer(fed, StopsByALoss(), max_epochs=3).fit(Classifier(), datamodule=Digits())
     assert len(fed.records) == 1, "the round is finished"
 
 
-def test_no_private_run_ends_by_what_one_client_s_data_say() -> None:
+def test_no_private_run_ends_by_what_one_client_s_data_say():
     fed = Federated(CorBin(epsilon=5.0), num_clients=4, clients_per_step=1)
     with pytest.warns(UserWarning, match=r"client \d+ set trainer.should_stop, which is not followed"):
         make_trainer(fed, StopsByALoss(), max_epochs=3).fit(Classifier(), datamodule=Digits())
     assert len(fed.records) == 3
 
 
-def test_unequal_clients_say_why_they_train_one_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_unequal_clients_say_why_they_train_one_at_a_time(caplog):
     fed = federated(num_clients=3, clients_per_step=3, partition=Dirichlet(0.3))
     with caplog.at_level("INFO"):
         run(fed)

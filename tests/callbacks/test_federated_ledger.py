@@ -24,7 +24,7 @@ class FailsInRoundZero(pl.Callback):
     def __init__(self) -> None:
         self.clients = 0
 
-    def on_train_epoch_end(self, trainer, pl_module) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.clients += 1
         if self.clients == 6:
             raise RuntimeError("the disk is full")

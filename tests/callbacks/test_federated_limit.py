@@ -1,10 +1,5 @@
 """`Trainer(limit_train_batches=...)` shortens every pass of every client; the round keeps all its clients."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -21,16 +16,16 @@ SIZES = (35, 20, 7, 80, 40, 15)
 """Samples of each client; batches of 10, so 4, 2, 1, 8, 4 and 2 batches a pass."""
 
 
-def parts() -> list[list[int]]:
+def parts():
     ends = [sum(SIZES[: i + 1]) for i in range(len(SIZES))]
     return [list(range(end - size, end)) for end, size in zip(ends, SIZES, strict=True)]
 
 
-def federated(**settings: Any) -> Federated:
+def federated(**settings):
     return Federated(**{"mechanism": FedAvg(), "num_clients": len(SIZES), "seed": 1, **settings})
 
 
-def run(fed: Federated, *more: Any, module: Any = None, ckpt: Any = None, **trainer: Any) -> tuple[Any, Any]:
+def run(fed, *more, module=None, ckpt=None, **trainer):
     module, runner = module or Classifier(), make_trainer(fed, *more, **trainer)
     inputs, labels = digits()
     train = TensorDataset(inputs[: sum(SIZES)], labels[: sum(SIZES)])
@@ -40,12 +35,12 @@ def run(fed: Federated, *more: Any, module: Any = None, ckpt: Any = None, **trai
     return module, runner
 
 
-def batches_of(size: int, limit: int | float) -> int:
+def batches_of(size, limit):
     whole = -(-size // 10)
     return min(limit, whole) if isinstance(limit, int) else int(whole * limit)
 
 
-def by_hand(fed: Federated, limit: int | float, rounds: int = 2, weights: Any = None) -> torch.Tensor:
+def by_hand(fed, limit, rounds=2, weights=None):
     """Federated averaging on the first batches of every pass, without Lightning, loader or schedule."""
     inputs, labels = digits()
     model, shares = Classifier().backbone, torch.tensor(weights or [1.0] * len(SIZES))
@@ -71,9 +66,7 @@ def by_hand(fed: Federated, limit: int | float, rounds: int = 2, weights: Any = 
 
 @pytest.mark.parametrize("limit", [1, 3, 100, 1.0, 0.999])
 @pytest.mark.parametrize("clients_per_step", [1, 4, "auto"])
-def test_is_federated_averaging_over_the_first_batches_of_every_client(
-    clients_per_step: Any, limit: int | float
-) -> None:
+def test_is_federated_averaging_over_the_first_batches_of_every_client(clients_per_step, limit):
     fed = federated(clients_per_step=clients_per_step, local_epochs=2)
     if limit == 0.999:  # int(1 * 0.999) == 0
         with pytest.raises(ValueError, match=r"limit_train_batches = 0.999 leaves clients 2 without a batch"):
@@ -88,18 +81,18 @@ def test_is_federated_averaging_over_the_first_batches_of_every_client(
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 3])
-def test_a_fraction_is_of_each_clients_own_batches(clients_per_step: int) -> None:
+def test_a_fraction_is_of_each_clients_own_batches(clients_per_step):
     inputs, labels = digits()
     sizes, limit = (40, 20, 80, 30), 0.5
     ends = [sum(sizes[: i + 1]) for i in range(4)]
     held = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
     train = TensorDataset(inputs[:170], labels[:170])
-    seen: dict[int, list[int]] = {}
+    seen = {}
 
     class Watch(pl.Callback):
         crosses_clients = True
 
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        def on_train_batch_start(self, trainer, module, batch, index):
             stack, _ = fed.fit.present_batch(index)
             for client in stack.clients:
                 seen.setdefault(client, []).append(batch[0].shape[-2])
@@ -119,16 +112,16 @@ class Exact(pl.LightningModule):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(64))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return (batch[0] * self.weight).sum(-1).mean()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
 @pytest.mark.parametrize("local", [{"local_epochs": 1}, {"local_epochs": 3}, {"local_steps": 5}])
 @pytest.mark.parametrize("limit", [1, 2, 0.5])
-def test_all_stack_sizes_train_on_the_very_same_batches(limit: int | float, local: dict[str, int]) -> None:
+def test_all_stack_sizes_train_on_the_very_same_batches(limit, local):
     """Bit for bit: 8 clients, batches of 4, digits in sixteenths: sums of at most 24 bits."""
     inputs, labels = digits()
     sizes = (4, 8, 12, 16, 8, 4, 20, 24) if isinstance(limit, int) else (8, 8, 12, 16, 8, 12, 20, 24)
@@ -149,7 +142,7 @@ def test_all_stack_sizes_train_on_the_very_same_batches(limit: int | float, loca
     assert not torch.equal(found[0], weights_of(module))
 
 
-def test_weights_follow_what_a_client_holds_and_not_what_the_limit_lets_it_use() -> None:
+def test_weights_follow_what_a_client_holds_and_not_what_the_limit_lets_it_use():
     fed = federated(weighting="samples", clients_per_step=4)
     module, _ = run(fed, limit_train_batches=1)
     expected = by_hand(fed, 1, weights=[float(size) for size in SIZES])
@@ -157,12 +150,12 @@ def test_weights_follow_what_a_client_holds_and_not_what_the_limit_lets_it_use()
     assert not torch.allclose(expected, by_hand(fed, 1), atol=1e-3)
 
 
-def test_cohorts_and_dropouts_under_a_limit_validate_once_after_every_round() -> None:
+def test_cohorts_and_dropouts_under_a_limit_validate_once_after_every_round():
     """Clients of one batch and of more have batches of one shape, and yet rounds of different length."""
-    validated: list[int] = []
+    validated = []
 
     class Count(pl.Callback):
-        def on_validation_start(self, trainer: Any, module: Any) -> None:
+        def on_validation_start(self, trainer, module):
             validated.append(len(fed.records))
 
     for settings in ({"clients_per_round": 4}, {"dropout_probability": 0.4}):
@@ -175,7 +168,7 @@ def test_cohorts_and_dropouts_under_a_limit_validate_once_after_every_round() ->
 
 @pytest.mark.parametrize("clients_per_step", [1, len(SIZES)])
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_fast_dev_run_takes_the_place_of_the_limit(num_steps: int, clients_per_step: int) -> None:
+def test_fast_dev_run_takes_the_place_of_the_limit(num_steps, clients_per_step):
     """Lightning forgets the limit under fast_dev_run, and the round is cut after so many steps as ever."""
     found = []
     for limit in (1, 0.01, None):
@@ -194,7 +187,7 @@ def test_fast_dev_run_takes_the_place_of_the_limit(num_steps: int, clients_per_s
 
 
 @pytest.mark.parametrize("num_steps", [1, 5])
-def test_fast_dev_run_releases_no_sum_of_fewer_clients_than_are_claimed(num_steps: int) -> None:
+def test_fast_dev_run_releases_no_sum_of_fewer_clients_than_are_claimed(num_steps):
     """Behind eight coins an outsider was said to learn little; the model held the one that had answered."""
     fed = federated(mechanism=LDPQ(epsilon=0.5), clients_per_step=1, seed=None)
     torch.manual_seed(0)
@@ -206,7 +199,7 @@ def test_fast_dev_run_releases_no_sum_of_fewer_clients_than_are_claimed(num_step
     assert fed.records[0].uplink_bits == 0 and "of 6 clients" in fed.records[0].aborted
 
 
-def test_what_is_left_after_a_refusal_and_after_an_error() -> None:
+def test_what_is_left_after_a_refusal_and_after_an_error():
     fed = federated(clients_per_step=1)
     trainer = make_trainer(fed, Interrupted(3, RuntimeError("boom")), limit_train_batches=1)
     train = TensorDataset(*(part[: sum(SIZES)] for part in digits()))
@@ -225,8 +218,8 @@ def test_what_is_left_after_a_refusal_and_after_an_error() -> None:
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_resumed_under_a_limit_is_bit_identical(tmp_path: Path, clients_per_step: int) -> None:
-    def fit(*more: Any, ckpt: Any = None) -> tuple[torch.Tensor, Federated]:
+def test_resumed_under_a_limit_is_bit_identical(tmp_path, clients_per_step):
+    def fit(*more, ckpt=None):
         fed = federated(mechanism=CorBin(5.0), clients_per_step=clients_per_step, local_epochs=2)
         torch.manual_seed(0)
         backbone = nn.Sequential(nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 10))
@@ -246,7 +239,7 @@ def test_resumed_under_a_limit_is_bit_identical(tmp_path: Path, clients_per_step
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_dp_sgd_takes_and_pays_for_so_many_steps(limit: int) -> None:
+def test_dp_sgd_takes_and_pays_for_so_many_steps(limit):
     private = DPSGD(1.0, 1.0, delta=1e-3, seed=1)
     fed = federated(local_epochs=2)
     run(fed, private, limit_train_batches=limit)
@@ -257,7 +250,7 @@ def test_dp_sgd_takes_and_pays_for_so_many_steps(limit: int) -> None:
         assert rate == pytest.approx(min(10 / size, 1.0), abs=1e-9)  # a limit changes no probability
 
 
-def test_digits_alone() -> None:
+def test_digits_alone():
     """The callback alone, on an ordinary data module."""
     fed = federated(clients_per_step=1)
     trainer = make_trainer(fed, limit_train_batches=0.25)

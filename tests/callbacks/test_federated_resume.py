@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +27,7 @@ class Interrupted(pl.Callback):
     def __init__(self, at_batch: int, error: BaseException) -> None:
         self.left, self.error = at_batch, error
 
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, *args):
         self.left -= 1
         if self.left == 0:
             raise self.error
@@ -44,7 +41,7 @@ class Saves(pl.Callback):
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
 
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, *args):
         self.count += 1
         trainer.save_checkpoint(self.folder / f"step={self.count}.ckpt")
 
@@ -55,8 +52,8 @@ Saves.__module__ = "lightning_fedq"
 Interrupted.__module__ = "lightning_fedq"  # known to leave stacks alone
 
 
-def federation(clients_per_step: int, **settings: Any) -> Federated:
-    values: dict[str, Any] = {
+def federation(clients_per_step, **settings):
+    values = {
         "mechanism": CorBin(epsilon=5.0),
         "num_clients": CLIENTS,
         "clients_per_step": clients_per_step,
@@ -67,15 +64,13 @@ def federation(clients_per_step: int, **settings: Any) -> Federated:
     return Federated(**{**values, **settings})
 
 
-def module() -> Classifier:
+def module():
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
     return Classifier(backbone, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
 
 
-def fit(
-    folder: Path, clients_per_step: int, *extra: Any, resume: Any = None, **settings: Any
-) -> tuple[Classifier, Federated]:
+def fit(folder, clients_per_step, *extra, resume=None, **settings):
     keep = pl.callbacks.ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1)
     fed, model = federation(clients_per_step, **settings), module()
     trainer = make_trainer(fed, keep, *extra, enable_checkpointing=True, max_epochs=ROUNDS)
@@ -83,12 +78,12 @@ def fit(
     return model, fed
 
 
-def latest(folder: Path) -> Path:
+def latest(folder):
     return max(folder.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
 
 
-def test_resumed_with_rounds_of_different_length(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"dropout_probability": 0.4, "partition": Dirichlet(0.5)}
+def test_resumed_with_rounds_of_different_length(tmp_path):
+    settings = {"dropout_probability": 0.4, "partition": Dirichlet(0.5)}
     whole, fed = fit(tmp_path / "whole", 1, **settings)
     assert len({r.num_received for r in fed.records}) > 1
     for path in sorted((tmp_path / "whole").glob("*.ckpt"))[:-1]:
@@ -97,7 +92,7 @@ def test_resumed_with_rounds_of_different_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_resumed_from_a_checkpoint_in_mid_round(tmp_path: Path, clients_per_step: int) -> None:
+def test_resumed_from_a_checkpoint_in_mid_round(tmp_path, clients_per_step):
     """The interrupted round is repeated from its start, with the same streams."""
     whole, _ = fit(tmp_path / "whole", clients_per_step, Saves(tmp_path / "batches"))
     checkpoints = sorted((tmp_path / "batches").glob("*.ckpt"), key=lambda p: int(p.stem.rpartition("=")[2]))
@@ -114,16 +109,16 @@ class Told(pl.Callback):
     """Of which epochs it was told that they start and end."""
 
     def __init__(self) -> None:
-        self.epochs: list[tuple[str, int]] = []
+        self.epochs = []
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         self.epochs.append(("starts", trainer.current_epoch))
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.epochs.append(("ends", trainer.current_epoch))
 
 
-def test_callbacks_are_told_of_the_start_of_a_round_that_is_repeated(tmp_path: Path) -> None:
+def test_callbacks_are_told_of_the_start_of_a_round_that_is_repeated(tmp_path):
     """To Lightning the repeated round would be one in its middle, whose start it leaves out."""
     make_trainer(federation(1, seed=3), Saves(tmp_path), max_epochs=2).fit(
         Classifier(), datamodule=Digits(80)
@@ -137,9 +132,7 @@ def test_callbacks_are_told_of_the_start_of_a_round_that_is_repeated(tmp_path: P
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_an_exception_leaves_the_global_model_and_a_loadable_checkpoint(
-    tmp_path: Path, error: BaseException, clients_per_step: int
-) -> None:
+def test_an_exception_leaves_the_global_model_and_a_loadable_checkpoint(tmp_path, error, clients_per_step):
     whole, _ = fit(tmp_path / "whole", clients_per_step)
     fed, model = federation(clients_per_step), module()
     at_step = 24 + 13 if clients_per_step == 1 else 8 + 3
@@ -158,7 +151,7 @@ def test_an_exception_leaves_the_global_model_and_a_loadable_checkpoint(
     assert [r.round for r in again.records] == list(range(ROUNDS))
 
 
-def test_without_a_seed_an_interrupted_round_stays_charged_and_is_a_new_attempt(tmp_path: Path) -> None:
+def test_without_a_seed_an_interrupted_round_stays_charged_and_is_a_new_attempt(tmp_path):
     fed = federation(1, seed=None)
     trainer = make_trainer(fed, Interrupted(30, RuntimeError("boom")), max_epochs=ROUNDS)
     with pytest.raises(RuntimeError):
@@ -173,7 +166,7 @@ def test_without_a_seed_an_interrupted_round_stays_charged_and_is_a_new_attempt(
 @pytest.mark.parametrize(
     "other", [{"mechanism": FedAvg()}, {"num_clients": 5}, {"seed": 4}, {"partition": Dirichlet(9.0)}]
 )
-def test_a_checkpoint_of_another_federation_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_a_checkpoint_of_another_federation_is_refused(tmp_path, other):
     if not (checkpoint := tmp_path / "one.ckpt").exists():
         trainer = make_trainer(federation(1), max_epochs=1)
         trainer.fit(module(), datamodule=Digits(120))
@@ -182,11 +175,11 @@ def test_a_checkpoint_of_another_federation_is_refused(tmp_path: Path, other: di
         fit(tmp_path, 1, resume=checkpoint, **other)
 
 
-def test_a_run_that_is_stopped_ends_with_a_whole_round() -> None:
+def test_a_run_that_is_stopped_ends_with_a_whole_round():
     class Stop(pl.Callback):
         crosses_clients = True
 
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, *args):
             trainer.home.should_stop = trainer.current_epoch == 1
 
     fed, model = federation(1), module()

@@ -5,14 +5,11 @@ and is killed there. The run is resumed from the last checkpoint that it left, o
 none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +25,7 @@ from tests.callbacks.test_federated_resume import ROUNDS, fit, latest, pytestmar
 from tests.digits_run import Classifier, weights_of
 
 
-def die() -> None:
+def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -40,11 +37,11 @@ class Point(NamedTuple):
     call: int
     when: str = "before"
 
-    def arm(self) -> None:
-        original: Callable[..., Any] = getattr(self.owner, self.name)
+    def arm(self):
+        original = getattr(self.owner, self.name)
         calls, process = 0, os.getpid()
 
-        def armed(*args: Any, **kwargs: Any) -> Any:
+        def armed(*args, **kwargs):
             nonlocal calls
             calls += os.getpid() == process  # not in forks of the trial
             if calls == self.call and self.when == "before":
@@ -94,11 +91,11 @@ class Kill(NamedTuple):
     seed: int | None
     point: int
 
-    def folder(self, root: Path) -> Path:
+    def folder(self, root):
         return root / f"dead-{self.clients_per_step}-{self.seed}-{self.point}"
 
 
-def fork_and_die(root: str, kills: str) -> None:
+def fork_and_die(root, kills):
     """What the subprocess does: one fork for every kill, and their ends on standard output."""
     for kill in (Kill(*values) for values in json.loads(kills)):
         if not (child := os.fork()):
@@ -108,7 +105,7 @@ def fork_and_die(root: str, kills: str) -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def carry_out(root: Path, kills: list[Kill]) -> None:
+def carry_out(root, kills):
     code = "import sys; from tests.callbacks.test_federated_resume_killed import fork_and_die as run; "
     done = subprocess.run(
         [sys.executable, "-c", code + "run(*sys.argv[1:])", str(root), json.dumps(kills)],
@@ -121,17 +118,17 @@ def carry_out(root: Path, kills: list[Kill]) -> None:
     assert done.stdout.split() == [str(-signal.SIGKILL)] * len(kills), done.stderr[-2000:]
 
 
-def last_checkpoint(folder: Path) -> Path | None:
+def last_checkpoint(folder):
     return latest(folder) if any(folder.glob("*.ckpt")) else None
 
 
-def journal_lines(folder: Path) -> int:
+def journal_lines(folder):
     """Charges in the one journal of a folder."""
     (path,) = folder.glob("ledger-*.jsonl")
     return len(path.read_text().splitlines()) - 1
 
 
-def check_seeded(root: Path, kills: list[Kill]) -> int:
+def check_seeded(root, kills):
     """Resume and compare with the run that was never killed; return how many kills left a checkpoint."""
     wholes = {size: fit(root / f"whole-{size}", size) for size in {kill.clients_per_step for kill in kills}}
     left = 0
@@ -143,7 +140,7 @@ def check_seeded(root: Path, kills: list[Kill]) -> int:
         resumed, again = fit(folder, kill.clients_per_step, resume=checkpoint)
         assert torch.equal(weights_of(resumed), weights_of(whole)), kill
         assert [r.mse for r in again.records] == [r.mse for r in fed.records], kill
-        ours, theirs = (run.engine.ledger.state_dict() for run in (again, fed))  # type: ignore[union-attr]
+        ours, theirs = (run.engine.ledger.state_dict() for run in (again, fed))
         assert torch.equal(ours["charges"], theirs["charges"]), kill
         assert torch.equal(ours["streams"], theirs["streams"]), kill
         assert ours["rounds"] == theirs["rounds"] == ROUNDS, kill
@@ -153,7 +150,7 @@ def check_seeded(root: Path, kills: list[Kill]) -> int:
     return left
 
 
-def check_unseeded(root: Path, kills: list[Kill]) -> None:
+def check_unseeded(root, kills):
     """Resume, and find every round that was ever begun in the ledger."""
     for kill in kills:
         folder = kill.folder(root)
@@ -168,7 +165,7 @@ def check_unseeded(root: Path, kills: list[Kill]) -> None:
         assert journal_lines(folder) == expected, kill
 
 
-def test_killed_and_resumed_is_bit_identical(tmp_path: Path) -> None:
+def test_killed_and_resumed_is_bit_identical(tmp_path):
     """While a checkpoint is written, and between two messages of stacks; the slow test has all points."""
     seeded, unseeded = [Kill(1, 3, 16), Kill(4, 3, -1)], [Kill(1, None, 16)]
     carry_out(tmp_path, seeded + unseeded)
@@ -177,7 +174,7 @@ def test_killed_and_resumed_is_bit_identical(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_points_and_resumed_is_bit_identical(tmp_path: Path) -> None:
+def test_killed_at_twenty_points_and_resumed_is_bit_identical(tmp_path):
     kills = [Kill(1, 3, point) for point in range(len(POINTS))]
     carry_out(tmp_path, kills)
     assert len(kills) == 20
@@ -185,7 +182,7 @@ def test_killed_at_twenty_points_and_resumed_is_bit_identical(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_without_a_seed_no_kill_makes_the_ledger_forget(tmp_path: Path) -> None:
+def test_without_a_seed_no_kill_makes_the_ledger_forget(tmp_path):
     before_the_first_checkpoint = {0, 4, 9, 13}
     kills = [Kill(1, None, point) for point in range(len(POINTS)) if point not in before_the_first_checkpoint]
     carry_out(tmp_path, kills)

@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -25,23 +24,23 @@ class Location(pl.LightningModule):
         super().__init__()
         self.theta, self.lr = nn.Parameter(POINTS.mean(0)), lr
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         return 0.5 * (self.theta - batch[0]).square().sum()
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(TensorDataset(POINTS), batch_size=EACH)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), self.lr)
 
 
-def layered(share: float, clip_norm: float = 40.0) -> LayeredGaussian:
+def layered(share, clip_norm=40.0):
     """A compressor that makes this share of the noise."""
     std = math.sqrt(2 * STEP * share)
     return LayeredGaussian(clip_norm, std * CLIENTS / (2 * clip_norm), entropy_code="elias")
 
 
-def sample(mechanism: Any, rounds: int, burn_in: int = 5, **settings: Any) -> Langevin:
+def sample(mechanism, rounds, burn_in=5, **settings):
     federated = Federated(mechanism, CLIENTS, **{"clients_per_step": CLIENTS, "seed": 2, **settings})
     langevin = Langevin(STEP, burn_in)
     trainer = make_trainer(federated, langevin, max_epochs=rounds)
@@ -50,7 +49,7 @@ def sample(mechanism: Any, rounds: int, burn_in: int = 5, **settings: Any) -> La
 
 
 @pytest.mark.parametrize("mechanism", [FedAvg(), layered(0.6)], ids=["none", "most"])
-def test_samples_have_the_posterior_s_mean_and_the_chain_s_variance(mechanism: Any) -> None:
+def test_samples_have_the_posterior_s_mean_and_the_chain_s_variance(mechanism):
     rounds = 205
     found = sample(mechanism, rounds)
     assert found.num_samples == 200
@@ -63,12 +62,12 @@ def test_samples_have_the_posterior_s_mean_and_the_chain_s_variance(mechanism: A
     assert 0.3 < error / (DIM * 2 * STEP / (0.25 * 200)) < 2.1
 
 
-def test_too_much_noise_is_refused() -> None:
+def test_too_much_noise_is_refused():
     with pytest.raises(ValueError, match=r"variance exceeds 2 step_size = 0.05 by .*lower noise_multiplier"):
         sample(layered(1.2), 1)
 
 
-def test_clipping_is_refused() -> None:
+def test_clipping_is_refused():
     with pytest.raises(ValueError, match=r"round 1 was aborted, clipped or held a NaN.*raise clip_norm"):
         sample(layered(0.5, clip_norm=1e-3), 1)
 
@@ -84,12 +83,12 @@ def test_clipping_is_refused() -> None:
         (layered(0.5), {"diagnostics": False}, "only diagnostics=True shows it"),
     ],
 )
-def test_what_samples_another_law_is_refused(mechanism: Any, settings: Any, message: str) -> None:
+def test_what_samples_another_law_is_refused(mechanism, settings, message):
     with pytest.raises(ValueError, match=message):
         sample(mechanism, 1, **settings)
 
 
-def test_learning_rate_and_order_are_checked() -> None:
+def test_learning_rate_and_order_are_checked():
     federated = Federated(FedAvg(), CLIENTS, clients_per_step=CLIENTS, seed=2)
     trainer = make_trainer(federated, Langevin(STEP), max_epochs=1)
     with pytest.raises(ValueError, match=r"lr = step_size \* num_clients = 0.1, got SGD with \[0.3\]"):
@@ -100,7 +99,7 @@ def test_learning_rate_and_order_are_checked() -> None:
         trainer.fit(Location())
 
 
-def test_arguments_are_checked_and_moments_survive_a_checkpoint() -> None:
+def test_arguments_are_checked_and_moments_survive_a_checkpoint():
     with pytest.raises(ValueError, match=r"step_size must be > 0, got 0"):
         Langevin(0.0)
     with pytest.raises(ValueError, match=r"burn_in must be >= 0, got -1"):

@@ -1,9 +1,6 @@
 """One direction with more than half of the updates' energy is said once, with the cure, of a simulation."""
 
-from __future__ import annotations
-
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -26,14 +23,14 @@ class Line(pl.LightningModule):
         super().__init__()
         self.layer = nn.Linear(16, 2)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(shift: float, **settings: Any) -> Federated:
+def fit(shift, **settings):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(40, 16, generator=generator) + shift
     # most labels are the same: with shifted inputs all gradients point along the mean input
@@ -48,7 +45,7 @@ def fit(shift: float, **settings: Any) -> Federated:
     return fed
 
 
-def test_inputs_that_are_not_centred_are_warned_of_once() -> None:
+def test_inputs_that_are_not_centred_are_warned_of_once():
     with pytest.warns(UserWarning, match=r"lies in one direction .*sim_homogeneity, .* subtract") as seen:
         fed = fit(5.0)
     assert sum("one direction" in str(warning.message) for warning in seen) == 1
@@ -56,14 +53,14 @@ def test_inputs_that_are_not_centred_are_warned_of_once() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"shift": 0.0}, {"shift": 5.0, "diagnostics": False}])
-def test_centred_inputs_and_runs_without_a_simulation_s_eye_say_nothing(settings: dict[str, Any]) -> None:
+def test_centred_inputs_and_runs_without_a_simulation_s_eye_say_nothing(settings):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         fed = fit(**settings)
     assert all(not record.homogeneity > 0.5 for record in fed.records)
 
 
-def test_homogeneity_is_the_mean_s_share_of_the_energy_and_is_not_released() -> None:
+def test_homogeneity_is_the_mean_s_share_of_the_energy_and_is_not_released():
     engine = RoundEngine(
         FedAvg(), RoundPlanner(4, 0), SeededKeys(0), torch.zeros(3), [3], FixedRange(1.0), diagnostics=True
     )

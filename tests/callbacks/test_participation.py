@@ -1,10 +1,5 @@
 """Clients that take part once, with the whole budget in one round, or in turn, every b-th round."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import yaml
@@ -23,7 +18,7 @@ from tests.training.test_privacy_target import Line, loader, trained
 SERVER = PrivacyTarget(4.0, 1e-3, "server")
 
 
-def federation(**settings: Any) -> Federated:
+def federation(**settings):
     return Federated(
         **{
             "mechanism": RotatedAxes(1.0, 1.0),
@@ -37,7 +32,7 @@ def federation(**settings: Any) -> Federated:
     )
 
 
-def test_the_whole_budget_goes_into_one_round() -> None:
+def test_the_whole_budget_goes_into_one_round():
     federated = federation()
     trained(federated, rounds=5)
     assert federated.calibration is not None and federated.calibration.charges == 1
@@ -51,7 +46,7 @@ def test_the_whole_budget_goes_into_one_round() -> None:
     assert many.mechanism.epsilon < 2.0
 
 
-def test_more_rounds_than_there_are_cohorts_are_refused_with_the_cure() -> None:
+def test_more_rounds_than_there_are_cohorts_are_refused_with_the_cure():
     federated = federation()
     match = r"6 rounds of 4 clients need 24, there are 20; use clients_per_round=3 or fewer"
     with pytest.raises(ValueError, match=match):
@@ -63,7 +58,7 @@ def test_more_rounds_than_there_are_cohorts_are_refused_with_the_cure() -> None:
         federation(participation="twice")
 
 
-def test_a_fit_that_goes_on_counts_the_cohorts_that_have_been_asked() -> None:
+def test_a_fit_that_goes_on_counts_the_cohorts_that_have_been_asked():
     federated = federation(privacy=None)
     trainer = trained(federated, rounds=3)
     trainer.fit_loop.max_epochs = 6
@@ -72,20 +67,20 @@ def test_a_fit_that_goes_on_counts_the_cohorts_that_have_been_asked() -> None:
     assert federated.ledger.most_charged == 1
 
 
-def fit(federated: Federated, *callbacks: pl.Callback, ckpt_path: Path | None = None) -> None:
+def fit(federated, *callbacks, ckpt_path=None):
     """Four rounds, with checkpoints."""
     trainer = make_trainer(federated, *callbacks, max_epochs=4, enable_checkpointing=True)
     trainer.fit(Line(), loader(), ckpt_path=ckpt_path)
 
 
-def test_a_training_without_a_number_of_rounds_ends_with_the_last_cohort() -> None:
+def test_a_training_without_a_number_of_rounds_ends_with_the_last_cohort():
     federated = federation(privacy=None, mechanism=LDPQ(1.0))
     trainer = trained(federated, rounds=-1)
     assert len(federated.records) == 5 and trainer.should_stop
     assert federated.ledger.charges.tolist() == [1] * 20
 
 
-def test_a_budget_ends_with_the_cohorts_too() -> None:
+def test_a_budget_ends_with_the_cohorts_too():
     federated = federation(privacy=None, mechanism=GaussianNoise(1.0, 5.0))
     budget = PrivacyBudget(20.0, 1e-3, "server")
     trained(federated, rounds=5, callbacks=[budget])
@@ -97,7 +92,7 @@ def test_a_budget_ends_with_the_cohorts_too() -> None:
     assert 0.0 < one < 20.0
 
 
-def test_reports_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
+def test_reports_to_come_and_of_the_end_agree(tmp_path):
     folder, federated = RunFolder("once", str(tmp_path), delta=1e-3), federation()
     trained(federated, rounds=5, callbacks=[folder])
     text = (tmp_path / "once" / "privacy.md").read_text()
@@ -122,11 +117,11 @@ def test_reports_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the keys come from a seed")
-def test_a_seeded_run_resumes_to_the_same_end_and_other_participation_is_refused(tmp_path: Path) -> None:
+def test_a_seeded_run_resumes_to_the_same_end_and_other_participation_is_refused(tmp_path):
     path = tmp_path / "run.ckpt"
 
     class Save(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             if trainer.current_epoch == 1:
                 trainer.save_checkpoint(path)
 
@@ -144,17 +139,15 @@ def test_a_seeded_run_resumes_to_the_same_end_and_other_participation_is_refused
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
 @pytest.mark.parametrize("spare", [0, 4])
-def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(
-    tmp_path: Path, spare: int
-) -> None:
+def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(tmp_path, spare):
     """With secure keys a repetition would be a second message of clients that have spent all they have."""
 
     class Dies(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, *args):
             if trainer.current_epoch == 2:
                 raise KeyError("power cut")
 
-    def saving() -> pl.Callback:
+    def saving():
         return pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
 
     first = federation(num_clients=16 + spare)
@@ -168,7 +161,7 @@ def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(
     assert [record.round for record in again.records] == [0, 1, 3] + ([4] if spare else [])
 
 
-def written(folder: Path, rounds: int, mechanism: str, args: dict[str, float], **settings: Any) -> str:
+def written(folder, rounds, mechanism, args, **settings):
     """A configuration of 20 clients, four a round; its path."""
     federated = {
         "class_path": "lightning_fedq.callbacks.Federated",
@@ -185,7 +178,7 @@ def written(folder: Path, rounds: int, mechanism: str, args: dict[str, float], *
 
 
 @pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path: Path) -> None:
+def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path):
     from lightning_fedq.commands.privacy import report_of_config
 
     privacy = {"epsilon": 4.0, "delta": 1e-3, "adversary": "server"}
@@ -195,12 +188,12 @@ def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path: Path) -> No
     assert 3.99 < report.row(Adversary.SERVER).epsilon_run <= 4.0
 
 
-def in_turn(**settings: Any) -> Federated:
+def in_turn(**settings):
     return federation(participation="cyclic", **settings)
 
 
 @pytest.mark.parametrize(("rounds", "most"), [(5, 1), (6, 2), (12, 3)])
-def test_a_budget_pays_for_the_turns_of_a_client(rounds: int, most: int) -> None:
+def test_a_budget_pays_for_the_turns_of_a_client(rounds, most):
     federated = in_turn()
     trained(federated, rounds=rounds)
     assert federated.calibration is not None and federated.calibration.charges == most
@@ -210,7 +203,7 @@ def test_a_budget_pays_for_the_turns_of_a_client(rounds: int, most: int) -> None
 
 
 @pytest.mark.parametrize(("clients", "said"), [(20, False), (7, True)])
-def test_who_is_left_over_is_said(clients: int, said: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_is_left_over_is_said(clients, said, caplog):
     federated = in_turn(num_clients=clients, privacy=None)
     with caplog.at_level("INFO"):
         trained(federated, rounds=3)
@@ -218,13 +211,13 @@ def test_who_is_left_over_is_said(clients: int, said: bool, caplog: pytest.LogCa
     assert sum(map(bool, federated.ledger.charges)) == (4 if said else 12)
 
 
-def test_reports_of_turns_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
+def test_reports_of_turns_to_come_and_of_the_end_agree(tmp_path):
     folder, federated = RunFolder("turns", str(tmp_path), delta=1e-3), in_turn()
     trained(federated, rounds=12, callbacks=[folder])
     text = (tmp_path / "turns" / "privacy.md").read_text()
     assert "take turns: a client is asked in 3 rounds at most" in text
     context = context_of(federated.mechanism, tuple(range(4)), (5,))
-    settings: dict[str, Any] = {"rounds": 12, "delta": 1e-3, "num_clients": 20, "most_rounds": 3}
+    settings = {"rounds": 12, "delta": 1e-3, "num_clients": 20, "most_rounds": 3}
     to_come = privacy_report(federated.mechanism, context, **settings)
     ended = privacy_report(federated.mechanism, context, charges=federated.ledger.charges, **settings)
     assert to_come.row(Adversary.SERVER) == ended.row(Adversary.SERVER)
@@ -232,11 +225,11 @@ def test_reports_of_turns_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("turns", [1, 3])
-def test_dropouts_make_no_lottery_of_disjoint_cohorts(turns: int) -> None:
+def test_dropouts_make_no_lottery_of_disjoint_cohorts(turns):
     """Who answered has spent all of it, and a report to come says no less than that of the end."""
     mechanism = GaussianNoise(1.0, 1.0)
     context = context_of(mechanism, tuple(range(4)), (5,))
-    settings: dict[str, Any] = {"rounds": 12, "delta": 1e-3, "num_clients": 20, "dropout_probability": 0.5}
+    settings = {"rounds": 12, "delta": 1e-3, "num_clients": 20, "dropout_probability": 0.5}
     to_come = privacy_report(mechanism, context, most_rounds=turns, **settings)
     ended = privacy_report(mechanism, context, most_rounds=turns, charges=[turns] * 20, **settings)
     assert to_come.row(Adversary.SERVER).epsilon_run == ended.row(Adversary.SERVER).epsilon_run
@@ -246,18 +239,18 @@ def test_dropouts_make_no_lottery_of_disjoint_cohorts(turns: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
-def test_turns_go_on_after_a_kill_and_the_lost_one_is_charged(tmp_path: Path) -> None:
+def test_turns_go_on_after_a_kill_and_the_lost_one_is_charged(tmp_path):
     """The deal comes with the checkpoint, so that nobody comes back before its turn."""
 
     class Dies(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, *args):
             if trainer.current_epoch == 2:
                 raise KeyError("power cut")
 
-    def saving() -> pl.Callback:
+    def saving():
         return pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
 
-    settings: dict[str, Any] = {"privacy": None, "num_clients": 12, "mechanism": LDPQ(1.0)}
+    settings = {"privacy": None, "num_clients": 12, "mechanism": LDPQ(1.0)}
     first, again = in_turn(**settings), in_turn(**settings)
     with pytest.raises(KeyError, match="power cut"):
         fit(first, Dies(), saving())
@@ -272,7 +265,7 @@ def test_turns_go_on_after_a_kill_and_the_lost_one_is_charged(tmp_path: Path) ->
 
 
 @pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-def test_fedq_privacy_counts_turns(tmp_path: Path) -> None:
+def test_fedq_privacy_counts_turns(tmp_path):
     from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
 
     gaussian = {"noise_multiplier": 2.0, "clip_norm": 1.0}

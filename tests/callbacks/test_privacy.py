@@ -35,7 +35,7 @@ class Linear(pl.LightningModule):
         return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
 
 
-def trainer(*callbacks, epochs: int = 30, **settings) -> pl.Trainer:
+def trainer(*callbacks, epochs=30, **settings):
     return pl.Trainer(
         max_epochs=epochs,
         callbacks=list(callbacks),
@@ -47,15 +47,15 @@ def trainer(*callbacks, epochs: int = 30, **settings) -> pl.Trainer:
     )
 
 
-def federated(mechanism=None, seed=None, **settings) -> Federated:
+def federated(mechanism=None, seed=None, **settings):
     return Federated(mechanism or LDPQ(0.1), 6, clients_per_step=1, seed=seed, **settings)
 
 
-def budget(epsilon: float = 2.0, adversary=Adversary.SERVER, **settings) -> PrivacyBudget:
+def budget(epsilon=2.0, adversary=Adversary.SERVER, **settings):
     return PrivacyBudget(epsilon, 1e-5, adversary, **settings)
 
 
-def cost(rounds: int) -> float:
+def cost(rounds):
     claim = next(c for c in LDPQ(0.1).claims(context()) if c.adversary is Adversary.SERVER)
     return spent(claim.loss, 1e-5, compositions=5, rounds=rounds).epsilon
 

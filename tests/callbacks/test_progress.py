@@ -7,7 +7,7 @@ from lightning_fedq.callbacks import RoundProgressBar
 from tests.callbacks.runs import small_run
 
 
-def test_a_pipe_gets_few_whole_lines() -> None:
+def test_a_pipe_gets_few_whole_lines():
     file = io.StringIO()
     small_run(RoundProgressBar(interval=1000.0, file=file), rounds=4, enable_progress_bar=True)
     lines = file.getvalue().splitlines()
@@ -16,7 +16,7 @@ def test_a_pipe_gets_few_whole_lines() -> None:
     assert "4/4 clients, 0.000325 MB up this round" in lines[1] and "\x1b" not in file.getvalue()
 
 
-def test_every_round_has_its_line_if_asked() -> None:
+def test_every_round_has_its_line_if_asked():
     file = io.StringIO()
     small_run(
         RoundProgressBar(monitor="nothing", interval=0.0, file=file), rounds=3, enable_progress_bar=True
@@ -26,7 +26,7 @@ def test_every_round_has_its_line_if_asked() -> None:
     assert "nothing" not in file.getvalue()
 
 
-def test_a_terminal_gets_a_bar() -> None:
+def test_a_terminal_gets_a_bar():
     file = io.StringIO()
     bar = RoundProgressBar(file=file)
     bar._console = Console(file=file, force_terminal=True, width=120)
@@ -35,7 +35,7 @@ def test_a_terminal_gets_a_bar() -> None:
     assert bar._progress is None  # closed
 
 
-def test_disabled_it_says_nothing() -> None:
+def test_disabled_it_says_nothing():
     file = io.StringIO()
     bar = RoundProgressBar(interval=0.0, file=file)
     bar.disable()
@@ -43,6 +43,6 @@ def test_disabled_it_says_nothing() -> None:
     assert file.getvalue() == ""
 
 
-def test_interval_is_checked() -> None:
+def test_interval_is_checked():
     with pytest.raises(ValueError, match=r"interval must be >= 0 seconds, got -1"):
         RoundProgressBar(interval=-1)

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -17,21 +15,21 @@ class Scores(pl.Callback):
     def __init__(self, *scores: float) -> None:
         self.scores, self.validated, self.kept = scores, [], []
 
-    def on_validation_epoch_end(self, trainer, pl_module) -> None:
+    def on_validation_epoch_end(self, trainer, pl_module):
         if not trainer.sanity_checking:
             self.log("score", self.scores[trainer.current_epoch])
             self.validated.append(flatten(list(pl_module.parameters())))
 
-    def on_train_epoch_end(self, trainer, pl_module) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.kept.append(flatten(list(pl_module.parameters())))
 
 
-def engine_weights(trainer: pl.Trainer) -> torch.Tensor:
+def engine_weights(trainer):
     federated = next(c for c in trainer.callbacks if isinstance(c, Federated))
     return federated.engine.weights
 
 
-def test_the_best_model_comes_back_after_patience_rounds() -> None:
+def test_the_best_model_comes_back_after_patience_rounds():
     reload_best, scores = ReloadBest("score", patience=3), Scores(*SCORES)
     trainer = small_run(reload_best, scores, rounds=5)
     assert reload_best.num_reloads == 1 and reload_best.best_value == 0.5
@@ -42,7 +40,7 @@ def test_the_best_model_comes_back_after_patience_rounds() -> None:
     assert not torch.equal(scores.validated[4], best)
 
 
-def test_training_goes_on_from_the_reloaded_model() -> None:
+def test_training_goes_on_from_the_reloaded_model():
     # clients start round 5 from the best model: the update is small beside the distance to round 4's model
     reload_best, scores = ReloadBest("score", patience=3), Scores(*SCORES)
     small_run(reload_best, scores, rounds=6)
@@ -50,13 +48,13 @@ def test_training_goes_on_from_the_reloaded_model() -> None:
     assert (after - scores.validated[1]).norm() < (after - scores.validated[4]).norm()
 
 
-def test_smaller_can_be_better() -> None:
+def test_smaller_can_be_better():
     reload_best = ReloadBest("score", patience=2, mode="min")
     small_run(reload_best, Scores(0.5, 0.2, float("nan"), 0.3), rounds=4)
     assert reload_best.best_value == pytest.approx(0.2) and reload_best.num_reloads == 1
 
 
-def test_the_count_survives_a_checkpoint(tmp_path: Path) -> None:
+def test_the_count_survives_a_checkpoint(tmp_path):
     whole = ReloadBest("score", patience=3)
     reference = small_run(whole, Scores(*SCORES), rounds=6)
     small_run(ReloadBest("score", patience=3), Scores(*SCORES), rounds=4).save_checkpoint(
@@ -69,12 +67,12 @@ def test_the_count_survives_a_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(engine_weights(trainer), engine_weights(reference))
 
 
-def test_a_metric_that_nobody_logs_is_named() -> None:
+def test_a_metric_that_nobody_logs_is_named():
     with pytest.raises(ValueError, match=r"ReloadBest monitors 'valacc', but validation logged .*'val_acc'"):
         small_run(ReloadBest("valacc"), rounds=1)
 
 
-def test_settings_are_checked() -> None:
+def test_settings_are_checked():
     with pytest.raises(ValueError, match=r"patience must be >= 1 round, got 0"):
         ReloadBest(patience=0)
     with pytest.raises(ValueError, match=r"mode must be 'max' or 'min', got 'best'"):

@@ -20,7 +20,7 @@ DIM = 650
 
 
 @pytest.mark.pictures
-def test_everything_is_written(tmp_path: Path) -> None:
+def test_everything_is_written(tmp_path):
     folder = RunFolder("mine", str(tmp_path))
     folder.config = "seed: 1\n"
     trainer = small_run(folder, rounds=3)
@@ -55,11 +55,9 @@ def test_everything_is_written(tmp_path: Path) -> None:
     assert "test_acc" in json.loads((path / "summary.json").read_text())["metrics"]
 
 
-def test_a_title_has_no_settings_and_a_picture_carries_its_price(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_title_has_no_settings_and_a_picture_carries_its_price(tmp_path, monkeypatch):
     assert title_of("mine", RotatedCoins(1.0, 1.015618805983572)) == "mine (RotatedCoins)"
-    drawn: list[str] = []
+    drawn = []
     monkeypatch.setattr("lightning_fedq.callbacks.run_folder.save_figure", lambda *_: None)
     monkeypatch.setattr(
         "lightning_fedq.callbacks.run_folder.plot_progress", lambda *given: drawn.append(given[2])
@@ -69,14 +67,14 @@ def test_a_title_has_no_settings_and_a_picture_carries_its_price(
     assert drawn == [f"loud (GaussianNoise)\nε {format_epsilon(view['epsilon'])}, outsider"]
 
 
-def test_an_old_run_is_left_alone(tmp_path: Path) -> None:
+def test_an_old_run_is_left_alone(tmp_path):
     small_run(RunFolder("mine", str(tmp_path)), rounds=1)
     small_run(RunFolder("mine", str(tmp_path)), rounds=2)
     assert len(read_rows(tmp_path / "mine" / "metrics.csv")) == 1
     assert len(read_rows(tmp_path / "mine-2" / "metrics.csv")) == 2
 
 
-def test_a_resumed_run_goes_on_in_its_folder(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
     first = small_run(RunFolder("mine", str(tmp_path)), rounds=2)
     first.save_checkpoint(tmp_path / "two.ckpt")
     trainer = small_run(RunFolder("other", str(tmp_path)), rounds=3, fit=False)
@@ -85,7 +83,7 @@ def test_a_resumed_run_goes_on_in_its_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_a_checkpoint_of_0_2_which_had_all_rows_goes_on_in_its_folder(tmp_path: Path) -> None:
+def test_a_checkpoint_of_0_2_which_had_all_rows_goes_on_in_its_folder(tmp_path):
     first = small_run(folder := RunFolder("mine", str(tmp_path)), rounds=2)
     first.save_checkpoint(tmp_path / "two.ckpt")
     checkpoint = torch.load(tmp_path / "two.ckpt", weights_only=False)
@@ -98,7 +96,7 @@ def test_a_checkpoint_of_0_2_which_had_all_rows_goes_on_in_its_folder(tmp_path: 
     assert not (tmp_path / "other").exists()
 
 
-def test_a_run_that_goes_on_elsewhere_says_that_its_lengths_are_lost(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_elsewhere_says_that_its_lengths_are_lost(tmp_path):
     """Checkpoints of a private run keep no lengths of codes."""
     run = {"seed": None, "mechanism": LayeredGaussian(1.0, 1.0)}
     small_run(RunFolder("lost", str(tmp_path)), rounds=2, **run).save_checkpoint(tmp_path / "two.ckpt")
@@ -115,7 +113,7 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_lengths_are_lost(tmp_path: P
     assert "nan" not in report and "keeps no lengths of messages" in report
 
 
-def weights_in(path: Path) -> torch.Tensor:
+def weights_in(path):
     state = torch.load(path / "model.ckpt", weights_only=True)["state_dict"]
     return torch.cat([tensor.flatten() for tensor in state.values()])
 
@@ -128,13 +126,13 @@ class Weights(pl.Callback):
     def __init__(self, path: Path) -> None:
         self.path, self.pairs = path, []
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         federated = trainer.home.callbacks[0]
         if federated.training_clients == (0,) and batch_idx == 1 and (self.path / "model.ckpt").exists():
             self.pairs.append((weights_in(self.path), federated.engine.weights.clone()))
 
 
-def test_the_global_model_is_kept_every_round(tmp_path: Path) -> None:
+def test_the_global_model_is_kept_every_round(tmp_path):
     seen = Weights(tmp_path / "mine")
     trainer = small_run(RunFolder("mine", str(tmp_path)), seen, rounds=3)
     assert len(seen.pairs) == 2
@@ -143,9 +141,7 @@ def test_the_global_model_is_kept_every_round(tmp_path: Path) -> None:
     assert torch.equal(weights_in(tmp_path / "mine"), final)
 
 
-def test_the_summary_is_shown_unless_told_otherwise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_summary_is_shown_unless_told_otherwise(tmp_path, capsys):
     small_run(RunFolder("mine", str(tmp_path)), rounds=1)
     shown = capsys.readouterr().out
     assert "bits per parameter" in shown and "server that sees every message" in shown
@@ -157,27 +153,27 @@ def test_the_summary_is_shown_unless_told_otherwise(
 class FailsInRound(pl.Callback):
     """After the second batch of the second round."""
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.current_epoch == 1 and batch_idx == 1:
             raise RuntimeError("power cut")
 
 
 @pytest.mark.pictures
-def test_a_round_that_was_stopped_adds_no_row(tmp_path: Path) -> None:
+def test_a_round_that_was_stopped_adds_no_row(tmp_path):
     folder = RunFolder("mine", str(tmp_path))
     with pytest.raises(RuntimeError, match="power cut"):
         small_run(folder, FailsInRound(), rounds=3)
     assert [row["round"] for row in folder.rows] == [1]
 
 
-def test_secure_keys_show_the_claims_themselves(tmp_path: Path) -> None:
+def test_secure_keys_show_the_claims_themselves(tmp_path):
     folder = RunFolder("mine", str(tmp_path))
     small_run(folder, rounds=1, seed=None)
     assert folder.summary["keys"] == "from the operating system"
     assert len(folder.summary["privacy"]) == 6 and not folder.summary["privacy_notes"]
 
 
-def test_samples_have_a_section_of_their_own(tmp_path: Path) -> None:
+def test_samples_have_a_section_of_their_own(tmp_path):
     private = DPSGD(1.0, 1.0, delta=1e-3)
     small_run(private, RunFolder("dp", str(tmp_path)), rounds=2)
     spent = private.epsilon(1e-3)
@@ -192,13 +188,13 @@ def test_samples_have_a_section_of_their_own(tmp_path: Path) -> None:
     assert "one sample (DP-SGD)" in (tmp_path / "dp" / "report.md").read_text()
 
 
-def test_seeded_samples_have_no_guarantee(tmp_path: Path) -> None:
+def test_seeded_samples_have_no_guarantee(tmp_path):
     small_run(DPSGD(1.0, 1.0, delta=1e-3, seed=0), RunFolder("seeded", str(tmp_path)), rounds=1)
     page = (tmp_path / "seeded" / "privacy.md").read_text()
     assert "no guarantee, batches and noise come from a seed" in page
 
 
-def test_without_a_federation_it_is_refused(tmp_path: Path) -> None:
+def test_without_a_federation_it_is_refused(tmp_path):
     trainer = make_trainer(RunFolder("mine", str(tmp_path)), max_epochs=1)
     with pytest.raises(
         ValueError, match=r"RunFolder reports on a federation.*add lightning_fedq.callbacks.Federated"
@@ -206,12 +202,12 @@ def test_without_a_federation_it_is_refused(tmp_path: Path) -> None:
         trainer.fit(small_model(), datamodule=small_data())
 
 
-def test_mode_is_checked() -> None:
+def test_mode_is_checked():
     with pytest.raises(ValueError, match=r"mode must be 'max' or 'min', got 'best'"):
         RunFolder(mode="best")
 
 
-def test_a_delta_that_no_report_can_use_is_refused_before_the_training(tmp_path: Path) -> None:
+def test_a_delta_that_no_report_can_use_is_refused_before_the_training(tmp_path):
     with pytest.raises(ValueError, match=r"RunFolder\(delta=0\.5\).* below 0\.25 = 1 / 4 clients"):
         small_run(RunFolder("mine", str(tmp_path), delta=0.5), rounds=1)
     assert not (tmp_path / "mine").exists()
@@ -223,15 +219,13 @@ class StopsIn(pl.Callback):
     def __init__(self, epoch: int, error: BaseException) -> None:
         self.epoch, self.error = epoch, error
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.current_epoch == self.epoch and batch_idx == 1:
             raise self.error
 
 
 @pytest.mark.parametrize(("error", "raised"), [(KeyboardInterrupt(), SystemExit), (OSError("gone"), OSError)])
-def test_an_interrupted_run_says_what_was_spent(
-    error: BaseException, raised: type[BaseException], tmp_path: Path
-) -> None:
+def test_an_interrupted_run_says_what_was_spent(error, raised, tmp_path):
     with pytest.raises(raised):
         small_run(RunFolder("mine", str(tmp_path)), StopsIn(2, error), rounds=5, seed=None)
     path = tmp_path / "mine"
@@ -242,7 +236,7 @@ def test_an_interrupted_run_says_what_was_spent(
 
 
 @pytest.mark.pictures
-def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path: Path) -> None:
+def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path):
     """Rounds of an earlier training count, and the report, whose table has fewer, says so."""
     target = PrivacyTarget(epsilon=8.0, delta=1e-3, adversary="server")
     federated = Federated(RotatedCoins(clip_norm=1.0), 4, privacy=target, clients_per_step=1)
@@ -271,7 +265,7 @@ def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path: 
     )
 
 
-def test_a_run_that_could_not_learn_says_so(tmp_path: Path) -> None:
+def test_a_run_that_could_not_learn_says_so(tmp_path):
     """Four clients and epsilon 0.01 a coin: the noise of the mean is far above any update."""
     small_run(RunFolder("noisy", str(tmp_path)), rounds=2, mechanism=RotatedCoins(1.0, 0.01), seed=None)
     summary = json.loads((tmp_path / "noisy" / "summary.json").read_text())
@@ -280,7 +274,7 @@ def test_a_run_that_could_not_learn_says_so(tmp_path: Path) -> None:
         assert "this run could hardly learn" in (tmp_path / "noisy" / page).read_text()
 
 
-def test_a_run_is_judged_by_what_was_seen_and_a_clip_that_is_too_long_is_named(tmp_path: Path) -> None:
+def test_a_run_is_judged_by_what_was_seen_and_a_clip_that_is_too_long_is_named(tmp_path):
     """R planned 7.9 and 0.48 seen was called a run that could hardly learn, at an accuracy of 0.67."""
     known = {"planned": 7.9, "sim_seen": 0.48}
     assert noise_words({"noise_over_signal": known}).endswith("common to all: costs points")
@@ -298,7 +292,7 @@ def test_a_run_is_judged_by_what_was_seen_and_a_clip_that_is_too_long_is_named(t
     assert long["less"] == pytest.approx((long["enough"] / 50.0) ** 2)
 
 
-def test_epsilon_by_round_grows_to_the_epsilon_of_the_report(tmp_path: Path) -> None:
+def test_epsilon_by_round_grows_to_the_epsilon_of_the_report(tmp_path):
     small_run(RunFolder("many", str(tmp_path)), rounds=15, mechanism=LayeredGaussian(1.0, 20.0), seed=None)
     view = json.loads((tmp_path / "many" / "summary.json").read_text())["view"]
     rounds, epsilons = zip(*view["by_round"], strict=True)
@@ -309,18 +303,18 @@ def test_epsilon_by_round_grows_to_the_epsilon_of_the_report(tmp_path: Path) -> 
     assert view["epsilon"] == min(row["epsilon_run"] for row in report["rows"] if row["epsilon_run"] != "inf")
 
 
-def test_a_run_that_fails_in_its_first_round_has_no_report(tmp_path: Path) -> None:
+def test_a_run_that_fails_in_its_first_round_has_no_report(tmp_path):
     with pytest.raises(OSError, match="gone"):
         small_run(RunFolder("mine", str(tmp_path)), StopsIn(0, OSError("gone")), rounds=2)
     assert not (tmp_path / "mine" / "summary.json").exists()
 
 
 @pytest.mark.pictures
-def test_a_full_disk_costs_pictures_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_pictures_first(tmp_path, monkeypatch):
     """The pages are written before the pictures, and no half of a file stays."""
     write_bytes = Path.write_bytes
 
-    def full(path: Path, content: bytes) -> int:
+    def full(path, content):
         if len(content) > 20_000:
             write_bytes(path, content[:10])
             raise OSError(28, "No space left on device")
@@ -334,7 +328,7 @@ def test_a_full_disk_costs_pictures_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert names == pages | {"clients"}
 
 
-def test_a_checkpoint_that_names_another_run_does_not_write_there(tmp_path: Path) -> None:
+def test_a_checkpoint_that_names_another_run_does_not_write_there(tmp_path):
     """Below root or not: whoever copies a checkpoint, or writes one, names a folder."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for place in (ours, theirs):
@@ -365,12 +359,12 @@ def test_a_checkpoint_that_names_another_run_does_not_write_there(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["../up", "a/../../b", "/tmp/x", "", "."])
-def test_names_that_are_no_folder_below_root_are_refused(name: str) -> None:
+def test_names_that_are_no_folder_below_root_are_refused(name):
     with pytest.raises(ValueError, match="the name of a run is that of a folder below root"):
         RunFolder(name)
 
 
-def test_rows_are_appended_and_a_new_column_rewrites_the_table(tmp_path: Path) -> None:
+def test_rows_are_appended_and_a_new_column_rewrites_the_table(tmp_path):
     from lightning_fedq.reports.runs import append_row
 
     rows, path = [{"round": 1.0, "a,b": 0.1}], tmp_path / "metrics.csv"

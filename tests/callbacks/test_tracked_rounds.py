@@ -1,11 +1,8 @@
 """TensorBoard, MLflow and CSV, with the real packages, offline: the same names and numbers as W&B's."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +18,7 @@ from tests.digits_run import Classifier, Digits, make_trainer
 ROUNDS = 3
 
 
-def tensorboard(folder: Path) -> tuple[dict[str, list[float]], Any]:
+def tensorboard(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
@@ -29,8 +26,8 @@ def tensorboard(folder: Path) -> tuple[dict[str, list[float]], Any]:
     return {name: [event.value for event in found.Scalars(name)] for name in found.Tags()["scalars"]}, found
 
 
-def table(folder: Path) -> dict[str, list[float]]:
-    values: dict[str, list[float]] = {}
+def table(folder):
+    values = {}
     for row in csv.DictReader((folder / "metrics.csv").read_text().splitlines()):
         for name, value in row.items():
             if value:
@@ -38,14 +35,14 @@ def table(folder: Path) -> dict[str, list[float]]:
     return values
 
 
-def mlflow_logger(folder: Path) -> Any:
+def mlflow_logger(folder):
     pytest.importorskip("mlflow", reason="MLflow is not installed")
     return pl.loggers.MLFlowLogger(
         "tests", tracking_uri=f"sqlite:///{folder}/mlflow.db", artifact_location=str(folder / "artifacts")
     )
 
 
-def mlflow_values(logger: Any) -> dict[str, list[float]]:
+def mlflow_values(logger):
     run = logger.experiment.get_run(logger.run_id)
     return {
         name: [one.value for one in logger.experiment.get_metric_history(logger.run_id, name)]
@@ -53,7 +50,7 @@ def mlflow_values(logger: Any) -> dict[str, list[float]]:
     }
 
 
-def run(folder: Path, *loggers: Any, **settings: Any) -> tuple[RunFolder, pl.Trainer]:
+def run(folder, *loggers, **settings):
     made = RunFolder("mine", str(folder), show=False)
     made.config = "data: {batch_size: 8}\n"
     budget = PrivacyBudget(epsilon=1e3, delta=1e-5, adversary="server")
@@ -63,14 +60,14 @@ def run(folder: Path, *loggers: Any, **settings: Any) -> tuple[RunFolder, pl.Tra
     return made, trainer
 
 
-def expected(folder: RunFolder, trainer: pl.Trainer) -> dict[str, list[float]]:
+def expected(folder, trainer):
     """Of the run folder's own table: what every tracker must have, round by round."""
     names = ("round", "uplink_bits", "downlink_bits", "sim_mse", "val_acc", "val_loss")
     spent = [privacy_of(trainer, round + 1) for round in range(ROUNDS)]
     return {f"fed/{name}": [row[name] for row in folder.rows] for name in names} | {"fed/epsilon": spent}
 
 
-def privacy_of(trainer: pl.Trainer, rounds: int) -> float:
+def privacy_of(trainer, rounds):
     """Epsilon of so many rounds by the report."""
     engine = engine_of(trainer, "the test")
     report = privacy_report(engine.mechanism, engine.context(engine.coming_plan()), rounds=rounds, delta=1e-5)
@@ -78,7 +75,7 @@ def privacy_of(trainer: pl.Trainer, rounds: int) -> float:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
-def test_the_same_in_tensorboard_and_csv(tmp_path: Path) -> None:
+def test_the_same_in_tensorboard_and_csv(tmp_path):
     board = pl.loggers.TensorBoardLogger(tmp_path, "board", version="one")
     plain = pl.loggers.CSVLogger(tmp_path, "csv", version="one")
     folder, trainer = run(tmp_path, board, plain, mechanism=LDPQ(epsilon=0.01))
@@ -109,7 +106,7 @@ def test_the_same_in_tensorboard_and_csv(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # MLflow's own
-def test_the_same_in_mlflow(tmp_path: Path) -> None:
+def test_the_same_in_mlflow(tmp_path):
     logger = mlflow_logger(tmp_path)
     plain = pl.loggers.CSVLogger(tmp_path, "csv", version="one")
     folder, trainer = run(tmp_path, logger, plain, mechanism=LDPQ(epsilon=0.01))
@@ -131,7 +128,7 @@ def test_the_same_in_mlflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
-def test_weights_and_biases_has_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_biases_has_the_same_names(tmp_path, monkeypatch):
     from pytorch_lightning.loggers import WandbLogger
 
     from tests.callbacks.test_wandb_rounds import finished_records_of
@@ -157,22 +154,22 @@ def test_weights_and_biases_has_the_same_names(tmp_path: Path, monkeypatch: pyte
     assert ours == theirs
 
 
-def test_without_a_logger_the_cure_is_named() -> None:
+def test_without_a_logger_the_cure_is_named():
     with pytest.raises(
         ValueError, match=r"needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger.*sqlite"
     ):
         small_run(TrackedRounds(), rounds=1)
 
 
-def test_the_run_folder_must_come_first(tmp_path: Path) -> None:
+def test_the_run_folder_must_come_first(tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
     with pytest.raises(ValueError, match="TrackedRounds sends the run folder: put it behind RunFolder"):
         small_run(TrackedRounds(), RunFolder("mine", str(tmp_path)), rounds=1, logger=logger)
 
 
-def test_a_table_of_whose_updates_were_not_finite_tells_who_was_drawn(tmp_path: Path) -> None:
+def test_a_table_of_whose_updates_were_not_finite_tells_who_was_drawn(tmp_path):
     assert WandbRounds.follows_clients, "it has the same table"
-    settings: dict[str, Any] = {"cohorts": "secret", "diagnostics": False, "local_steps": 2}
+    settings = {"cohorts": "secret", "diagnostics": False, "local_steps": 2}
     mechanism = GaussianNoise(clip_norm=0.5, noise_multiplier=1.0)
     fed = Federated(mechanism, 8, clients_per_round=4, clients_per_step=1, **settings)
     logger = pl.loggers.CSVLogger(tmp_path)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
@@ -41,28 +40,28 @@ class Wide(pl.LightningModule):
         return DataLoader(TensorDataset(x, x[:, :1]), batch_size=2)
 
 
-def unequal(epsilon: tuple[float, ...] = UNEQUAL, plan_seed: int = 3, **settings) -> Federated:
+def unequal(epsilon=UNEQUAL, plan_seed=3, **settings):
     """Ten clients, two a round; which ones follows from a public seed, the keys come from the system."""
     fed = Federated(CPA(epsilon=epsilon), 10, clients_per_round=2, clients_per_step=1, **settings)
     fed.planner = RoundPlanner(10, plan_seed, clients_per_round=2)
     return fed
 
 
-def spent_by(fed: Federated, client: int) -> float:
+def spent_by(fed, client):
     """By the closed form: all bits that the client was charged for."""
     coin = fed.mechanism.coin(client, None)
     level = math.log((2**32 - coin.low) / coin.low)
     return randomized_response_epsilon(level, WIDTH * int(fed.ledger.charges[client]), 1e-5)
 
 
-def report_and_folder(folder: Path, fed: Federated, *callbacks, rounds: int = 12):
+def report_and_folder(folder, fed, *callbacks, rounds=12):
     run = trainer(fed, *callbacks, RunFolder("run", str(folder)), epochs=rounds)
     run.fit(Wide())
     run.save_checkpoint(folder / "last.ckpt")
     return json.loads((folder / "run" / "privacy.json").read_text())
 
 
-def row(saved, adversary: str = "SERVER"):
+def row(saved, adversary="SERVER"):
     return next(row for row in saved["rows"] if row["adversary"] == adversary)
 
 
@@ -164,7 +163,7 @@ class FailsAtTheEnd(pl.Callback):
     def __init__(self) -> None:
         self.clients = 0
 
-    def on_train_epoch_end(self, trainer, pl_module) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.clients += 1
         if self.clients == 2:
             raise RuntimeError("the disk is full")

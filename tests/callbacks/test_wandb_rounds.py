@@ -2,7 +2,6 @@ import json
 import struct
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -15,7 +14,7 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from tests.callbacks.runs import small_run
 
 
-def finished_records_of(folder: Path) -> list[wandb_internal_pb2.Record]:
+def finished_records_of(folder):
     """Wait until the service process has written the run's last record."""
     for _ in range(200):
         with suppress(DecodeError):  # of a record that is not whole yet
@@ -26,7 +25,7 @@ def finished_records_of(folder: Path) -> list[wandb_internal_pb2.Record]:
     raise TimeoutError("wandb did not finish its file within 20 seconds")
 
 
-def records_of(folder: Path) -> list[wandb_internal_pb2.Record]:
+def records_of(folder):
     """Read an offline run's own log: LevelDB's log format, blocks of 32 KiB, after a header of 7 bytes."""
     data, found, parts = next(folder.glob("wandb/offline-run-*/*.wandb")).read_bytes(), [], []
     position = 7
@@ -46,7 +45,7 @@ def records_of(folder: Path) -> list[wandb_internal_pb2.Record]:
     return found
 
 
-def charts_of(records: list[wandb_internal_pb2.Record]) -> dict[str, dict[str, str]]:
+def charts_of(records):
     """Panels that W&B will draw by itself: what stands on which axis, by name."""
     items = [item for r in records if r.HasField("config") for item in r.config.update]
     panels = {
@@ -55,7 +54,7 @@ def charts_of(records: list[wandb_internal_pb2.Record]) -> dict[str, dict[str, s
     return {name: panel["panel_config"]["fieldSettings"] for name, panel in panels.items()}
 
 
-def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_run_holds_everything(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     folder = RunFolder("mine", str(tmp_path))
     folder.config = "data: {batch_size: 8}\n"
@@ -70,7 +69,7 @@ def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.Mon
     config = {item.key: item.value_json for r in records if r.HasField("config") for item in r.config.update}
     assert json.loads(config["federation"])["mechanism"] == "CorBin(epsilon=5.0, shared_bits=5)"
     assert json.loads(config["data"]) == {"batch_size": 8}
-    history: dict[str, list[str]] = {}
+    history = {}
     for record in records:
         for item in record.history.item:
             name = item.key or "/".join(item.nested_key)
@@ -98,9 +97,7 @@ def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.Mon
     assert files >= {"metrics.csv", "summary.json", "report.md", "config.yaml"}
 
 
-def test_a_run_with_a_target_is_found_by_it_and_drawn_against_its_price(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_a_target_is_found_by_it_and_drawn_against_its_price(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
     target = PrivacyTarget(50.0, 1e-5, "server")
@@ -126,14 +123,14 @@ def test_a_run_with_a_target_is_found_by_it_and_drawn_against_its_price(
     assert 0 < json.loads(last["fed/epsilon"]) <= 50.0
 
 
-def test_without_a_logger_the_cure_is_named() -> None:
+def test_without_a_logger_the_cure_is_named():
     with pytest.raises(
         ValueError, match=r"WandbRounds needs a WandbLogger.*offline: true it needs no account"
     ):
         small_run(WandbRounds(), rounds=1)
 
 
-def test_the_run_folder_must_come_first(tmp_path: Path) -> None:
+def test_the_run_folder_must_come_first(tmp_path):
     logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
     with pytest.raises(ValueError, match=r"put it behind RunFolder"):
         small_run(WandbRounds(), RunFolder("mine", str(tmp_path)), rounds=1, logger=logger)

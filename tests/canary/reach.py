@@ -1,13 +1,9 @@
 """Every tensor that can be reached from some objects and files, and where two runs differ in them."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -38,7 +34,7 @@ _NO_DATA = {"_data_fetcher", "_combined_loader", "_data_source", "_batch", "_use
 """Where Lightning keeps batches: the data themselves, of which nobody claims that they can't be seen."""
 
 
-def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+def _inside(value):
     if isinstance(value, Mapping):  # other keys than names may differ from run to run
         named = enumerate(value.items())
         return [
@@ -63,17 +59,17 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     return [(name, part) for name, part in named.items() if name not in LISTED and name not in _NO_DATA]
 
 
-def _content(cell: Any) -> Any:
+def _content(cell):
     try:
         return cell.cell_contents
     except ValueError:  # not filled yet
         return None
 
 
-def tensors(**roots: Any) -> dict[str, Tensor]:
+def tensors(**roots):
     """All tensors that can be reached, gradients included, by the first way that leads to them."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    found = {}
+    seen = set()
     keep, todo = [], deque(roots.items())
     while todo:
         path, value = todo.popleft()
@@ -89,16 +85,16 @@ def tensors(**roots: Any) -> dict[str, Tensor]:
     return found
 
 
-def files(folder: Path) -> dict[str, Tensor]:
+def files(folder):
     """All tensors of all checkpoints in a folder."""
-    found: dict[str, Tensor] = {}
+    found = {}
     for path in sorted(folder.rglob("*.ckpt")):
         state = torch.load(path, map_location="cpu", weights_only=True)
         found.update({f"{path.relative_to(folder)}: {name}": t for name, t in tensors(file=state).items()})
     return found
 
 
-def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+def differences(one, other):
     """Where two runs differ: other tensors, or other values."""
     return sorted(
         path
@@ -107,7 +103,7 @@ def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     )
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def _equal(one, other):
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return (

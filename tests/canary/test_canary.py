@@ -5,8 +5,6 @@ training data must then agree in every tensor that can be reached from module, t
 files, except for what the privacy page lists (`reach.LISTED`).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torchmetrics
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -39,15 +37,15 @@ class Data(pl.LightningDataModule):
         super().__init__()
         self.seed = seed
 
-    def _set(self, seed: int, size: int) -> TensorDataset:
+    def _set(self, seed, size):
         generator = torch.Generator().manual_seed(seed)
         inputs = torch.randn(size, 6, generator=generator)
         return TensorDataset(inputs, torch.randint(3, (size,), generator=generator))
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(self._set(self.seed, CLIENTS * BATCHES * SIZE), batch_size=SIZE, shuffle=True)
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         return DataLoader(self._set(0, SIZE), batch_size=SIZE)
 
 
@@ -61,16 +59,16 @@ class Model(pl.LightningModule):
         self.head = nn.Linear(5, 3)
         self.extra, self.settings = extra or (lambda module, batch: None), settings
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.extra(self, batch)
         loss = nn.functional.cross_entropy(self.head(self.backbone(batch[0])), batch[1])
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", nn.functional.cross_entropy(self.head(self.backbone(batch[0])), batch[1]))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         wanted = self.head if self.settings.get("head_only") else self
         optimizer = self.settings.get("optimizer", torch.optim.Adam)(wanted.parameters(), lr=0.1)
         schedule = self.settings.get("schedule")
@@ -86,7 +84,7 @@ class At(pl.Callback):
         self.act, self.calls, self.count = act, calls, 0
         setattr(self, hook, self._called)
 
-    def _called(self, trainer: Any, *args: Any) -> None:
+    def _called(self, trainer, *args):
         if trainer.sanity_checking:
             return
         self.count += 1
@@ -106,24 +104,24 @@ class Setting(NamedTuple):
     then: Callable[[Path], dict[str, Any]] | None = None
 
 
-def _keep(folder: Path, **options: Any) -> Any:
+def _keep(folder, **options):
     return pl.callbacks.ModelCheckpoint(folder, filename="{epoch}-{step}", **{"save_top_k": -1, **options})
 
 
-def _checkpointed(**options: Any) -> Setting:
+def _checkpointed(**options):
     return Setting(after=lambda f: [_keep(f, **options)], trainer=lambda f: {"enable_checkpointing": True})
 
 
-def _beside(build: Callable[[], Any] | None, **rest: Any) -> Setting:
-    def after(folder: Path) -> list[Any]:
+def _beside(build, **rest):
+    def after(folder):
         return [*([] if build is None else [build()]), _keep(folder)]
 
     return Setting(after=after, trainer=lambda f: {"enable_checkpointing": True}, **rest)
 
 
-def _saved(hook: str, first: bool) -> Setting:
-    def saves(folder: Path) -> list[Any]:
-        def act(trainer: Any) -> None:
+def _saved(hook, first):
+    def saves(folder):
+        def act(trainer):
             trainer.save_checkpoint(folder / f"{hook}-{trainer.global_step}.ckpt")
 
         return [At(hook, act, (1, 2, 3, 4))]
@@ -131,28 +129,28 @@ def _saved(hook: str, first: bool) -> Setting:
     return Setting(before=saves) if first else Setting(after=saves)
 
 
-def _interrupted(hook: str) -> Setting:
-    def boom(trainer: Any) -> None:
+def _interrupted(hook):
+    def boom(trainer):
         raise RuntimeError("boom")
 
-    def late(folder: Path) -> list[Any]:
+    def late(folder):
         return [pl.callbacks.OnExceptionCheckpoint(folder), At(hook, boom, (2, 3))]
 
     return Setting(after=late, trainer=lambda f: {"enable_checkpointing": True}, raises="boom")
 
 
-def _stops(trainer: Any) -> None:
+def _stops(trainer):
     trainer.should_stop = True
 
 
-def _with_lists() -> Any:
+def _with_lists():
     module = Model(extra=lambda m, batch: m.kept.append(batch[0].detach().clone()))
     module.kept = []
     return module
 
 
-def _with_attribute() -> Any:
-    def extra(module: Any, batch: Any) -> None:
+def _with_attribute():
+    def extra(module, batch):
         module.run = 0.9 * module.run + batch[0].mean(0)
 
     module = Model(extra=extra)
@@ -160,25 +158,25 @@ def _with_attribute() -> Any:
     return module
 
 
-def _with_average() -> Any:
+def _with_average():
     module = Model(extra=lambda m, batch: m.average.update_parameters(m.head))
     module.average = AveragedModel(module.head).requires_grad_(False)
     return module
 
 
-def _with_importance() -> Any:
-    def extra(module: Any, batch: Any) -> None:
+def _with_importance():
+    def extra(module, batch):
         module.head.weight.importance = batch[0].mean(0)
 
     return Model(extra=extra)
 
 
-def _optimised_by(optimizer: Any) -> Any:
+def _optimised_by(optimizer):
     return lambda: Model(optimizer=lambda params, lr: optimizer(params, lr=lr, momentum=0.9))
 
 
-def _with_metric() -> Any:
-    def extra(module: Any, batch: Any) -> None:
+def _with_metric():
+    def extra(module, batch):
         module.accuracy(module.head(module.backbone(batch[0])), batch[1])
         module.log("train_acc", module.accuracy, on_epoch=True, on_step=False)
 
@@ -194,7 +192,7 @@ class Shift(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(5))
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         if self.training:
             self.mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
         return inputs - self.mean
@@ -208,33 +206,33 @@ class Switches(Model):
         self.frozen = frozen
         self.backbone.requires_grad_(not frozen)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         if self.current_epoch == 1:
             self.backbone.requires_grad_(self.frozen)
 
 
 class OwnAverage(pl.Callback):
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_start(self, trainer, pl_module):
         self.average = {name: p.detach().clone() for name, p in pl_module.named_parameters()}
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, pl_module, *args):
         for name, p in pl_module.named_parameters():
             self.average[name].lerp_(p.detach(), 0.1)
 
 
-def _tuning() -> Any:
+def _tuning():
     return pl.callbacks.BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.1)
 
 
-def _pruning() -> Any:
+def _pruning():
     return pl.callbacks.ModelPruning("l1_unstructured", amount=0.3, parameter_names=["weight"])
 
 
-def _normed() -> Any:
+def _normed():
     return Model(nn.BatchNorm1d(5))
 
 
-FEATURES: dict[str, Setting] = {
+FEATURES = {
     "nothing": Setting(),
     "stacks": Setting(federated={"clients_per_step": 3}),
     "server optimiser": Setting(federated={"server_optimizer": lambda p: torch.optim.Adam(p, lr=1e-9)}),
@@ -306,9 +304,9 @@ FEATURES: dict[str, Setting] = {
 }
 
 
-def _run(setting: Setting, folder: Path, seed: int) -> dict[str, Tensor]:
+def _run(setting, folder, seed):
     folder.mkdir()
-    resume: dict[str, Any] = {}
+    resume = {}
     for _ in range(1 if setting.then is None else 2):
         module = setting.module()
         fed = Federated(Silent(), CLIENTS, **{"seed": 1, "clients_per_step": 1, **setting.federated})
@@ -338,9 +336,7 @@ ENDS = ("on_train_batch_start", "on_after_backward", "on_train_batch_end", "on_v
         for name in FEATURES
     ],
 )
-def test_nothing_differs_but_what_is_listed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_differs_but_what_is_listed(name, tmp_path, monkeypatch):
     if name not in TRIED:
         take_as_tried(monkeypatch)
     with warnings.catch_warnings():
@@ -350,13 +346,13 @@ def test_nothing_differs_but_what_is_listed(
     assert differences(one, other) == []
 
 
-def test_a_door_shows(tmp_path: Path) -> None:
+def test_a_door_shows(tmp_path):
     """The test is able to fail: a tensor in a closure, out of every check's sight, is found."""
 
     class Door(pl.Callback):
         crosses_clients = True
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, pl_module, *args):
             bias = pl_module.head.bias.detach().clone()
             self.hidden = lambda: bias
 

@@ -1,8 +1,6 @@
 """One client's data move nothing else on a device that is not the CPU, either: `tests.elsewhere`."""
 
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import Tensor
@@ -15,11 +13,11 @@ from tests.canary.test_canary import FEATURES, _run
 @pytest.mark.parametrize(
     "name", ["nothing", "stacks", "server optimiser", "checkpoints every step", "WeightAveraging"]
 )
-def test_nothing_differs_on_another_device(name: str, tmp_path: Path) -> None:
+def test_nothing_differs_on_another_device(name, tmp_path):
     """Tensors there are compared by `tests.canary.reach` as any others."""
     setting = FEATURES[name]
 
-    def trainer(folder: Path) -> dict[str, Any]:
+    def trainer(folder):
         return {**setting.trainer(folder), "accelerator": "auto", "strategy": elsewhere.strategy()}
 
     there = setting._replace(trainer=trainer)

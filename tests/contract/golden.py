@@ -13,22 +13,19 @@ import sys
 from pathlib import Path
 
 from lightning_fedq.mechanisms.contract_suite import golden_symbols
-from lightning_fedq.mechanisms.interface import Mechanism
 
 GOLDEN = Path(__file__).with_name("golden.json")
 CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
 
 
-def names_the_change(changelog: str, name: str) -> bool:
+def names_the_change(changelog, name):
     """Does a line under "Unreleased" speak of the golden symbols of this mechanism?"""
     unreleased = changelog.partition("## Unreleased")[2].partition("\n## ")[0]
     entries = unreleased.split("\n* ")
     return any("golden symbols" in entry.lower() and f"`{name}`" in entry for entry in entries)
 
 
-def updated(
-    recorded: dict[str, str], rows: list[Mechanism], change: list[str], changelog: str
-) -> tuple[dict[str, str], list[str]]:
+def updated(recorded, rows, change, changelog):
     """The new table, and what may not be written: changed rows that nobody named."""
     table, refused = {}, []
     for mechanism in rows:
@@ -43,7 +40,7 @@ def updated(
     return table, refused
 
 
-def main(argv: list[str]) -> int:
+def main(argv):
     """Write the table; the exit status is 1 if a row changed that may not."""
     from tests.contract.test_mechanisms import ROWS
 

@@ -8,7 +8,7 @@ from tests.contract.test_mechanisms import ROWS
 from tests.one_round import context_of, decode, encode, updates_for
 
 
-def test_it_refuses_to_mix_with_the_cpu() -> None:
+def test_it_refuses_to_mix_with_the_cpu():
     there, here = torch.ones(3, device=elsewhere.DEVICE), torch.ones(3)
     for work in (lambda: there + here, lambda: torch.cat([here, there]), lambda: here.mul_(there)):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
@@ -19,7 +19,7 @@ def test_it_refuses_to_mix_with_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ROWS, ids=repr)
-def test_messages_and_sums_are_the_cpus_bit_for_bit(mechanism) -> None:
+def test_messages_and_sums_are_the_cpus_bit_for_bit(mechanism):
     clients = (4, 9, 2, 7, 5, 1)
     context = context_of(mechanism, clients, (40, 24), radius=(1.0, 0.9))
     updates = updates_for(len(clients))

@@ -6,10 +6,9 @@ import pytest
 
 from lightning_fedq import mechanisms as m
 from lightning_fedq.mechanisms.contract_suite import RULES, check_mechanism, context_of, golden_symbols
-from lightning_fedq.mechanisms.interface import Mechanism
 from tests.contract.golden import GOLDEN
 
-ROWS: list[Mechanism] = [
+ROWS = [
     m.FedAvg(),
     m.LDPQ(epsilon=1.0),
     m.CorBin(epsilon=1.0, shared_bits=5),

@@ -1,13 +1,11 @@
 """A privacy target and every mechanism: it is calibrated, or it says by name why it can't be."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest
 
 from lightning_fedq import mechanisms as m
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.contract.test_mechanisms import ROWS
 from tests.described import Setting, calibrate, epsilon_of
@@ -34,12 +32,12 @@ KINDS = [
 ]
 
 
-def setting_of(mechanism: Mechanism) -> Setting:
+def setting_of(mechanism):
     return Setting(context_of(mechanism, tuple(range(12)), (40,)), 3, 1e-3, secure_aggregation=True)
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=repr)
-def test_a_target_sets_the_free_parameter_and_nothing_else(mechanism: Mechanism) -> None:
+def test_a_target_sets_the_free_parameter_and_nothing_else(mechanism):
     setting, name = setting_of(mechanism), type(mechanism).__name__
     claims = setting.claims(mechanism)
     who = next((w for w in Adversary if not isinstance(claims[w].loss, NonPrivate)), Adversary.OUTSIDER)
@@ -66,7 +64,7 @@ def test_a_target_sets_the_free_parameter_and_nothing_else(mechanism: Mechanism)
     assert changed and changed <= free
 
 
-def test_whoever_claims_something_can_be_calibrated() -> None:
+def test_whoever_claims_something_can_be_calibrated():
     """No mechanism with a claim is left out by name but the one whose noise follows from data."""
     for mechanism in ROWS:
         claims = setting_of(mechanism).claims(mechanism)
@@ -75,6 +73,6 @@ def test_whoever_claims_something_can_be_calibrated() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 1.0])
-def test_an_mvu_of_a_small_epsilon_is_within_it(epsilon: float) -> None:
+def test_an_mvu_of_a_small_epsilon_is_within_it(epsilon):
     """At 0.001 the rounding to integers used to miss the level by 2.5e-10, and nothing could be built."""
     assert 0.99 * epsilon < m.MVU(epsilon).design.epsilon <= epsilon

@@ -18,7 +18,7 @@ FILES = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob(
 VECTORS = {vector["mechanism"]: vector for vectors in FILES.values() for vector in vectors}
 
 
-def same(found, wanted) -> bool:
+def same(found, wanted):
     """Equal but for the last digits of floats."""
     if isinstance(wanted, dict):
         return found.keys() == wanted.keys() and all(same(found[key], wanted[key]) for key in wanted)

@@ -20,7 +20,7 @@ from lightning_fedq.keys.randomness import (
     pack_fields,
 )
 from lightning_fedq.mechanisms.contract_suite import context_of
-from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, PrivacyClaim
+from lightning_fedq.mechanisms.interface import NonPrivate
 from lightning_fedq.privacy.accounting import spent
 
 FOLDER = Path(__file__).with_name("vectors")
@@ -32,26 +32,26 @@ class Recorded:
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.streams: dict[tuple[str, str, str], str] = {}
+        self.streams = {}
 
-    def _note(self, stream: Stream, kind: str, who: object, purpose: str) -> Stream:
+    def _note(self, stream, kind, who, purpose):
         self.streams[kind, str(who), purpose] = self._key.hex()
         return stream
 
-    def _stream(self, key: bytes, purpose: str, who: bytes) -> Stream:
+    def _stream(self, key, purpose, who):
         self._key = hkdf_expand(key, self._address + pack_fields(purpose) + who)
         return Stream(self._key)
 
-    def public(self, purpose: str) -> Stream:
+    def public(self, purpose):
         return self._note(super().public(purpose), "public", "everybody", purpose)
 
-    def members(self, purpose: str) -> Stream:
+    def members(self, purpose):
         return self._note(super().members(purpose), "members", "server and clients", purpose)
 
-    def shared_with_server(self, client: int, purpose: str) -> Stream:
+    def shared_with_server(self, client, purpose):
         return self._note(super().shared_with_server(client, purpose), "shared_with_server", client, purpose)
 
-    def server(self, purpose: str) -> Stream:
+    def server(self, purpose):
         return self._note(super().server(purpose), "server", "server", purpose)
 
 
@@ -62,14 +62,14 @@ class RecordedPublic(Recorded, PublicRandomness):
 class RecordedClients(Recorded, ClientRandomness):
     """What clients draw."""
 
-    def peer(self, group: tuple[int, ...], purpose: str) -> Stream:
+    def peer(self, group, purpose):
         return self._note(super().peer(group, purpose), "peer", sorted(group), purpose)
 
-    def private(self, client: int, purpose: str) -> Stream:
+    def private(self, client, purpose):
         return self._note(super().private(client, purpose), "private", client, purpose)
 
 
-def _claim(claim: PrivacyClaim) -> dict[str, Any]:
+def _claim(claim):
     if isinstance(claim.loss, NonPrivate):
         return {"epsilon": None, "why": claim.loss.reason}
     epsilon = spent(claim.loss, DELTA, compositions=claim.compositions, rounds=1).epsilon
@@ -81,7 +81,7 @@ def _claim(claim: PrivacyClaim) -> dict[str, Any]:
     }
 
 
-def vector_of(mechanism: Mechanism) -> dict[str, Any]:
+def vector_of(mechanism):
     """One round of three clients: keys of streams, updates, symbols, bitstreams, decoded sum, claims."""
     context = context_of(mechanism, COHORT, SEGMENTS)
     steps = torch.arange(-4, 4).float() / 16
@@ -116,15 +116,15 @@ def vector_of(mechanism: Mechanism) -> dict[str, Any]:
     }
 
 
-def files(rows: list[Mechanism]) -> dict[str, list[Mechanism]]:
+def files(rows):
     """The rows of each file: one file a class."""
-    found: dict[str, list[Mechanism]] = {}
+    found = {}
     for row in rows:
         found.setdefault(type(row).__name__, []).append(row)
     return found
 
 
-def _text(vectors: list[dict[str, Any]]) -> str:
+def _text(vectors):
     """JSON with one line a field."""
     fields = [
         ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in vector.items()) for vector in vectors
@@ -132,7 +132,7 @@ def _text(vectors: list[dict[str, Any]]) -> str:
     return "[\n" + ",\n".join(f" {{\n{one}\n }}" for one in fields) + "\n]\n"
 
 
-def main() -> None:
+def main():
     """Write all files."""
     from tests.contract.test_mechanisms import ROWS
 

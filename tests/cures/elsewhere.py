@@ -52,7 +52,7 @@ TESTED = {
 }
 """A piece of the error, and the test that runs its cure."""
 
-NOT_RUN: tuple[str, ...] = (
+NOT_RUN = (
     "torch {} keeps its random generator in a way that is not known here",  # no such torch is at hand
 )
 """Beginnings of errors whose cures no test can run, with the reason beside each."""

@@ -4,12 +4,10 @@
 that raises, and what is raised must match it. Every cure is run after the refusal and must not raise.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,17 +36,17 @@ class Row:
     error: type[Exception] = ValueError
 
     @property
-    def pattern(self) -> str:
+    def pattern(self):
         """A regular expression for what is raised."""
         return re.escape(self.words).replace(r"\{\}", "(?s:.*)")
 
 
-def row(words: str, refused: Callable[[], Any], *cures: Callable[[], Any], **more: Any) -> Row:
+def row(words, refused, *cures, **more):
     """A row, with its cures as arguments."""
     return Row(words, refused, cures, **more)
 
 
-def _text(node: ast.AST) -> str:
+def _text(node):
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -59,7 +57,7 @@ def _text(node: ast.AST) -> str:
 
 
 @functools.cache
-def raised() -> tuple[tuple[str, str], ...]:
+def raised():
     """Every error of the package: `file:line` and its words."""
     found = []
     for path in sorted(ROOT.rglob("*.py")):
@@ -70,28 +68,28 @@ def raised() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def sites() -> Iterator[tuple[str, str]]:
+def sites():
     """Where an error names a cure."""
     return ((where, words) for where, words in raised() if _CURE.search(words))
 
 
-def fed(mechanism: Any = None, num_clients: int = 4, **settings: Any) -> Federated:
+def fed(mechanism=None, num_clients=4, **settings):
     """A small federation with a seed."""
     return Federated(mechanism or FedAvg(), num_clients, **{"seed": 1, "clients_per_step": 1, **settings})
 
 
-def fit(*callbacks: Any, module: Any = None, data: Any = None, ckpt_path: Any = None, **trainer: Any) -> Any:
+def fit(*callbacks, module=None, data=None, ckpt_path=None, **trainer):
     """A fit of digits. Returns the Trainer."""
     made = make_trainer(*(callbacks or (fed(),)), **{"max_epochs": 1, **trainer})
     made.fit(module or Classifier(), datamodule=data or Digits(80), ckpt_path=ckpt_path)
     return made
 
 
-def module_with(optimizer: Any, backbone: Any = None) -> Classifier:
+def module_with(optimizer, backbone=None):
     """A classifier with an optimiser of its own."""
     return Classifier(backbone, optimizer)
 
 
-def sgd(**settings: Any) -> Any:
+def sgd(**settings):
     """A function of the parameters that returns this SGD."""
     return lambda params: torch.optim.SGD(params, **{"lr": 0.1, **settings})

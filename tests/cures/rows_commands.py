@@ -1,12 +1,9 @@
 """Cures that the `fedq` command and the files of its runs name."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shutil
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import yaml
@@ -26,19 +23,19 @@ from tests.test_cli import configuration
 HERE = Path()
 
 
-def fedq(*arguments: str) -> None:
+def fedq(*arguments):
     """The command, which raises what it prints when it fails."""
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
         try:
-            status: Any = main(arguments)
+            status = main(arguments)
         except SystemExit as leaves:
             status = leaves.code
     if status:
         raise ValueError(printed.getvalue())
 
 
-def small(rounds: int = 1, federated: bool = True, stops: bool = False) -> str:
+def small(rounds=1, federated=True, stops=False):
     """A configuration of a short run."""
     path = configuration(HERE)
     config = yaml.safe_load(path.read_text())
@@ -54,7 +51,7 @@ def small(rounds: int = 1, federated: bool = True, stops: bool = False) -> str:
     return str(path)
 
 
-def finished(*more: Any) -> Path:
+def finished(*more):
     """The folder `run` of a run, and its checkpoint `one.ckpt`."""
     shutil.rmtree("run", ignore_errors=True)
     trainer = fit(fed(CorBin(1.0)), RunFolder("run", ".", show=False), *more)
@@ -62,14 +59,14 @@ def finished(*more: Any) -> Path:
     return Path("run")
 
 
-def without(name: str) -> Path:
+def without(name):
     """A finished run that has lost a file."""
     folder = finished()
     (folder / name).unlink()
     return folder
 
 
-def went_on() -> Path:
+def went_on():
     """A finished run whose table has a round more than its page."""
     folder = finished()
     table = folder / "metrics.csv"
@@ -77,20 +74,20 @@ def went_on() -> Path:
     return folder
 
 
-def trained() -> str:
+def trained():
     """The folder of a run that `fedq fit` has started."""
     shutil.rmtree("runs", ignore_errors=True)
     fedq("fit", small(), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder")
     return str(next(Path("runs").iterdir()))
 
 
-def folder_with(name: str) -> str:
+def folder_with(name):
     Path(name).mkdir(exist_ok=True)
     (Path(name) / "mine").write_text("")
     return name
 
 
-def bench(out: str = "bench", table: str | None = None) -> None:
+def bench(out="bench", table=None):
     """One cell of a small task, beside a table that is there."""
     Path(out).mkdir(exist_ok=True)
     if table is not None:
@@ -104,14 +101,14 @@ def bench(out: str = "bench", table: str | None = None) -> None:
         fedq("bench", "GaussianNoise", *where, "--out", out)
 
 
-def plan(*arguments: str) -> None:
+def plan(*arguments):
     """A plan of one mechanism."""
     few = {"GaussianNoise": candidates(100)["GaussianNoise"]}
     with mock.patch.object(plan_command, "candidates", lambda params: few):
         fedq("plan", "--epsilon", "8", "--clients", "60", *arguments)
 
 
-def deleted() -> None:
+def deleted():
     (Path("bench") / "bench.csv").unlink()
     bench()
 

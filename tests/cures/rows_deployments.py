@@ -1,15 +1,11 @@
 """Cures that the two sides of a deployment name: all machines in one process, folders as they would lie."""
 
-from __future__ import annotations
-
 import shutil
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -34,24 +30,24 @@ from tests.flower.halves import Halves
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits
 
 COIN = LDPQ(4.0)
-SECURE: dict[str, Any] = {"seed": None, "local_epochs": 1}
+SECURE = {"seed": None, "local_epochs": 1}
 
 
-def stepping(interval: str) -> Any:
+def stepping(interval):
     return SimpleNamespace(lr_scheduler_configs=[SimpleNamespace(interval=interval)])
 
 
-def fresh(name: str) -> Path:
+def fresh(name):
     """A folder that nobody has used."""
     number = len(list(Path.cwd().glob(f"{name}*")))
     return Path.cwd() / f"{name}{number}"
 
 
-def make(**options: Any) -> Callable[[], Any]:
+def make(**options):
     return partial(federated, options.pop("mechanism", COIN), **{"local_epochs": 1, **options})
 
 
-def said(play: Callable[[], int]) -> None:
+def said(play):
     """Play a round. What clients say who are not heard is raised."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -60,68 +56,62 @@ def said(play: Callable[[], int]) -> None:
         raise ValueError("\n".join(str(warning.message) for warning in heard))
 
 
-def deployed(
-    ours: Callable[[], Any] | None = None,
-    theirs: Callable[[], Any] | None = None,
-    apps: Any = None,
-    folder: Path | None = None,
-    **server: Any,
-) -> None:
+def deployed(ours=None, theirs=None, apps=None, folder=None, **server):
     """One round between machines."""
     folder, ours = folder or fresh("run"), ours or make()
     grid = LoopGrid(*(apps or clients(theirs or ours, folder)))
 
-    def play() -> int:
+    def play():
         _, federation = deployment(ours(), 1, folder, **server).run(grid)
         return federation.records[0].num_received
 
     said(play)
 
 
-def without_home() -> Any:
+def without_home():
     return clients(make(**SECURE), Path(), home=False)
 
 
-def with_home() -> Any:
+def with_home():
     """The clients' folders are said in code and not by the node."""
     folder = fresh("homes")
 
-    def home(context: Any) -> Path:
+    def home(context):
         return folder / str(context.node_config["partition-id"])
 
     apps = [client_app(module, own_digits, make(**SECURE)(), home=home) for _ in range(CLIENTS)]
     return apps, [None] * CLIENTS
 
 
-def masked_without_home() -> Any:
+def masked_without_home():
     return clients(make(secure_aggregation=SecAgg()), Path(), home=False)
 
 
-def masked_with_home() -> Any:
+def masked_with_home():
     folder, settings = fresh("homes"), make(secure_aggregation=SecAgg())
 
-    def home(context: Any) -> Path:
+    def home(context):
         return folder / str(context.node_config["partition-id"])
 
     return [client_app(module, own_digits, settings(), home=home) for _ in range(CLIENTS)], [None] * CLIENTS
 
 
-def two_federations(new: bool) -> None:
+def two_federations(new):
     """A client of one federation is asked to join another, with its folder or a new one."""
     first, second, settings = fresh("first"), fresh("second"), make(**SECURE)
     deployed(settings, folder=first)
     deployed(settings, apps=clients(settings, second if new else first), folder=second)
 
 
-def halves(mechanism: Any = COIN, folder: Path | None = None, **options: Any) -> Halves:
+def halves(mechanism=COIN, folder=None, **options):
     return Halves(federated(mechanism, **{**SECURE, **options}), folder or fresh("halves"))
 
 
-def again(played: Halves) -> None:
+def again(played):
     said(lambda: played.round().num_received)
 
 
-def copied(how: str) -> None:
+def copied(how):
     """Client 2 goes on in a copy of its folder, in the folder itself, or in one that was moved."""
     folder = fresh("halves")
     played = halves(folder=folder)
@@ -140,7 +130,7 @@ def copied(how: str) -> None:
     again(played)
 
 
-def touched(name: str, cure: str) -> None:
+def touched(name, cure):
     """A file of client 2 is lost, or damaged; then it is put back, or another federation begins."""
     folder = fresh("halves")
     played = halves(folder=folder)
@@ -157,7 +147,7 @@ def touched(name: str, cure: str) -> None:
     again(halves() if cure == "new" else played)
 
 
-def handing_on(told: bool) -> None:
+def handing_on(told):
     """A round of a server that says who hands noise on, or that is of a version that does not."""
     whole = RoundServer.task
     task = whole if told else lambda self: replace(whole(self), hand_over=None)
@@ -166,7 +156,7 @@ def handing_on(told: bool) -> None:
         again(halves(handed(), **cycle))
 
 
-def reported(begun: bool) -> None:
+def reported(begun):
     folder, settings = fresh("strategy"), partial(mod.federation, COIN)
     strategy = DecodingStrategy(FedAvg(), settings(), home=folder / "server", wait=2.0)
     if begun:
@@ -177,8 +167,8 @@ def reported(begun: bool) -> None:
 class Tampers(pl.Callback):
     """Would change what clients send."""
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        engine_of(trainer, "Tampers").tampering = self  # type: ignore[assignment]
+    def on_train_start(self, trainer, pl_module):
+        engine_of(trainer, "Tampers").tampering = self
 
 
 ROWS = [

@@ -1,7 +1,5 @@
 """Cures that a fit names while it runs: samples, isolation, what checkpoints and names would tell."""
 
-from __future__ import annotations
-
 import collections
 from typing import Any, ClassVar
 
@@ -22,11 +20,11 @@ from tests.training.test_saved_states import Counts
 from tests.training.test_unfreezing import TwoLayers
 
 
-def dpsgd(**settings: Any) -> DPSGD:
+def dpsgd(**settings):
     return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
 
 
-def private(mechanism: Any = None, **settings: Any) -> Any:
+def private(mechanism=None, **settings):
     return fed(mechanism or LDPQ(0.5), seed=None, **settings)
 
 
@@ -37,7 +35,7 @@ class Returns(Classifier):
         super().__init__()
         self.every = every
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss if self.every or batch_idx != 1 else None
 
@@ -49,7 +47,7 @@ class Unused(Classifier):
         super().__init__()
         self.spare = torch.nn.Linear(3, 3).requires_grad_(not frozen)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
 
 
@@ -60,7 +58,7 @@ class StepsItself(Classifier):
         super().__init__()
         self.leaves = leaves
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+    def optimizer_step(self, epoch, batch_idx, optimizer, closure=None):
         if self.leaves or batch_idx != 1:
             super().optimizer_step(epoch, batch_idx, optimizer, closure)
         else:
@@ -70,7 +68,7 @@ class StepsItself(Classifier):
 class Rows(guards.InRows):
     """A linear layer that gets `(batch, time, features)`."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         steps = torch.stack([inputs, inputs, inputs], 1)
         return torch.nn.functional.cross_entropy(self.net(steps).mean(1), labels)
@@ -83,7 +81,7 @@ class Passes(guards.Classifier):
         super().__init__(batch_size=100)
         self.masked = masked
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         losses = torch.nn.functional.cross_entropy(self.net(inputs), labels, reduction="none")
         chosen = labels == 2
@@ -97,7 +95,7 @@ class Passes(guards.Classifier):
         return (losses + again).mean()
 
 
-def sampled(module: Any, *more: Any, **settings: Any) -> None:
+def sampled(module, *more, **settings):
     """DP-SGD of the module's own data."""
     guards.trainer(guards.dpsgd(), *more, epochs=1, **settings).fit(module)
 
@@ -110,10 +108,10 @@ class Stills(Classifier):
         self.how, self.head = how, torch.nn.Linear(10, 10)
         self.head.requires_grad_(how != "frozen")
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.head.train(self.how == "train")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         images, labels = batch
         return torch.nn.functional.cross_entropy(self.head(self.backbone(images)), labels)
 
@@ -124,9 +122,9 @@ class LogsIn(Classifier):
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where = where
-        self.losses: list[Any] = []
+        self.losses = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         if self.where == "training_step":
             self.log("mean_loss", loss)
@@ -134,7 +132,7 @@ class LogsIn(Classifier):
             self.losses.append(loss.detach())
         return loss
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         if self.losses:
             self.log("mean_loss", torch.stack(self.losses).mean())
         self.losses.clear()
@@ -148,9 +146,9 @@ class Remembers(Classifier):
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where = where
-        self.own: Any = collections.Counter()
+        self.own = collections.Counter()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         if self.where == "draws":
             return loss * (1.0 + 0.1 * torch.rand(()))
@@ -164,10 +162,10 @@ class Remembers(Classifier):
 
 class Remembering(pl.Callback):
     def __init__(self) -> None:
-        self.own: Any = collections.Counter()
+        self.own = collections.Counter()
 
 
-def isolated(where: str, *more: Any, check: bool = True) -> None:
+def isolated(where, *more, check=True):
     fit(fed(check_isolation=check), *more, module=Remembers(where))
 
 
@@ -178,9 +176,9 @@ class Looks(Classifier):
         super().__init__()
         self.at = at
 
-    def setup(self, stage: str) -> None:
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        loaders: Any = {
+    def setup(self, stage):
+        data = self.trainer.datamodule
+        loaders = {
             "loader": data.train_dataloader,
             "dataset": lambda: DataLoader(data.train_set(), 10),
             "public": data.val_dataloader,
@@ -191,17 +189,17 @@ class Looks(Classifier):
 class Empty(DataLoader[Any]):
     """Says that it has batches, and gives none."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(())
 
 
-def loaders(*last: Any) -> FederatedDataModule:
+def loaders(*last):
     """Three clients' own loaders, and others."""
     own = [DataLoader(part(20, 20 * client), batch_size=5 - client % 2) for client in range(3)]
     return FederatedDataModule(clients=[*own, *last])
 
 
-def named(name: str, **settings: Any) -> None:
+def named(name, **settings):
     """A private run whose checkpoints are named so."""
     keep = pl.callbacks.ModelCheckpoint("best", filename=name)
     fit(fed(LDPQ(0.5), **{"seed": None, **settings}), keep, enable_checkpointing=True)
@@ -212,13 +210,13 @@ class Extra(Classifier):
 
     seen = 0.0
 
-    def get_extra_state(self) -> Any:
+    def get_extra_state(self):
         return {"seen": self.seen}
 
-    def set_extra_state(self, state: Any) -> None:
+    def set_extra_state(self, state):
         self.seen = state["seen"]
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.seen = float(batch[0].mean())
         return super().training_step(batch, batch_idx)
 
@@ -231,18 +229,18 @@ class KeepsHparam(Classifier):
         self.save_hyperparameters({"scale": 1.0})
         self.changes = changes
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         if self.changes:
             self.hparams["scale"] = float(batch[0].mean())
         return super().training_step(batch, batch_idx)
 
 
-def kept(module: Any) -> None:
+def kept(module):
     """A DP-SGD fit."""
     fit(dpsgd(), module=module)
 
 
-def online(*order: type) -> None:
+def online(*order):
     """A fit with Weights & Biases, offline, and a run folder where it is named."""
     logger = WandbLogger(project="tests", save_dir=".", offline=True)
     made = [RunFolder("mine", ".", show=False) if kind is RunFolder else kind() for kind in order]
@@ -252,17 +250,17 @@ def online(*order: type) -> None:
         logger.experiment.finish()
 
 
-def budgeted(epsilon: float, **trainer: Any) -> None:
+def budgeted(epsilon, **trainer):
     limit = PrivacyBudget(epsilon, 1e-4, Adversary.OUTSIDER)
     fit(dpsgd(seed=None), limit, **{"max_epochs": 2, "min_epochs": 2, **trainer})
 
 
-def charged(epsilon: float, **trainer: Any) -> None:
+def charged(epsilon, **trainer):
     limit = PrivacyBudget(epsilon, 1e-5, "server")
     fit(private(), limit, **{"max_epochs": 2, "min_epochs": 2, **trainer})
 
 
-def grows(epsilon: float, change_at: int = 2, rounds: int = 3) -> None:
+def grows(epsilon, change_at=2, rounds=3):
     """Most parameters join in the third round."""
     limit = PrivacyBudget(epsilon, 1e-5, "server")
     fit(private(), limit, module=TwoLayers(change_at=change_at), max_epochs=rounds)

@@ -1,9 +1,6 @@
 """Cures that deployments over Flower name, as far as one process shows them."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,11 +39,11 @@ from tests.digits_run import Classifier
 TARGET = PrivacyTarget(8.0, delta=1e-5, adversary="server")
 
 
-def private(mechanism: Any = None, **settings: Any) -> Federated:
+def private(mechanism=None, **settings):
     return Federated(mechanism or LDPQ(1.0), 4, **settings)
 
 
-def secret(mode: int) -> Path:
+def secret(mode):
     """A secret of a site in the folder of the test."""
     path = Path("secret")
     path.write_bytes(b"s" * 32)
@@ -54,7 +51,7 @@ def secret(mode: int) -> Path:
     return path
 
 
-def two_servers(one: str, other: str) -> None:
+def two_servers(one, other):
     with Store(Path(one)).alone(), Store(Path(other)).alone():
         pass
 

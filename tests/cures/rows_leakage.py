@@ -1,10 +1,7 @@
 """Cures that measured leakage names: attacks, `LeakageMonitor`, `LeakageBudget`, `fedq attack`."""
 
-from __future__ import annotations
-
 import time
 import warnings
-from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -31,27 +28,27 @@ class Loads(pl.LightningDataModule):
         super().__init__()
         self.data = TensorDataset(*columns)
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(self.data, batch_size=10)
 
 
 class Pixels(Scores):
     """Takes whole numbers, and more columns than two."""
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         return super().forward(inputs.float() / 16.0)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
 
 class Slow(nn.Module):
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         time.sleep(0.01)
         return inputs
 
 
-def watched(data: Any = None, module: Any = None, **settings: Any) -> None:
+def watched(data=None, module=None, **settings):
     """A fit with a monitor, whose complaint is raised."""
     monitor = LeakageMonitor(**{"attempts": 4, "num_candidates": 8, "seconds_per_round": 60.0, **settings})
     with warnings.catch_warnings(record=True) as heard:
@@ -63,28 +60,28 @@ def watched(data: Any = None, module: Any = None, **settings: Any) -> None:
     assert monitor.results
 
 
-def slow() -> Scores:
+def slow():
     return Scores(nn.Sequential(Slow(), nn.Linear(64, 10)))
 
 
-def attacked(**settings: Any) -> None:
+def attacked(**settings):
     """One attempt at a study."""
     study(**settings).run(FedAvg(), Adversary.EAVESDROPPER, 1, generator())
 
 
-def hurried(attack: Any, seconds: float) -> None:
+def hurried(attack, seconds):
     study(model=mlp(), attack=attack).run(FedAvg(), Adversary.EAVESDROPPER, 1, generator(), seconds=seconds)
 
 
-def calibrated(budget: float, attempts: int) -> None:
+def calibrated(budget, attempts):
     calibrate(study(attack=Matching()), budget, generator(), attempts=attempts, max_probes=2)
 
 
-def conv() -> nn.Module:
+def conv():
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(72, 10)).eval()
 
 
-def bounded(lr: float = 0.1, budget: float = 0.5, rounds: int = 1, **probe: Any) -> None:
+def bounded(lr=0.1, budget=0.5, rounds=1, **probe):
     """A fit under a budget of leakage."""
     fit(
         fed(NearOptimalUtility(1.0, leakage_budget=budget, noise_std=0.1, measured_leakage=0.1)),

@@ -1,9 +1,5 @@
 """Cures that mechanisms and their building blocks name."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import torch
 from torch import nn
@@ -53,25 +49,25 @@ BEHIND = PrivacyTarget(8.0, delta=1e-5, adversary="secagg_server")
 TARGET = PrivacyTarget(8.0, delta=1e-5, adversary="server")
 
 
-def skellam(granularity: float, sigma: float = 0.1) -> Skellam:
+def skellam(granularity, sigma=0.1):
     return Skellam(1.0, granularity=granularity, local_sigma=sigma, bits=16)
 
 
-def leaky(**settings: Any) -> NearOptimalUtility:
+def leaky(**settings):
     given = {"leakage_budget": 0.5, "noise_std": 0.1, "measured_leakage": 0.4}
     return NearOptimalUtility(1.0, **{**given, **settings})
 
 
-def ddg(granularity: float, sigma: float = 0.1) -> DistributedDiscreteGaussian:
+def ddg(granularity, sigma=0.1):
     return DistributedDiscreteGaussian(1.0, granularity=granularity, local_sigma=sigma, bits=16)
 
 
-def aimed(bits: int) -> DistributedDiscreteGaussian:
+def aimed(bits):
     """Its noise and grid are set by a target."""
     return DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=bits)
 
 
-def claim(unit: Unit) -> PrivacyClaim:
+def claim(unit):
     return PrivacyClaim(Adversary.SERVER, LaplaceLoss(1.0), 10, unit=unit, unit_losses=5)
 
 
@@ -235,5 +231,5 @@ ROWS = [
 ]
 
 
-def context(radius: float) -> RoundContext:
+def context(radius):
     return RoundContext(0, ((0,), (1,)), (2,), torch.zeros(1), torch.full((1,), radius))

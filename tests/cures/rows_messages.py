@@ -1,18 +1,13 @@
 """Cures that encoding, decoding, sums behind masks and loss distributions name."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from lightning_fedq.algorithms.byzantine.attacks import alie_shift, sign_flip
 from lightning_fedq.functional.noise.skellam import skellam
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, QSGD, SIGM, LayeredGaussian, SignRR, TopK
-from lightning_fedq.mechanisms.interface import Mechanism, Neighbours, RoundContext
+from lightning_fedq.mechanisms.interface import Neighbours
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.grid import LossGrid, loss_grid
 from lightning_fedq.privacy.losses import GaussianLoss, LaplaceLoss, Loss, PmfPairs, RenyiLoss
@@ -24,11 +19,11 @@ from tests.cures.rows_rounds import handed
 from tests.one_round import context_of, decode, encode, updates_for
 
 TARGET = PrivacyTarget(0.5, delta=1e-5, adversary="secagg_server")
-CYCLE: dict[str, Any] = {"participation": "cyclic", "clients_per_round": 4}
+CYCLE = {"participation": "cyclic", "clients_per_round": 4}
 PUBLIC = PublicRandomness(SeededKeys(0), 0)
 
 
-def received(mechanism: Mechanism, clients: tuple[int, ...] = (0, 1, 2), wrong: bool = False) -> Tensor:
+def received(mechanism, clients=(0, 1, 2), wrong=False):
     """The mean of some clients, the last of whom may have sent something else."""
     context = context_of(mechanism, clients, (64,))
     symbols = encode(mechanism, updates_for(len(clients)), context).symbols.clone()
@@ -37,7 +32,7 @@ def received(mechanism: Mechanism, clients: tuple[int, ...] = (0, 1, 2), wrong: 
     return decode(mechanism, symbols, clients, context)
 
 
-def dropped(mechanism: Mechanism) -> Tensor:
+def dropped(mechanism):
     """The mean without the client that sent something else."""
     context = context_of(mechanism, (0, 1, 2), (64,))
     symbols = encode(mechanism, updates_for(3), context).symbols
@@ -47,12 +42,12 @@ def dropped(mechanism: Mechanism) -> Tensor:
 class Unbounded(LDPQ):
     """Its code does not say how large a symbol is."""
 
-    def code(self, context: RoundContext) -> Any:
+    def code(self, context):
         return object()
 
 
 class Bounded(Unbounded):
-    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> Any:
+    def symbol_range(self, context, rand):
         return 0, 1
 
 
@@ -61,7 +56,7 @@ class Wide(LDPQ):
 
     largest = 2**60
 
-    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> Any:
+    def symbol_range(self, context, rand):
         return 0, self.largest
 
 
@@ -69,39 +64,39 @@ class Coarser(Wide):
     largest = 2**20
 
 
-def masked(mechanism: Mechanism, num_clients: int = 8) -> Any:
+def masked(mechanism, num_clients=8):
     """Moduli of a sum."""
     return SecAgg().layout(mechanism, context_of(mechanism, range(num_clients)), PUBLIC)
 
 
-def words(count: int) -> Any:
+def words(count):
     return np.random.default_rng(0).integers(0, 2**64, count, dtype=np.uint64)
 
 
-def secret(neighbours: Neighbours, loss: Loss | None = None, participation: Any = "random") -> float:
+def secret(neighbours, loss=None, participation="random"):
     loss = loss or GaussianLoss(1.0)
     sizes = {"drawn": 1, "population": 10, "rounds": 2}
     return secret_epsilon(loss, 1e-5, neighbours=neighbours, participation=participation, **sizes)
 
 
-def of_outsiders(mechanism: Mechanism) -> Neighbours:
+def of_outsiders(mechanism):
     """The relation of what a mechanism claims towards outsiders."""
     claims = mechanism.claims(context_of(mechanism, range(4), (8,)))
     return next(claim.neighbours for claim in claims if claim.adversary.name == "OUTSIDER")
 
 
-def one_sided() -> LossGrid:
+def one_sided():
     """All the mass above 0, as no loss that dominates both orders has it."""
     return LossGrid(1.0, 0, np.array([0.0, 1.0]), 0.0)
 
 
-def of_steps(move: bool) -> LossGrid:
+def of_steps(move):
     one, other = (loss_grid(LaplaceLoss(scale), 1e-9) for scale in (1.0, 2.0))
     step = max(one.step, other.step)
     return one.on(step).plus(other.on(step)) if move else one.plus(other)
 
 
-def hands_on(bits: int) -> Any:
+def hands_on(bits):
     """Its noise and its grid, as a target sets them."""
     federated = fed(handed(bits=bits), 8, seed=None, privacy=TARGET, secure_aggregation=SecAgg(), **CYCLE)
     return federated.calibrated(650, 2, 0)
@@ -112,7 +107,7 @@ class Mine(Loss):
 
     note = ""
 
-    def curve(self, epsilons: Any) -> Any:
+    def curve(self, epsilons):
         return LaplaceLoss(1.0).curve(epsilons)
 
 
@@ -171,7 +166,7 @@ ROWS = [
     row("losses of steps {} and {} don't add;", lambda: of_steps(move=False), lambda: of_steps(move=True)),
     row(
         "unknown loss {}; an accountant refuses what it does not know. Subclass",
-        lambda: spent(1.0, 1e-5),  # type: ignore[arg-type]
+        lambda: spent(1.0, 1e-5),
         lambda: spent(Mine(), 1e-5),
         lambda: spent(PmfPairs((((0.4, 0.6), (0.6, 0.4)),)), 1e-5),
         lambda: spent(GaussianLoss(1.0), 1e-5),

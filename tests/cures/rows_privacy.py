@@ -1,9 +1,5 @@
 """Cures that `DPSGD` and the privacy code name."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -16,11 +12,11 @@ from tests.cures.rows_data import part
 from tests.digits_run import Classifier, Digits
 
 
-def dpsgd(**settings: Any) -> DPSGD:
+def dpsgd(**settings):
     return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
 
 
-def backbone(*layers: nn.Module) -> Classifier:
+def backbone(*layers):
     return Classifier(nn.Sequential(*layers, nn.Linear(64, 10)))
 
 
@@ -29,7 +25,7 @@ class ByHand(Classifier):
 
     automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
@@ -43,13 +39,13 @@ class Remembers(Classifier):
         super().__init__()
         self.by, self.factor = by, 1.0
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         factor = {"batch": self.factor, "nothing": 1.0, "step": 1.0 + 0.1 * self.trainer.global_step}
         if self.by == "weights":
             factor["weights"] = 1.0 + float(self.backbone.weight.detach().norm())
         return factor[self.by] * super().training_step(batch, batch_idx)
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs, batch, batch_idx):
         self.factor = 1.0 + float(outputs["loss"].detach()) if len(batch[0]) else 1.0
 
 
@@ -60,12 +56,12 @@ class Twice(Classifier):
         super().__init__()
         self.added = added
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.batch = batch
         loss = super().training_step(batch, batch_idx)
         return loss + super().training_step(batch, batch_idx) if self.added else loss
 
-    def backward(self, loss: Any) -> None:
+    def backward(self, loss):
         loss.backward()
         if not self.added:
             self.training_step(self.batch, 0).backward()
@@ -81,19 +77,19 @@ class Counts(nn.Module):
         else:
             self.seen = 0.0
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs):
         if self.training:
             self.seen = self.seen + 1.0
         return inputs
 
 
-def frozen_norm() -> Classifier:
+def frozen_norm():
     norm = nn.BatchNorm1d(64).eval().requires_grad_(False)
-    norm.train = lambda mode=True: norm  # type: ignore[method-assign, assignment]
+    norm.train = lambda mode=True: norm
     return backbone(norm)
 
 
-def fixed() -> Classifier:
+def fixed():
     from opacus.validators import ModuleValidator
 
     module = Classifier(
@@ -110,7 +106,7 @@ class Zero(Classifier):
         super().__init__()
         self.factor = factor
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return self.factor * super().training_step(batch, batch_idx)
 
 
@@ -121,7 +117,7 @@ class Opens(Classifier):
         super().__init__()
         self.file = open(__file__) if at_once else None  # noqa: SIM115
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         if self.file is None:
             self.path = __file__
 
@@ -133,23 +129,23 @@ class Random(Classifier):
         super().__init__()
         self.always = always
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss * (1.0 + torch.rand(())) if self.always or self.training else loss
 
 
 class NoisyBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Any) -> Any:
+    def forward(ctx, inputs):
         return inputs.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
+    def backward(ctx, grad):
         return grad + torch.randn_like(grad)
 
 
 class Noisy(nn.Module):
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs):
         return NoisyBackward.apply(inputs)
 
 
@@ -160,21 +156,21 @@ class Reorders(Classifier):
         super().__init__(nn.ModuleList([nn.Linear(64, 16), nn.Linear(16, 10)]))
         self.other = other
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         order = torch.randperm(len(inputs)) if self.other else torch.arange(len(inputs))
         hidden = self.backbone[0](inputs).tanh()[order]
         return nn.functional.cross_entropy(self.backbone[1](hidden), labels[order])
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         pass
 
 
-def noisy(*first: nn.Module) -> Classifier:
+def noisy(*first):
     return Classifier(nn.Sequential(nn.Linear(64, 64), *first, nn.Linear(64, 10)))
 
 
-def held(*clients: Any) -> Any:
+def held(*clients):
     return fit(
         fed(num_clients=2), dpsgd(), data=FederatedDataModule(part(), clients=list(clients), batch_size=5)
     )

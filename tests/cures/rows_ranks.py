@@ -1,9 +1,6 @@
 """Cures that ranks name, as rank 0 of a group of one sees them, or in a group whose two ranks are threads."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from unittest import mock
 
 import torchmetrics
@@ -27,20 +24,20 @@ class Alone(Meeting):
         super().__init__(0)
         self.size = 1
 
-    def gather(self, obj: Any, place: str) -> list[Any]:
+    def gather(self, obj, place):
         return [obj]
 
-    def add(self, tensor: Any) -> None:
+    def add(self, tensor):
         pass
 
-    def share(self, tensor: Any) -> None:
+    def share(self, tensor):
         pass
 
 
-def among(*callbacks: Any, **settings: Any) -> Any:
+def among(*callbacks, **settings):
     """A fit as rank 0 of a group."""
 
-    def joined(trainer: Any) -> Any:
+    def joined(trainer):
         trainer.strategy.group = Alone()
         return trainer.strategy
 
@@ -48,7 +45,7 @@ def among(*callbacks: Any, **settings: Any) -> Any:
         return one(*callbacks, **settings)
 
 
-def one(*callbacks: Any, **settings: Any) -> Any:
+def one(*callbacks, **settings):
     """The same fit in one process."""
     return fit(*callbacks, strategy="fedq_clients", devices=1, **settings)
 
@@ -60,50 +57,50 @@ class Counts(Classifier):
         super().__init__()
         self.how, self.accuracy = how, torchmetrics.Accuracy("multiclass", num_classes=10)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         if self.how != "validation":
             value = self.accuracy(self.backbone(batch[0]), batch[1])
             self.log("train_acc", self.accuracy if self.how == "object" else value)
         return super().training_step(batch, batch_idx)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         if self.how == "validation":
             self.accuracy(self.backbone(batch[0]), batch[1])
             self.log("accuracy", self.accuracy)
 
 
-def streams() -> Any:
+def streams():
     return of(*map(Stream, range(4)), batch_size=5)
 
 
-def threads() -> list[RankGroup]:
+def threads():
     """A group of two ranks."""
     place = address()
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda rank: RankGroup(rank, 2, place, "gloo", TIMEOUT), range(2)))
 
 
-def meet(*places: str) -> None:
+def meet(*places):
     groups = threads()
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda group: group.gather(None, places[group.rank]), groups))
 
 
-def lost() -> None:
+def lost():
     groups = threads()
     groups.pop()  # and with it its connections
     groups[0].gather(None, "here")
 
 
-def goes_on() -> None:
+def goes_on():
     fit(fed()).save_checkpoint("one.ckpt")
     fit(fed(), ckpt_path="one.ckpt", max_epochs=2)
 
 
-def compared(theirs: str) -> None:
+def compared(theirs):
     """Rank 1, of a group whose rank 0 has this mechanism."""
-    group: Any = Meeting(1)
+    group = Meeting(1)
     group.broadcast = lambda facts, place: {"mechanism": theirs}
     check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
 

@@ -1,17 +1,14 @@
 """Cures that rounds, budgets of clients, secure aggregation and ranks name."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.callbacks import DPSGD
 from lightning_fedq.keys.randomness import AgreedKeys
 from lightning_fedq.mechanisms import (
     LDPQ,
@@ -38,26 +35,26 @@ MEDIAN = RobustAggregation("median")
 DELTA = 1e-5
 
 
-def private(mechanism: Any, **settings: Any) -> Federated:
+def private(mechanism, **settings):
     return fed(mechanism, seed=None, **settings)
 
 
-def target(**settings: Any) -> PrivacyTarget:
+def target(**settings):
     return PrivacyTarget(8.0, **{"delta": DELTA, "adversary": "server", **settings})
 
 
-def budget(fewest: int | None = None, **settings: Any) -> ClientBudget:
+def budget(fewest=None, **settings):
     sums = None if fewest is None else replace(ASSUMED, min_survivors=fewest, min_summands=fewest)
     return ClientBudget(target(**settings), 4, sums)
 
 
-def handed(**settings: Any) -> HandedOnGaussian:
+def handed(**settings):
     return HandedOnGaussian(
         1.0, **{"num_cohorts": 2, "granularity": 0.01, "local_sigma": 0.4, "bits": 16, **settings}
     )
 
 
-TURNS: dict[str, Any] = {"participation": "cyclic", "clients_per_round": 2}
+TURNS = {"participation": "cyclic", "clients_per_round": 2}
 ROWS = [
     row(
         "has no noise bound > 0, so there is nothing to weight by; use weighting='uniform'",
@@ -233,36 +230,36 @@ ROWS = [
 ]
 
 
-def momentum() -> Classifier:
+def momentum():
     return Classifier(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
 
 
-def two_rates() -> Classifier:
-    def made(params: Any) -> Any:
+def two_rates():
+    def made(params):
         weight, bias = params
         return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.2}], lr=0.1)
 
     return Classifier(optimizer=made)
 
 
-def by_hand() -> Classifier:
+def by_hand():
     module = Classifier()
     module.automatic_optimization = False
-    module.training_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
+    module.training_step = lambda batch, batch_idx: None
     return module
 
 
-def krum(liars: int, bucket: int = 1) -> RobustAggregation:
+def krum(liars, bucket=1):
     return RobustAggregation("krum", num_byzantine=liars, bucket_size=bucket)
 
 
-def ddg() -> DistributedDiscreteGaussian:
+def ddg():
     return DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=16)
 
 
-def exact() -> AggregateGaussian:
+def exact():
     return AggregateGaussian(1.0, 1.0)
 
 
-def sparse(degree: Any, threshold: int | None, corrupt: float) -> SecAgg:
+def sparse(degree, threshold, corrupt):
     return SecAgg(threshold, degree, max_corrupt=corrupt, max_dropout=0.2)

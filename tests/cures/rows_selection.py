@@ -1,9 +1,6 @@
 """Cures that sweeps, the best of several runs, secret cohorts and tables as data name."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -12,7 +9,6 @@ from lightning_fedq.data.labels import labels_of
 from lightning_fedq.data.partition import IID
 from lightning_fedq.lab.selection import NegativeBinomialTrials, run_loss, selected
 from lightning_fedq.mechanisms import LDPQ, RotatedCoins
-from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.losses import GaussianLoss, Loss
 from tests.cures.rows import row
@@ -24,13 +20,10 @@ from tests.one_round import context_of
 BEST = ("--selection", "tnb", "--mean", "1.2")
 
 
-MECHANISMS: dict[str, dict[str, Any]] = {
-    "CorBin": {"epsilon": 1.0},
-    "GaussianNoise": {"clip_norm": 1.0, "noise_multiplier": 1.0},
-}
+MECHANISMS = {"CorBin": {"epsilon": 1.0}, "GaussianNoise": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
 
 
-def swept(*arguments: str, mechanism: str = "GaussianNoise", rounds: int = 1, logger: Any = False) -> None:
+def swept(*arguments, mechanism="GaussianNoise", rounds=1, logger=False):
     """A sweep of one run."""
     path, settings = Path(small(rounds=rounds)), MECHANISMS[mechanism]
     config = yaml.safe_load(path.read_text())
@@ -47,7 +40,7 @@ def swept(*arguments: str, mechanism: str = "GaussianNoise", rounds: int = 1, lo
 SECRET = ("--params", "100", "--rounds", "5", "--delta", "1e-4", "--adversary", "outsider")
 
 
-def of_outsiders(mechanism: Mechanism) -> Loss:
+def of_outsiders(mechanism):
     """What three rounds lose towards outsiders."""
     claims = mechanism.claims(context_of(mechanism, range(4)))
     return run_loss(next(claim.loss for claim in claims if claim.adversary.name == "OUTSIDER"), 3)
@@ -58,7 +51,7 @@ class Unknown(Loss):
 
     note = ""
 
-    def curve(self, epsilons: Any) -> Any:
+    def curve(self, epsilons):
         return GaussianLoss(1.0).curve(epsilons)
 
 
@@ -73,23 +66,23 @@ class Table:
     def __init__(self, label: str) -> None:
         self.column_names = ["pixels", label]
 
-    def with_format(self, kind: str) -> Table:
+    def with_format(self, kind):
         return self
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name):
         return torch.arange(4) % 2
 
 
-def report(**settings: Any) -> Any:
+def report(**settings):
     mechanism = LDPQ(1.0)
     context = context_of(mechanism, (0, 1))
     return privacy_report(mechanism, context, rounds=2, delta=1e-3, num_clients=8, **settings)
 
 
-def limited(limit: int, rounds: int) -> None:
+def limited(limit, rounds):
     ledger = Ledger(4, "m")
     ledger.round_limit = limit
     for number in range(rounds):
@@ -133,8 +126,8 @@ ROWS = [
     ),
     row(
         "found no column 'label' or 'labels' among {}; say which column is the label, e.g. Federate",
-        lambda: labels_of(Table("fine_label")),  # type: ignore[arg-type]
-        lambda: labels_of(Table("fine_label"), "fine_label"),  # type: ignore[arg-type]
+        lambda: labels_of(Table("fine_label")),
+        lambda: labels_of(Table("fine_label"), "fine_label"),
         lambda: IID().split(None, 4, 2, torch.Generator()),
     ),
     row(

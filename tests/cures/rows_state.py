@@ -1,10 +1,7 @@
 """Cures about what was spent and saved: ledgers, journals, checkpoints, budgets, servers of rounds."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,21 +20,21 @@ from tests.rounds.test_engine import DIM, make_engine, run_round
 LOG = Path("streams.jsonl")
 
 
-def charged(attempt: int) -> None:
+def charged(attempt):
     """Charge the same clients twice for round 0."""
     ledger = Ledger(4, "m")
     ledger.charge((0, 1), 0)
     ledger.charge((0, 1), 0, attempt)
 
 
-def abandoned() -> None:
+def abandoned():
     engine = make_engine(LDPQ(1.0))
     engine.start()
     engine.abandon()
     run_round(engine)
 
 
-def journal(*entries: int) -> Journal:
+def journal(*entries):
     """A journal of these rounds, in an empty folder."""
     Path("ledger.jsonl").unlink(missing_ok=True)
     made = Journal(Path("ledger.jsonl"), "m", 3)
@@ -46,7 +43,7 @@ def journal(*entries: int) -> Journal:
     return made
 
 
-def two_writers(one_at_a_time: bool) -> None:
+def two_writers(one_at_a_time):
     first, second = journal(), Journal(Path("ledger.jsonl"), "m", 3)
     first.append(0, 0, "", None, 8)
     if one_at_a_time:  # whoever goes on reads first
@@ -55,7 +52,7 @@ def two_writers(one_at_a_time: bool) -> None:
     second.append(1, 0, "", None, 8)
 
 
-def older() -> None:
+def older():
     """A journal of the first version, which wrote no lengths."""
     Path("older.jsonl").write_text(
         '{"fedq ledger": 1, "mechanism": "m", "clients": 3}\n'
@@ -64,11 +61,11 @@ def older() -> None:
     Journal(Path("older.jsonl"), "m", 3).unread()
 
 
-def private() -> Any:
+def private():
     return fed(LDPQ(1.0), seed=None)
 
 
-def saved(rounds: int = 2) -> Path:
+def saved(rounds=2):
     """A private run with a checkpoint after every round, and the first one."""
     shutil.rmtree("kept", ignore_errors=True)
     keep = pl.callbacks.ModelCheckpoint("kept", filename="{epoch}", save_top_k=-1)
@@ -76,22 +73,22 @@ def saved(rounds: int = 2) -> Path:
     return Path("kept") / "epoch=0.ckpt"
 
 
-def resumed(checkpoint: Path) -> None:
+def resumed(checkpoint):
     fit(private(), ckpt_path=checkpoint, max_epochs=2)
 
 
-def the_journal() -> Path:
+def the_journal():
     return next(Path("kept").glob("ledger-*.jsonl"))
 
 
-def without_journal(back: bool) -> None:
+def without_journal(back):
     checkpoint = saved()
     moved = the_journal().rename("elsewhere.jsonl" if not back else Path("kept") / the_journal().name)
     assert back == (moved.parent.name == "kept")
     resumed(checkpoint)
 
 
-def lost_records(damage: bytes | None, back: bool) -> None:
+def lost_records(damage, back):
     """The file of records beside the checkpoint is gone (None) or another's, or is back."""
     checkpoint = saved()
     path = next(Path("kept").glob("records-*.jsonl"))
@@ -102,7 +99,7 @@ def lost_records(damage: bytes | None, back: bool) -> None:
     resumed(checkpoint)
 
 
-def cut_journal(back: bool) -> None:
+def cut_journal(back):
     """The journal has lost its last charges, or has them again."""
     checkpoint = saved()
     whole = the_journal().read_bytes()
@@ -112,7 +109,7 @@ def cut_journal(back: bool) -> None:
     resumed(checkpoint)
 
 
-def weights_only() -> None:
+def weights_only():
     """A new federation from the weights of a checkpoint."""
     module = Classifier()
     module.load_state_dict(torch.load(saved(), weights_only=True)["state_dict"])
@@ -128,28 +125,28 @@ class Other(Classifier):
         super().__init__()
         self.head, self.backbone = nn.Linear(64, 10), nn.Identity()
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs):
         return self.head(inputs)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self.head(batch[0]), batch[1])
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         pass
 
 
-def goes_on(module: Any = None, before: Any = None, after: Any = None) -> None:
+def goes_on(module=None, before=None, after=None):
     """A run, and one that goes on from its checkpoint with other settings."""
     fit(fed(**(before or {}))).save_checkpoint("one.ckpt")
     fit(fed(**(after or {})), module=module, ckpt_path="one.ckpt", max_epochs=2)
 
 
-def restored(weights: Any) -> None:
+def restored(weights):
     engine = make_engine()
     engine.load_state_dict({**engine.state_dict(), "weights": weights})
 
 
-def regrown(mechanism: Any, first: bool) -> None:
+def regrown(mechanism, first):
     """Parameters leave after a round, or before the first one: then the vector is made without them."""
     engine = make_engine(mechanism)
     if first:
@@ -159,28 +156,28 @@ def regrown(mechanism: Any, first: bool) -> None:
         engine.rearrange([torch.zeros(6)], [None], None)
 
 
-def client(rounds: int = 9, path: Path = LOG, mechanism: Any = budgets.COIN) -> Any:
+def client(rounds=9, path=LOG, mechanism=budgets.COIN):
     return budgets.client_of(path, budgets.budget_for(rounds), mechanism)
 
 
-def fresh() -> Path:
+def fresh():
     LOG.unlink(missing_ok=True)
     return LOG
 
 
-def other_mechanism() -> None:
+def other_mechanism():
     budgets.answer(budgets.client_of(fresh(), None, LDPQ(5.0)), 0)
     budgets.answer(client(), 1)
 
 
-def other_terms(path: Path) -> None:
+def other_terms(path):
     """The first round was of five clients, this one is of six."""
     budgets.answer(client(path=fresh()), 0)
     task = budgets.task_of(1, clients=6)
     client(path=path).answer(task, torch.zeros(budgets.DIM), torch.ones(budgets.DIM))
 
 
-def overspent(raised: int, leaves: bool = False) -> None:
+def overspent(raised, leaves=False):
     one = client(1, fresh())
     budgets.answer(one, 0)
     if not leaves:

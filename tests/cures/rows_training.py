@@ -1,10 +1,7 @@
 """Cures that callbacks, clients and the training layer name."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import nn
@@ -42,11 +39,11 @@ from tests.training.test_checks import Complex, Lazy
 from tests.training.test_unfreezing import TwoLayers
 
 
-def dpsgd(**settings: Any) -> DPSGD:
+def dpsgd(**settings):
     return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
 
 
-def lbfgs(params: Any) -> Any:
+def lbfgs(params):
     return torch.optim.LBFGS(params, lr=0.1)
 
 
@@ -56,17 +53,17 @@ class Loose(Classifier):
     def __init__(self, owned: str) -> None:
         super().__init__()
         scale = nn.Parameter(torch.ones(10))
-        self.scales: Any = [scale]
+        self.scales = [scale]
         if owned == "attribute":
             self.scales = nn.ParameterList([scale])
         elif owned == "registered":
             self.register_parameter("scale", scale)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         scale = self.scale if hasattr(self, "scale") else self.scales[0]
         return nn.functional.cross_entropy(scale * self.backbone(batch[0]), batch[1])
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         scale = self.scale if hasattr(self, "scale") else self.scales[0]
         return torch.optim.SGD([*self.backbone.parameters(), scale], lr=0.1)
 
@@ -78,29 +75,29 @@ class Real(Classifier):
         super().__init__()
         self.phase = nn.Parameter(torch.view_as_real(torch.ones(10, dtype=torch.complex64)).clone())
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         turned = (self.backbone(batch[0]) * torch.view_as_complex(self.phase)).abs()
         return nn.functional.cross_entropy(turned, batch[1])
 
 
-def monitor(**settings: Any) -> LeakageMonitor:
+def monitor(**settings):
     return LeakageMonitor(**{"attempts": 4, "num_candidates": 8, **settings})
 
 
-def chain(mechanism: Any = None, lr: float = langevin.STEP * langevin.CLIENTS, **settings: Any) -> Any:
+def chain(mechanism=None, lr=langevin.STEP * langevin.CLIENTS, **settings):
     return langevin.sample(mechanism or FedAvg(), 3, 0, **settings)
 
 
-def with_norm() -> Classifier:
+def with_norm():
     return Classifier(nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)))
 
 
-def averaged(kind: str) -> Any:
+def averaged(kind):
     extra = {"swa_lrs": 0.1, "swa_epoch_start": 1} if kind == "StochasticWeightAveraging" else {}
     return getattr(pl.callbacks, kind)(**extra)
 
 
-def two_sums(private: Any, **settings: Any) -> Any:
+def two_sums(private, **settings):
     return fit(Federated(private, 4, seed=None, clients_per_step=1), PrivacyBudget(50.0, 1e-5, **settings))
 
 
@@ -349,13 +346,13 @@ ROWS = [
 ]
 
 
-def aimed(**target: Any) -> Federated:
+def aimed(**target):
     return fed(
         LDPQ(1.0), seed=None, privacy=PrivacyTarget(500.0, **{"delta": 1e-5, "adversary": "server", **target})
     )
 
 
-def longer(first: int, second: int) -> None:
+def longer(first, second):
     """A run, and one that goes on from its checkpoint to another number of rounds."""
     one = aimed()
     trainer = fit(one, max_epochs=first)
@@ -378,15 +375,15 @@ class SecondFederated(Federated):
 class Chooses(pl.Callback):
     """Wants to choose the batches, too."""
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer, pl_module, stage):
         next(c for c in trainer.callbacks if isinstance(c, Federated)).use_batches(SimpleNamespace())
 
 
-def aggregate() -> AggregateGaussian:
+def aggregate():
     """A sum with exactly Gaussian noise, half of what the chain needs."""
     return AggregateGaussian(40.0, math.sqrt(langevin.STEP) * langevin.CLIENTS / 80.0)
 
 
-def leaky() -> NearOptimalUtility:
+def leaky():
     """Noise that a budget of leakage sets."""
     return NearOptimalUtility(1.0, leakage_budget=0.5, noise_std=0.1, measured_leakage=0.4)

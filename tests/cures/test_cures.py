@@ -1,13 +1,9 @@
 """Every cure that an error names is run. A new error with a cure needs a row, or the name of its test."""
 
-from __future__ import annotations
-
 import ast
 import types
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +26,7 @@ from tests.cures import (
     rows_state,
     rows_training,
 )
-from tests.cures.rows import Row, raised, sites
+from tests.cures.rows import raised, sites
 
 ROWS = [
     row
@@ -56,9 +52,9 @@ ROWS = [
 TESTS = Path(__file__).parents[1]
 
 
-def trains(work: Callable[[], Any]) -> bool:
+def trains(work):
     """Does this begin a fit or a command, or the tests' function that it calls?"""
-    codes, seen = [(work.__code__, work.__globals__)], set()  # type: ignore[attr-defined]
+    codes, seen = [(work.__code__, work.__globals__)], set()
     for code, names in codes:
         if {"fit", "main", "Popen"} & set(code.co_names):
             return True
@@ -71,7 +67,7 @@ def trains(work: Callable[[], Any]) -> bool:
     return False
 
 
-def cases() -> Iterator[Any]:
+def cases():
     """All rows with their first cures. Others run beside these where they train nothing, else when slow.
 
     The trial of isolation runs in the row that is about it.
@@ -87,9 +83,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("row", "cures"), list(cases()))
-def test_cures(
-    row: Row, cures: list[Callable[[], Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cures(row, cures, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     try:
         with warnings.catch_warnings():
@@ -103,13 +97,13 @@ def test_cures(
             torch.distributed.destroy_process_group()
 
 
-def test_every_error_that_names_a_cure_has_a_row() -> None:
+def test_every_error_that_names_a_cure_has_a_row():
     known = [row.words for row in ROWS] + [*elsewhere.TESTED, *elsewhere.NOT_RUN]
     missing = [f"{where} {words}" for where, words in sites() if not any(part in words for part in known)]
     assert not missing, "\n".join(missing)
 
 
-def test_every_row_is_an_error_of_the_package() -> None:
+def test_every_row_is_an_error_of_the_package():
     found = [words for _, words in raised()]
     listed = [*(row.words for row in ROWS), *elsewhere.TESTED, *elsewhere.NOT_RUN]
     stale = [part for part in listed if not any(part in words for words in found)]
@@ -117,7 +111,7 @@ def test_every_row_is_an_error_of_the_package() -> None:
     assert all(row.cures for row in ROWS)
 
 
-def test_what_is_run_is_not_listed_as_not_run() -> None:
+def test_what_is_run_is_not_listed_as_not_run():
     run = [row.words for row in ROWS] + list(elsewhere.TESTED)
     both = [
         words
@@ -129,7 +123,7 @@ def test_what_is_run_is_not_listed_as_not_run() -> None:
 
 
 @pytest.mark.parametrize("where", sorted(set(elsewhere.TESTED.values())))
-def test_the_tests_that_are_named_are_there(where: str) -> None:
+def test_the_tests_that_are_named_are_there(where):
     file, name = where.split("::")
     tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
     assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

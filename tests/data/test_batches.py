@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -7,7 +5,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.data.batches import LocalWork, batch_sizes, pass_sizes
 
 
-def test_pass_sizes() -> None:
+def test_pass_sizes():
     assert pass_sizes(10, 4, False) == (4, 4, 2)
     assert pass_sizes(10, 4, True) == (4, 4)
     assert pass_sizes(3, 4, False) == (3,)
@@ -18,14 +16,14 @@ def test_pass_sizes() -> None:
     assert pass_sizes(4, 4, False, 1) == (4,)
 
 
-def test_batch_sizes() -> None:
+def test_batch_sizes():
     assert batch_sizes((4, 4, 2), 1, None) == (4, 4, 2)
     assert batch_sizes((4, 4, 2), 2, None) == (4, 4, 2, 4, 4, 2)
     assert batch_sizes((4, 4, 2), 1, 5) == (4, 4, 2, 4, 4)
     assert batch_sizes((3,), 1, 2) == (3, 3)
 
 
-def test_a_limit_is_that_of_lightning_for_a_loader() -> None:
+def test_a_limit_is_that_of_lightning_for_a_loader():
     """The oracle is Lightning itself, on a client's data as one central loader."""
 
     class Counts(pl.LightningModule):
@@ -59,7 +57,7 @@ def test_a_limit_is_that_of_lightning_for_a_loader() -> None:
                 assert tuple(counts.seen) == own, (samples, limit, drop_last)
 
 
-def test_local_work_under_a_limit() -> None:
+def test_local_work_under_a_limit():
     held = [torch.arange(4), torch.arange(12), torch.arange(22)]
     loader = DataLoader(TensorDataset(torch.zeros(40)), batch_size=4, shuffle=True)
     work = LocalWork.of(loader, held, 2, None, 2)

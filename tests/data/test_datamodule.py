@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,20 +9,20 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 
-def fit(data: Any, **settings: Any) -> tuple[Federated, torch.Tensor]:
+def fit(data, **settings):
     fed, module = Federated(FedAvg(), 5, seed=0, **{"clients_per_step": 1, **settings}), Classifier()
     make_trainer(fed, max_epochs=1).fit(module, datamodule=data)
     return fed, weights_of(module)
 
 
-def test_wraps_a_data_module_and_passes_everything_else_through() -> None:
+def test_wraps_a_data_module_and_passes_everything_else_through():
     calls = []
 
     class Prepared(Digits):
-        def setup(self, stage: str) -> None:
+        def setup(self, stage):
             calls.append((stage, type(self.trainer).__name__))
 
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        def on_after_batch_transfer(self, batch, dataloader_idx):
             calls.append("batch")
             return batch
 
@@ -39,13 +35,13 @@ def test_wraps_a_data_module_and_passes_everything_else_through() -> None:
     assert not is_overridden("transfer_batch_to_device", data, pl.LightningDataModule)
 
 
-def test_batch_size_replaces_the_wrapped_one() -> None:
+def test_batch_size_replaces_the_wrapped_one():
     loader = FederatedDataModule(Digits(100), batch_size=7).train_dataloader()
     assert loader.batch_size == 7
     assert type(loader.sampler).__name__ == "RandomSampler"
 
 
-def test_wraps_datasets() -> None:
+def test_wraps_datasets():
     train, val = TensorDataset(*(t[:50] for t in digits())), TensorDataset(*(t[50:60] for t in digits()))
     data = FederatedDataModule(train, batch_size=10, val=val, test=val)
     assert len(data.val_dataloader()) == len(data.test_dataloader()) == 1
@@ -55,14 +51,14 @@ def test_wraps_datasets() -> None:
     assert torch.equal(weights, same)
 
 
-def test_explicit_clients() -> None:
+def test_explicit_clients():
     train = TensorDataset(*(t[:50] for t in digits()))
     clients = [[0, 1], [2], [3, 4, 5], [7], [49]]
     fed, _ = fit(FederatedDataModule(train, batch_size=10, clients=clients, val=train), clients_per_step=2)
     assert [part.tolist() for part in fed.client_indices] == clients
 
 
-def test_refusals() -> None:
+def test_refusals():
     train = TensorDataset(*digits())
     with pytest.raises(ValueError, match="both say who holds what; give one of them"):
         FederatedDataModule(train, batch_size=4, partition=LabelShards(1), clients=[[0]])
@@ -75,7 +71,7 @@ def test_refusals() -> None:
     with pytest.raises(TypeError, match="must return one torch DataLoader, got list"):
 
         class Several(Digits):
-            def train_dataloader(self) -> Any:
+            def train_dataloader(self):
                 return [super().train_dataloader()]
 
         FederatedDataModule(Several(), batch_size=3).train_dataloader()

@@ -1,9 +1,5 @@
 """`datasets.Dataset` of Hugging Face, handed over directly."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -15,11 +11,11 @@ from lightning_fedq.data.labels import are_at_hand, labels_of
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import digits, make_trainer, weights_of
 
-hf: Any = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+hf = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
 SAMPLES = 80
 
 
-def table(label: str = "label", users: bool = True) -> Any:
+def table(label="label", users=True):
     inputs, labels = digits()
     columns = {"pixels": inputs[:SAMPLES].tolist(), label: labels[:SAMPLES].tolist()}
     if users:
@@ -33,19 +29,19 @@ class Module(pl.LightningModule):
         torch.manual_seed(0)
         self.net = nn.Linear(64, 10)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         assert batch["pixels"].dim() == 2 and batch["pixels"].shape[1] == 64
         return nn.functional.cross_entropy(self.net(batch["pixels"]), batch["label"])
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         right = self.net(batch["pixels"]).argmax(1) == batch["label"]
         self.log("val_acc", right.float().mean(), batch_size=len(right))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def fit(data: Any, clients: int = 4, **settings: Any) -> tuple[Module, Federated]:
+def fit(data, clients=4, **settings):
     module, fed = Module(), Federated(FedAvg(), clients, seed=0, **settings)
     make_trainer(fed, max_epochs=1).fit(module, datamodule=data)
     return module, fed
@@ -55,7 +51,7 @@ def fit(data: Any, clients: int = 4, **settings: Any) -> tuple[Module, Federated
     ("rule", "formatted"),
     [(Natural("writer"), True), (Dirichlet(1.0), False), (FeatureShards(), False), (FeatureShards(), True)],
 )
-def test_it_is_dealt_out_and_trained_on(rule: Any, formatted: bool) -> None:
+def test_it_is_dealt_out_and_trained_on(rule, formatted):
     data, val = table(), table()
     if formatted:
         data.set_format("torch", columns=["pixels", "label"])
@@ -70,14 +66,14 @@ def test_it_is_dealt_out_and_trained_on(rule: Any, formatted: bool) -> None:
         assert fed.client_indices[1].tolist() == list(range(1, SAMPLES, 4))
 
 
-def test_it_trains_as_tensors_do() -> None:
+def test_it_trains_as_tensors_do():
     from torch.utils.data import TensorDataset
 
     class OfTensors(Module):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             return super().training_step({"pixels": batch[0], "label": batch[1]}, batch_idx)
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch, batch_idx):
             super().validation_step({"pixels": batch[0], "label": batch[1]}, batch_idx)
 
     inputs, labels = digits()
@@ -90,7 +86,7 @@ def test_it_trains_as_tensors_do() -> None:
     torch.testing.assert_close(weights_of(module), weights_of(other), atol=1e-6, rtol=1e-5)
 
 
-def test_one_for_each_client() -> None:
+def test_one_for_each_client():
     shares = {f"site {c}": table(users=False).select(range(c * 20, c * 20 + 20)) for c in range(4)}
     module, fed = fit(FederatedDataModule(clients=shares, batch_size=5, val=table(users=False)))
     assert [len(part) for part in fed.client_indices] == [20] * 4
@@ -101,7 +97,7 @@ def test_one_for_each_client() -> None:
     assert torch.equal(weights_of(module), weights_of(fit(data)[0]))
 
 
-def test_labels() -> None:
+def test_labels():
     assert labels_of(table()).tolist() == digits()[1][:SAMPLES].tolist()
     assert labels_of(table("fine"), "fine").tolist() == digits()[1][:SAMPLES].tolist()
     assert are_at_hand(table()) and not are_at_hand(table(), "fine")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -15,10 +13,10 @@ class Pairs(Dataset[Any]):
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         if not 0 <= index < 4:
             raise IndexError
         return "x", int(LABELS[index])
@@ -29,21 +27,21 @@ class Pairs(Dataset[Any]):
     [TensorDataset(torch.zeros(4, 3), LABELS), Pairs(targets=LABELS.tolist()), Pairs(labels=LABELS), Pairs()],
     ids=["tensors", "targets", "labels", "items"],
 )
-def test_finds_labels_where_datasets_keep_them(dataset: Any) -> None:
+def test_finds_labels_where_datasets_keep_them(dataset):
     assert labels_of(dataset).tolist() == [2, 0, 1, 2]
     assert labels_of(Subset(Subset(dataset, [3, 1, 0]), [1, 2])).tolist() == [0, 2]
 
 
-def test_refuses_what_is_not_a_label() -> None:
+def test_refuses_what_is_not_a_label():
     with pytest.raises(
         ValueError, match=r"one integer a sample, got torch.float32 of shape \(4, 2\); use IID"
     ):
         labels_of(TensorDataset(torch.zeros(4, 2)))
     with pytest.raises(ValueError, match=r"no integer labels in list; .* Federated\(labels='label'\)"):
-        labels_of(["a", "b"])  # type: ignore[arg-type]
+        labels_of(["a", "b"])
 
 
-def test_an_id_is_no_label() -> None:
+def test_an_id_is_no_label():
     ids = TensorDataset(torch.zeros(40, 3), torch.arange(40) % 4, torch.arange(40))
     message = r"labels of TensorDataset is a class of its own for 40 of 40 samples, .* Federated\(labels=1\)"
     with pytest.raises(ValueError, match=message):
@@ -52,8 +50,8 @@ def test_an_id_is_no_label() -> None:
     assert torch.equal(labels_of(Subset(ids, [5, 6]), 1), torch.tensor([1, 2]))
 
 
-def test_labels_that_the_user_points_at() -> None:
-    rows: Any = [{"x": torch.zeros(2), "label": index % 3} for index in range(6)]
+def test_labels_that_the_user_points_at():
+    rows = [{"x": torch.zeros(2), "label": index % 3} for index in range(6)]
     assert labels_of(rows, "label").tolist() == [0, 1, 2, 0, 1, 2]
     assert labels_of(rows, [5, 4, 3, 2, 1, 0]).tolist() == [5, 4, 3, 2, 1, 0]
     with pytest.raises(ValueError, match="no integer labels in list; say which item"):
@@ -62,7 +60,7 @@ def test_labels_that_the_user_points_at() -> None:
         labels_of(rows, [0, 1])
 
 
-def test_counts_and_picture() -> None:
+def test_counts_and_picture():
     clients = [torch.tensor([0, 3]), torch.tensor([1, 2])]
     assert label_counts(LABELS, clients).tolist() == [[0, 0, 2], [1, 1, 0]]
     figure = label_figure(LABELS, clients)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -28,30 +26,28 @@ TENSORS = TensorDataset(VALUES.float(), VALUES)
 class Listed(Dataset[Any]):
     """The same samples behind __getitem__, with noise from torch's generator."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(VALUES)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return {"x": torch.rand(2), "y": int(VALUES[index])}
 
 
-def client_loader(
-    loader: Any, clients: list[list[int]], stacks: list[Stack], limit: int | float = 1.0
-) -> ClientLoader:
+def client_loader(loader, clients, stacks, limit=1.0):
     held = [torch.tensor(part) for part in clients]
     return ClientLoader(loader, LocalWork.of(loader, held, 1, None, limit), lambda: stacks)
 
 
-def round_of(loader: ClientLoader) -> list[Any]:
+def round_of(loader):
     return [batch for _, batches in loader.by_stack() for batch in batches]
 
 
-def labels(batch: Any) -> Any:
+def labels(batch):
     return (batch["y"] if isinstance(batch, dict) else batch[1]).tolist()
 
 
 @pytest.mark.parametrize("dataset", [TENSORS, Listed()], ids=["tensors", "listed"])
-def test_batches_client_by_client_and_stack_by_stack(dataset: Any) -> None:
+def test_batches_client_by_client_and_stack_by_stack(dataset):
     clients = [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
     stacks = [Stack((2, 0), (2, 1), 7, ()), Stack((1,), (2, 1), 8, ())]
     loader = client_loader(DataLoader(dataset, batch_size=2), clients, stacks)
@@ -59,7 +55,7 @@ def test_batches_client_by_client_and_stack_by_stack(dataset: Any) -> None:
     assert [labels(batch) for batch in round_of(loader)] == [[[20, 21], [0, 1]], [[22], [2]], [10, 11], [12]]
 
 
-def test_data_order_follows_the_clients_own_seed() -> None:
+def test_data_order_follows_the_clients_own_seed():
     clients = [list(range(8)), list(range(8, 16))]
     loader = DataLoader(TENSORS, batch_size=3, shuffle=True)
     together = client_loader(loader, clients, [Stack((0, 1), (3, 3, 2, 3), 1, (5, 6))])
@@ -72,7 +68,7 @@ def test_data_order_follows_the_clients_own_seed() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_random_transforms_follow_the_round_and_not_what_was_before(workers: int) -> None:
+def test_random_transforms_follow_the_round_and_not_what_was_before(workers):
     stacks = [Stack((0,), (2, 2), 7, ()), Stack((1,), (2, 2), 8, ())]
     clients = [[0, 1, 2, 3], [4, 5, 6, 7]]
     loader = client_loader(DataLoader(Listed(), batch_size=2, num_workers=workers), clients, stacks)
@@ -87,10 +83,10 @@ def test_random_transforms_follow_the_round_and_not_what_was_before(workers: int
 class Jittered(Dataset[Any]):
     """Draws from all three global generators, as transforms do, a different number of times each."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 100
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return {
             "torch": torch.rand(2),
             "numpy": np.random.rand(1 + index % 2).sum(),  # noqa: NPY002
@@ -99,12 +95,12 @@ class Jittered(Dataset[Any]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_client_s_random_transforms_do_not_depend_on_who_is_in_its_stack(workers: int) -> None:
+def test_a_client_s_random_transforms_do_not_depend_on_who_is_in_its_stack(workers):
     """From whatever generator they draw, in this process and in workers."""
     seeds, clients = [11, 12, 13], [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     user = DataLoader(Jittered(), batch_size=2, num_workers=workers)
 
-    def batches(*stacks: Stack) -> list[Any]:
+    def batches(*stacks):
         random.seed(sum(stack.training_seed for stack in stacks))
         np.random.seed(len(stacks))  # noqa: NPY002
         return round_of(client_loader(user, clients, list(stacks)))
@@ -119,7 +115,7 @@ def test_a_client_s_random_transforms_do_not_depend_on_who_is_in_its_stack(worke
     assert len(set(flat.tolist())) == 12, "and no two samples have the same"
 
 
-def test_seeds_the_training_of_each_stack() -> None:
+def test_seeds_the_training_of_each_stack():
     clients = [[0, 1], [2, 3]]
     both = client_loader(
         DataLoader(TENSORS, batch_size=2), clients, [Stack((0,), (2,), 7, ()), Stack((1,), (2,), 8, ())]
@@ -129,19 +125,19 @@ def test_seeds_the_training_of_each_stack() -> None:
     assert torch.equal(masks[1], next(torch.rand(3) for _, batches in second.by_stack() for _ in batches))
 
 
-def test_an_idle_round_yields_nothing() -> None:
+def test_an_idle_round_yields_nothing():
     loader = client_loader(DataLoader(TENSORS, batch_size=2), [[3, 4]], [Stack((), (1,), 0, ())])
     assert list(round_of(loader)) == []
 
 
-def test_drop_last_drops_from_every_pass() -> None:
+def test_drop_last_drops_from_every_pass():
     loader = client_loader(
         DataLoader(TENSORS, batch_size=2, drop_last=True), [[0, 1, 2]], [Stack((0,), (2, 2), 0, ())]
     )
     assert [labels(batch) for batch in round_of(loader)] == [[0, 1], [0, 1]]
 
 
-def test_a_limit_cuts_every_pass_and_keeps_its_order() -> None:
+def test_a_limit_cuts_every_pass_and_keeps_its_order():
     clients = [list(range(8)), list(range(8, 16))]
     plain = DataLoader(TENSORS, batch_size=2)
     for stack in (Stack((0, 1), (2, 2) * 2, 0, ()), Stack((0,), (2, 2) * 2, 0, ())):
@@ -157,14 +153,14 @@ def test_a_limit_cuts_every_pass_and_keeps_its_order() -> None:
     assert cut == passes[:2] + passes[4:6]
 
 
-def test_a_limit_counts_in_every_clients_own_pass() -> None:
+def test_a_limit_counts_in_every_clients_own_pass():
     clients = [list(range(8)), list(range(8, 12))]
     loader = client_loader(DataLoader(TENSORS, batch_size=2), clients, [Stack((0, 1), (2,) * 5, 0, ())], 0.5)
     assert [labels(batch)[0] for batch in round_of(loader)] == [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1]]
     assert [labels(batch)[1] for batch in round_of(loader)] == [[8, 9]] * 5
 
 
-def test_tensor_datasets_are_gathered_through_subsets_and_other_collations_are_kept() -> None:
+def test_tensor_datasets_are_gathered_through_subsets_and_other_collations_are_kept():
     nested = Subset(Subset(TENSORS, list(range(23, -1, -1))), [0, 2, 4, 6])
     default = DataLoader(nested).collate_fn
     fast, slow = ClientBatches(nested, default), ClientBatches(nested, lambda items: default(items))
@@ -175,7 +171,7 @@ def test_tensor_datasets_are_gathered_through_subsets_and_other_collations_are_k
     assert ClientBatches(TENSORS, len)[torch.tensor([1, 2, 3])] == 3
 
 
-def test_deal_out_refusals() -> None:
+def test_deal_out_refusals():
     generator = torch.Generator()
     loader = DataLoader(TENSORS, batch_size=5, drop_last=True)
     with pytest.raises(
@@ -199,7 +195,7 @@ class Buckets(BatchSampler):
 
 
 class Endless(IterableDataset[Any]):
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(range(3))
 
 
@@ -218,6 +214,6 @@ class Endless(IterableDataset[Any]):
         ),
     ],
 )
-def test_loaders_that_cannot_be_dealt_out(loader: Any, message: str) -> None:
+def test_loaders_that_cannot_be_dealt_out(loader, message):
     with pytest.raises((TypeError, ValueError), match=message):
         check_loader(loader)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -27,17 +26,17 @@ SIZES = (10, 25, 12)
 STARTS = (0, 10, 35)
 
 
-def federated(**settings: Any) -> Federated:
+def federated(**settings):
     return Federated(FedAvg(), len(SIZES), **{"seed": 1, "clients_per_step": 1, **settings})
 
 
-def part(client: int) -> TensorDataset:
+def part(client):
     inputs, labels = digits()
     rows = slice(STARTS[client], STARTS[client] + SIZES[client])
     return TensorDataset(inputs[rows], labels[rows])
 
 
-def rest() -> DataLoader[Any]:
+def rest():
     inputs, labels = digits()
     return DataLoader(TensorDataset(inputs[1500:], labels[1500:]), batch_size=300)
 
@@ -48,22 +47,18 @@ class Stream(IterableDataset[Any]):
     def __init__(self, client: int) -> None:
         self.data = part(client)
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return (self.data[index] for index in range(len(self.data)))
 
 
 class Backwards(BatchSampler):
     """A batch sampler of the user's own: the last samples come first."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return reversed([list(batch) for batch in super().__iter__()])
 
 
-def by_hand(
-    batches: Callable[[int, int], Sequence[tuple[Tensor, Tensor]]],
-    weights: Sequence[float] = (1.0, 1.0, 1.0),
-    rounds: int = 2,
-) -> Tensor:
+def by_hand(batches, weights=(1.0, 1.0, 1.0), rounds=2):
     """Federated averaging on `batches(client, round)`, one client after the other."""
     model = Classifier().backbone
     parameters = list(model.parameters())
@@ -84,11 +79,11 @@ def by_hand(
     return weights_of(model)
 
 
-def same(found: Tensor, wanted: Tensor) -> None:
+def same(found, wanted):
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
 
 
-def fit(fed: Federated, clients: Any, module: Any = None, **settings: Any) -> Tensor:
+def fit(fed, clients, module=None, **settings):
     trainer = {name: settings.pop(name) for name in ("limit_train_batches", "max_epochs") if name in settings}
     module = module or Classifier()
     data = FederatedDataModule(clients=clients, val=rest(), **settings)
@@ -96,7 +91,7 @@ def fit(fed: Federated, clients: Any, module: Any = None, **settings: Any) -> Te
     return weights_of(module)
 
 
-def shuffled(fed: Federated, client: int, round: int) -> list[tuple[Tensor, Tensor]]:
+def shuffled(fed, client, round):
     inputs, labels = part(client).tensors
     order = torch.arange(SIZES[client])
     if SIZES[client] > 10:
@@ -109,12 +104,12 @@ def shuffled(fed: Federated, client: int, round: int) -> list[tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 3])
-def test_data_sets_by_name_and_in_order(clients_per_step: int) -> None:
+def test_data_sets_by_name_and_in_order(clients_per_step):
     fed = federated(clients_per_step=clients_per_step)
-    called: list[str] = []
+    called = []
 
-    def lazily(client: int) -> Callable[[], TensorDataset]:
-        return lambda: called.append(f"site{client}") or part(client)  # type: ignore[func-returns-value]
+    def lazily(client):
+        return lambda: called.append(f"site{client}") or part(client)
 
     sources = {f"site{client}": lazily(client) for client in range(3)}
     FederatedDataModule(clients=sources, batch_size=10)
@@ -127,7 +122,7 @@ def test_data_sets_by_name_and_in_order(clients_per_step: int) -> None:
     assert [len(indices) for indices in fed.client_indices] == list(SIZES)
 
 
-def test_loaders_that_are_alike_train_side_by_side() -> None:
+def test_loaders_that_are_alike_train_side_by_side():
     loaders = [DataLoader(Subset(part(c), range(10)), batch_size=10, shuffle=True) for c in range(3)]
     fed = federated(clients_per_step=3)
     wanted = by_hand(lambda client, round: [tuple(tensor[:10] for tensor in part(client).tensors)])
@@ -135,7 +130,7 @@ def test_loaders_that_are_alike_train_side_by_side() -> None:
     assert fed.clients_per_step_chosen == 3
 
 
-def test_weighted_by_the_samples_of_each_client() -> None:
+def test_weighted_by_the_samples_of_each_client():
     fed = federated(weighting="samples")
     found = fit(fed, [part(c) for c in range(3)], batch_size=10)
     same(found, by_hand(lambda client, round: shuffled(fed, client, round), SIZES))
@@ -144,8 +139,8 @@ def test_weighted_by_the_samples_of_each_client() -> None:
 # ---- loaders of their own
 
 
-def test_streams_begin_anew_in_every_round_and_start_over_where_they_end() -> None:
-    def batches(client: int, round: int) -> list[tuple[Tensor, Tensor]]:
+def test_streams_begin_anew_in_every_round_and_start_over_where_they_end():
+    def batches(client, round):
         inputs, labels = part(client).tensors
         one_pass = list(zip(inputs.split(10), labels.split(10), strict=True))
         return (one_pass * 4)[:4]
@@ -158,12 +153,12 @@ def test_streams_begin_anew_in_every_round_and_start_over_where_they_end() -> No
     same(found, by_hand(lambda client, round: batches(client, round)[:1]))
 
 
-def test_loaders_with_batch_samplers_of_their_own(caplog: Any) -> None:
+def test_loaders_with_batch_samplers_of_their_own(caplog):
     loaders = [
         DataLoader(part(c), batch_sampler=Backwards(SequentialSampler(part(c)), 10, False)) for c in range(3)
     ]
 
-    def batches(client: int, round: int) -> list[tuple[Tensor, Tensor]]:
+    def batches(client, round):
         inputs, labels = part(client).tensors
         return list(zip(inputs.split(10), labels.split(10), strict=True))[::-1] * 2
 
@@ -175,10 +170,10 @@ def test_loaders_with_batch_samplers_of_their_own(caplog: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_resumes_with_loaders_of_their_own(tmp_path: Any) -> None:
+def test_resumes_with_loaders_of_their_own(tmp_path):
     """Their generators, too, start each round of each client as in the run that was not interrupted."""
 
-    def data() -> FederatedDataModule:
+    def data():
         loaders = [
             DataLoader(part(0), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3)),
             DataLoader(part(1), batch_size=10, shuffle=True),
@@ -200,16 +195,16 @@ def test_resumes_with_loaders_of_their_own(tmp_path: Any) -> None:
 class Pairs(Classifier):
     """Learns from two loaders; the second gives None where it is over."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         given = [pair for pair in (batch["a"], batch["b"]) if pair is not None]
         return sum(nn.functional.cross_entropy(self.backbone(inputs), labels) for inputs, labels in given)
 
 
 @pytest.mark.parametrize("mode", ["dict", "max_size", "min_size"])
-def test_several_loaders_are_dealt_out_each(mode: str) -> None:
+def test_several_loaders_are_dealt_out_each(mode):
     inputs, labels = digits()
     a, b = TensorDataset(inputs[:90], labels[:90]), TensorDataset(inputs[90:120], labels[90:120])
-    loaders: Any = {"a": DataLoader(a, batch_size=10), "b": DataLoader(b, batch_size=5)}
+    loaders = {"a": DataLoader(a, batch_size=10), "b": DataLoader(b, batch_size=5)}
     if mode != "dict":
         loaders = pl.utilities.CombinedLoader(loaders, mode)
     fed, module = federated(), Pairs()
@@ -226,7 +221,7 @@ def test_several_loaders_are_dealt_out_each(mode: str) -> None:
             for p, q in zip(parameters, start, strict=True):
                 p.data.copy_(q)
             ours = list(first.split(10))
-            others: list[Any] = list(second.split(5))
+            others = list(second.split(5))
             others += {"dict": others[:1], "max_size": [None], "min_size": []}[mode]
             for x, y in zip(ours, others, strict=mode != "min_size"):
                 loss = nn.functional.cross_entropy(model(inputs[x]), labels[x])
@@ -244,7 +239,7 @@ def test_several_loaders_are_dealt_out_each(mode: str) -> None:
 # ---- what is refused
 
 
-def test_one_stream_for_everybody_is_refused() -> None:
+def test_one_stream_for_everybody_is_refused():
     message = r"one stream can't be dealt out .* Stream; give every client its own: FederatedDataModule\(clie"
     with pytest.raises(TypeError, match=message):
         make_trainer(federated()).fit(Classifier(), DataLoader(Stream(0), batch_size=10), rest())
@@ -262,12 +257,12 @@ def test_one_stream_for_everybody_is_refused() -> None:
         ({}, [part(0), part(1), lambda: 3], "client 2 must be a Dataset, a DataLoader or a function"),
     ],
 )
-def test_clients_that_do_not_fit(settings: Any, clients: Any, message: str) -> None:
+def test_clients_that_do_not_fit(settings, clients, message):
     with pytest.raises((TypeError, ValueError), match=message):
         fit(federated(**settings), clients, batch_size=10)
 
 
-def test_arguments_that_do_not_go_together() -> None:
+def test_arguments_that_do_not_go_together():
     with pytest.raises(TypeError, match="needs data, or the data sets of its clients"):
         FederatedDataModule()
     with pytest.raises(TypeError, match="other data beside them; leave data out"):
@@ -280,7 +275,7 @@ def test_arguments_that_do_not_go_together() -> None:
         FederatedDataModule(clients=[], batch_size=10)
 
 
-def test_several_loaders_refuse_what_needs_one() -> None:
+def test_several_loaders_refuse_what_needs_one():
     loaders = {"a": DataLoader(part(1), batch_size=5), "b": DataLoader(part(2), batch_size=5)}
     private = DPSGD(1.0, 1.0, delta=1e-3, seed=0)
     with pytest.raises(ValueError, match=r"DPSGD draws samples by index .* FederatedDataModule\(clients="):
@@ -293,7 +288,7 @@ def test_several_loaders_refuse_what_needs_one() -> None:
         fed.label_figure()
 
 
-def test_a_subset_is_a_data_set() -> None:
+def test_a_subset_is_a_data_set():
     whole = TensorDataset(*digits())
     subsets = [Subset(whole, range(s, s + n)) for s, n in zip(STARTS, SIZES, strict=True)]
     assert torch.equal(
@@ -301,14 +296,14 @@ def test_a_subset_is_a_data_set() -> None:
     )
 
 
-def test_batches_of_another_library_train_by_the_cure_that_is_named() -> None:
+def test_batches_of_another_library_train_by_the_cure_that_is_named():
     class Theirs:
         """Gives batches, and is no torch loader."""
 
         def __init__(self, start: int) -> None:
             self.start = start
 
-        def __iter__(self) -> Iterator[list[Tensor]]:
+        def __iter__(self):
             inputs, labels = digits()
             for i in range(self.start, self.start + 30, 10):
                 yield [inputs[i : i + 10], labels[i : i + 10]]
@@ -317,14 +312,14 @@ def test_batches_of_another_library_train_by_the_cure_that_is_named() -> None:
         def __init__(self, theirs: Theirs) -> None:
             self.theirs = theirs
 
-        def __iter__(self) -> Iterator[Any]:
+        def __iter__(self):
             return iter(self.theirs)
 
     class Module(Classifier):
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self):
             return Theirs(0)
 
-        def val_dataloader(self) -> Any:
+        def val_dataloader(self):
             return rest()
 
     with pytest.raises(TypeError, match=r"got Theirs; .*DataLoader\(an IterableDataset over its batches"):

@@ -1,52 +1,50 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
-from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition
+from lightning_fedq.data.partition import IID, Dirichlet, LabelShards
 
 LABELS = torch.arange(1000) % 10
 RULES = [IID(), Dirichlet(0.5), LabelShards(2)]
 
 
-def split(rule: Partition, num_clients: int, seed: int = 0) -> list[torch.Tensor]:
+def split(rule, num_clients, seed=0):
     return rule.split(LABELS, len(LABELS), num_clients, torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("num_clients", [1, 7, 40])
-def test_every_sample_goes_to_exactly_one_client(rule: Partition, num_clients: int) -> None:
+def test_every_sample_goes_to_exactly_one_client(rule, num_clients):
     parts = split(rule, num_clients)
     assert len(parts) == num_clients
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(LABELS)))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_follows_the_generator(rule: Partition) -> None:
+def test_follows_the_generator(rule):
     first, again, other = split(rule, 8), split(rule, 8), split(rule, 8, seed=1)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_iid_shares_are_equal() -> None:
+def test_iid_shares_are_equal():
     assert {len(part) for part in split(IID(), 8)} == {125}
     assert sorted({len(part) for part in split(IID(), 7)}) == [142, 143]
 
 
-def test_label_shards_show_few_labels() -> None:
+def test_label_shards_show_few_labels():
     assert max(len(LABELS[part].unique()) for part in split(LabelShards(2), 50)) <= 4
     assert {len(part) for part in split(LabelShards(2), 50)} == {20}
 
 
-def test_dirichlet_is_skewed_for_small_alpha_and_as_iid_for_large() -> None:
-    def spread(rule: Partition) -> float:
+def test_dirichlet_is_skewed_for_small_alpha_and_as_iid_for_large():
+    def spread(rule):
         counts = torch.stack([torch.bincount(LABELS[p], minlength=10) for p in split(rule, 10)])
         return float(counts.double().std())
 
     assert spread(Dirichlet(0.1)) > 15 > 4 > spread(Dirichlet(1e6)) > 2 and 4 > spread(IID()) > 2
 
 
-def test_dirichlet_shares_have_the_dirichlet_variance() -> None:
+def test_dirichlet_shares_have_the_dirichlet_variance():
     """Share of one client in one class: mean 1/n, variance (1/n)(1 - 1/n) / (n alpha + 1), 400 draws.
 
     The std of the sample variance is below 12% of it, so a 50% band is wrong with probability < 1e-4.
@@ -62,7 +60,7 @@ def test_dirichlet_shares_have_the_dirichlet_variance() -> None:
     assert shares.mean(0) == pytest.approx([0.25] * 4, abs=5 * (expected / 400) ** 0.5)
 
 
-def test_refusals() -> None:
+def test_refusals():
     generator = torch.Generator()
     with pytest.raises(ValueError, match="5 clients can't share 3 samples; use num_clients <= 3"):
         IID().split(None, 3, 5, generator)
@@ -78,6 +76,6 @@ def test_refusals() -> None:
         LabelShards(2).split(LABELS[:500], 500, 300, generator)
 
 
-def test_one_client_has_the_samples_in_their_own_order() -> None:
+def test_one_client_has_the_samples_in_their_own_order():
     """As the training without clients has them, where the loader does not shuffle."""
     assert torch.equal(split(IID(), 1)[0], torch.arange(len(LABELS)))

@@ -4,17 +4,14 @@ With few samples a client rounding decides who holds what, so that shares can't 
 labels and empty clients are held against the multinomial law and against `IID`.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedq.data import IID, Dirichlet, FeatureShards, LabelShards, Natural, Partition, QuantitySkew
+from lightning_fedq.data import IID, Dirichlet, FeatureShards, LabelShards, Natural, QuantitySkew
 from lightning_fedq.data.labels import label_counts
 from lightning_fedq.data.loader import deal_out
 
@@ -23,21 +20,21 @@ ALPHAS = (0.01, 0.1, 1.0, 10.0, 100.0, 1e6)
 CELLS = [(c, n, k) for c, n, k in product(CLASSES, EACH, CLIENTS) if c * n >= k]
 
 
-def labels_of(classes: int, each: int) -> Tensor:
+def labels_of(classes, each):
     return torch.arange(classes).repeat_interleave(each)
 
 
-def split(rule: Partition, labels: Tensor, clients: int, seed: int = 0) -> list[Tensor]:
+def split(rule, labels, clients, seed=0):
     values = labels if rule.needs_labels or isinstance(rule, Natural | FeatureShards) else None
     return rule.split(values, len(labels), clients, torch.Generator().manual_seed(seed))
 
 
-def sizes(parts: list[Tensor]) -> Tensor:
+def sizes(parts):
     return torch.tensor([len(part) for part in parts], dtype=torch.float64)
 
 
-def rules(classes: int, each: int, clients: int) -> list[Partition]:
-    found: list[Partition] = [Dirichlet(alpha) for alpha in ALPHAS]
+def rules(classes, each, clients):
+    found = [Dirichlet(alpha) for alpha in ALPHAS]
     found += [QuantitySkew(alpha) for alpha in ALPHAS]
     shards = [number for number in (1, 2, 5) if clients * number <= classes * each]
     found += [kind(shards_per_client=number) for kind in (LabelShards, FeatureShards) for number in shards]
@@ -47,7 +44,7 @@ def rules(classes: int, each: int, clients: int) -> list[Partition]:
 
 
 @pytest.mark.parametrize(("classes", "each", "clients"), CELLS)
-def test_all_is_dealt_out_once_and_nobody_is_empty(classes: int, each: int, clients: int) -> None:
+def test_all_is_dealt_out_once_and_nobody_is_empty(classes, each, clients):
     labels = labels_of(classes, each)
     for rule in rules(classes, each, clients):
         parts = split(rule, labels, clients)
@@ -56,7 +53,7 @@ def test_all_is_dealt_out_once_and_nobody_is_empty(classes: int, each: int, clie
 
 
 @pytest.mark.parametrize(("classes", "each", "clients"), CELLS)
-def test_sizes_are_those_of_iid_where_shares_are_equal(classes: int, each: int, clients: int) -> None:
+def test_sizes_are_those_of_iid_where_shares_are_equal(classes, each, clients):
     labels = labels_of(classes, each)
     for rule in (Dirichlet(1e9), QuantitySkew(1e9)):
         assert sizes(split(rule, labels, clients)).aminmax().max - len(labels) / clients < 1.01
@@ -64,7 +61,7 @@ def test_sizes_are_those_of_iid_where_shares_are_equal(classes: int, each: int, 
 
 
 @pytest.mark.parametrize("clients", [20, 479])
-def test_sizes_come_closer_to_equal_ones_as_alpha_grows(clients: int) -> None:
+def test_sizes_come_closer_to_equal_ones_as_alpha_grows(clients):
     """Std of the shares is proportional to 1 / sqrt(clients alpha + 1); rounding adds at most 1/2 or so."""
     labels = labels_of(10, 144)
     for kind in (Dirichlet, QuantitySkew):
@@ -73,7 +70,7 @@ def test_sizes_come_closer_to_equal_ones_as_alpha_grows(clients: int) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 10.0, 100.0])
-def test_the_479_clients_of_the_report_are_not_empty(alpha: float) -> None:
+def test_the_479_clients_of_the_report_are_not_empty(alpha):
     """22, 17 and 53 of them were; members dealt out by coins alone would leave 20 or more."""
     parts = deal_out(
         DataLoader(TensorDataset(torch.zeros(1440), labels_of(10, 144))),
@@ -84,7 +81,7 @@ def test_the_479_clients_of_the_report_are_not_empty(alpha: float) -> None:
     assert min(map(len, parts)) >= 1
 
 
-def test_labels_of_equal_shares_have_the_law_of_iid() -> None:
+def test_labels_of_equal_shares_have_the_law_of_iid():
     """Of client 0 of 12, 10 samples of 4 classes of 30: hypergeometric, as a permutation's. 1,500 draws.
 
     Chi-square with 9 bins at most of the number of samples of class 0; a false alarm has chance 1e-4 or less.
@@ -102,9 +99,7 @@ def test_labels_of_equal_shares_have_the_law_of_iid() -> None:
 
 
 @pytest.mark.parametrize(("each", "clients", "alpha"), [(144, 10, 0.5), (30, 20, 1.0), (6, 20, 10.0)])
-def test_counts_of_a_class_have_the_mean_and_variance_of_the_law(
-    each: int, clients: int, alpha: float
-) -> None:
+def test_counts_of_a_class_have_the_mean_and_variance_of_the_law(each, clients, alpha):
     """Dirichlet-multinomial: mean n/k, variance (n/k)(1 - 1/k)(n + k alpha)/(1 + k alpha), 300 draws.
 
     Equal sizes where shares are equal take some of the multinomial part away, and nothing of the Dirichlet's:
@@ -130,7 +125,7 @@ def test_counts_of_a_class_have_the_mean_and_variance_of_the_law(
     )
 
 
-def test_empty_clients_where_they_are_asked_for_are_those_of_the_law() -> None:
+def test_empty_clients_where_they_are_asked_for_are_those_of_the_law():
     """`least=0`: shares of 0.01 leave most of 100 clients with nothing, as the multinomial law would."""
     labels = labels_of(10, 144)
     for alpha in (0.01, 0.1, 1.0):
@@ -152,14 +147,14 @@ def test_empty_clients_where_they_are_asked_for_are_those_of_the_law() -> None:
 
 @pytest.mark.parametrize("least", [0, 1, 2, 3])
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_everybody_has_the_least(alpha: float, least: int) -> None:
+def test_everybody_has_the_least(alpha, least):
     labels = labels_of(10, 144)
     assert sizes(split(Dirichlet(alpha, least=least), labels, 479)).min() >= least
     if least:
         assert sizes(split(QuantitySkew(alpha, least=least), labels, 479)).min() >= least
 
 
-def test_the_cure_of_clients_that_hold_too_little_works() -> None:
+def test_the_cure_of_clients_that_hold_too_little_works():
     """Whatever the skew: the refusal names a smallest size where there are samples for it, else clients."""
     data = TensorDataset(torch.zeros(1440), labels_of(10, 144))
     loader = DataLoader(data, batch_size=3, drop_last=True)
@@ -175,14 +170,14 @@ def test_the_cure_of_clients_that_hold_too_little_works() -> None:
     assert min(map(len, deal_out(loader, Dirichlet(100.0, least=4), 360, generator))) >= 4
 
 
-def test_a_skewed_client_keeps_its_class() -> None:
+def test_a_skewed_client_keeps_its_class():
     """What makes sizes right does not mix the labels: at 0.01 the class that a client has most of is most."""
     labels = labels_of(10, 144)
     counts = label_counts(labels, split(Dirichlet(0.01), labels, 20)).double()
     assert float((counts.amax(1) / counts.sum(1)).mean()) > 0.75
 
 
-def test_refusals_of_a_smallest_size() -> None:
+def test_refusals_of_a_smallest_size():
     with pytest.raises(ValueError, match="least must be >= 0, got -1"):
         Dirichlet(1.0, least=-1)
     with pytest.raises(ValueError, match=r"20 clients of at least 6 samples need 120, got 100; use"):

@@ -1,7 +1,5 @@
 """Natural users, unequal amounts and unequal inputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.data import FeatureShards, FederatedDataModule, Natural, Partition, QuantitySkew
+from lightning_fedq.data import FeatureShards, FederatedDataModule, Natural, QuantitySkew
 from lightning_fedq.data.columns import values_of
 from lightning_fedq.data.loader import deal_out
 from lightning_fedq.mechanisms import FedAvg
@@ -25,14 +23,14 @@ TABLE = TensorDataset(INPUTS, LABELS, USERS)
 class Rows(Dataset[Any]):
     """Dictionaries, as many data sets have them."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(USERS)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index):
         return {"x": INPUTS[index], "y": LABELS[index], "user": f"user {USERS[index]}"}
 
 
-def deal(dataset: Any, rule: Partition, num_clients: int, seed: int = 0) -> list[list[int]]:
+def deal(dataset, rule, num_clients, seed=0):
     generator = torch.Generator().manual_seed(seed)
     parts = deal_out(DataLoader(dataset, batch_size=1), rule, num_clients, generator)
     return [part.tolist() for part in parts]
@@ -53,22 +51,22 @@ BY_USER = [[1, 4, 5], [3, 7], [0, 2, 8], [6, 9, 10, 11]]
         (Rows(), lambda sample: sample["user"].split()[1]),
     ],
 )
-def test_the_samples_of_one_user_are_one_client_s(dataset: Any, by: Any) -> None:
+def test_the_samples_of_one_user_are_one_client_s(dataset, by):
     assert deal(dataset, Natural(by), 4) == BY_USER
 
 
-def test_of_a_subset() -> None:
+def test_of_a_subset():
     part = Subset(Subset(TABLE, list(range(10))), [0, 1, 2, 9])
     assert deal(part, Natural(2), 3) == [[1], [0, 2], [3]]
     assert deal(Subset(Rows(), [0, 1, 2, 9]), Natural("user"), 3) == [[1], [0, 2], [3]]
 
 
-def test_users_are_numbered_by_name() -> None:
+def test_users_are_numbered_by_name():
     assert Natural("user").users(Rows()) == ["user 3", "user 5", "user 7", "user 9"]
-    assert Natural([2, "b", None]).users([0, 1, 2]) == [None, 2, "b"]  # type: ignore[arg-type]
+    assert Natural([2, "b", None]).users([0, 1, 2]) == [None, 2, "b"]
 
 
-def test_whole_users_are_dealt_out() -> None:
+def test_whole_users_are_dealt_out():
     """40 users of 1 to 10 samples to 6 clients: nobody is cut in two, and sizes are close."""
     sizes = [1 + user % 10 for user in range(40)]
     users = torch.repeat_interleave(torch.arange(40), torch.tensor(sizes))
@@ -81,7 +79,7 @@ def test_whole_users_are_dealt_out() -> None:
     assert deal(data, Natural(1, merge=True), 6) == parts != deal(data, Natural(1, merge=True), 6, seed=1)
 
 
-def test_another_number_of_users() -> None:
+def test_another_number_of_users():
     with pytest.raises(ValueError, match=r"of 4 users, num_clients is 3; use num_clients=4, or .*merge=True"):
         deal(TABLE, Natural(2), 3)
     for merge in (False, True):
@@ -89,7 +87,7 @@ def test_another_number_of_users() -> None:
             deal(TABLE, Natural(2, merge=merge), 5)
 
 
-def test_values_that_are_not_there() -> None:
+def test_values_that_are_not_there():
     with pytest.raises(
         ValueError, match=r"Natural found no item 'writer' in the samples of Rows .*say which"
     ):
@@ -104,20 +102,20 @@ def test_values_that_are_not_there() -> None:
         deal(TABLE, Natural([1, 2, 3]), 3)
     for wrong in (2.5, None, True):
         with pytest.raises(TypeError, match="by must be an index or key"):
-            Natural(wrong)  # type: ignore[arg-type]
+            Natural(wrong)
 
 
 class Module(Classifier):
     validation_step = pl.LightningModule.validation_step
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return super().training_step((batch[0].repeat(1, 32), batch[1]), batch_idx)
 
 
-def test_of_several_loaders_it_is_refused() -> None:
+def test_of_several_loaders_it_is_refused():
     """Two data sets whose users differ would give one client two users."""
     loader = DataLoader(TABLE, batch_size=2)
-    data = FederatedDataModule.from_loader([loader, loader], partition=Natural(2))  # type: ignore[arg-type]
+    data = FederatedDataModule.from_loader([loader, loader], partition=Natural(2))
     fed = Federated(FedAvg(), 4, seed=0)
     with pytest.raises(ValueError, match=r"Natural\(by=2, merge=False\) deals out one data set"):
         make_trainer(fed, max_epochs=1).fit(Module(), datamodule=data)
@@ -127,14 +125,14 @@ def test_of_several_loaders_it_is_refused() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
-def test_everybody_has_something_and_all_is_dealt_out(alpha: float) -> None:
+def test_everybody_has_something_and_all_is_dealt_out(alpha):
     for seed in range(20):
         parts = QuantitySkew(alpha, least=3).split(None, 500, 20, torch.Generator().manual_seed(seed))
         assert len(parts) == 20 and min(map(len, parts)) >= 3
         assert torch.equal(torch.cat(parts).sort().values, torch.arange(500))
 
 
-def test_shares_have_the_dirichlet_variance() -> None:
+def test_shares_have_the_dirichlet_variance():
     """Of one client: mean 1/n, variance (1/n)(1 - 1/n) / (n alpha + 1), 400 draws.
 
     The std of the sample variance is below 12% of it, so a 50% band is wrong with probability < 1e-4.
@@ -148,7 +146,7 @@ def test_shares_have_the_dirichlet_variance() -> None:
     assert shares.mean(0) == pytest.approx([0.25] * 4, abs=5 * (expected / 400) ** 0.5)
 
 
-def test_amounts_that_can_not_be() -> None:
+def test_amounts_that_can_not_be():
     with pytest.raises(ValueError, match="20 clients of at least 6 samples need 120, got 100"):
         QuantitySkew(1.0, least=6).split(None, 100, 20, torch.Generator())
     with pytest.raises(ValueError, match="least must be >= 1, got 0"):
@@ -170,7 +168,7 @@ def test_amounts_that_can_not_be() -> None:
         (Rows(), "z"),
     ],
 )
-def test_every_client_has_a_range_of_its_own(dataset: Any, by: Any) -> None:
+def test_every_client_has_a_range_of_its_own(dataset, by):
     if by == "z":
         by = lambda sample: float(sample["x"].sum())  # noqa: E731
     parts = deal(dataset, FeatureShards(by), 4)
@@ -178,13 +176,13 @@ def test_every_client_has_a_range_of_its_own(dataset: Any, by: Any) -> None:
     assert ranges == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
 
 
-def test_several_ranges_each() -> None:
+def test_several_ranges_each():
     parts = deal(TABLE, FeatureShards(shards_per_client=3), 4)
     assert sorted(index for part in parts for index in part) == list(range(12))
     assert any(max(part) - min(part) > 2 for part in parts)
 
 
-def test_what_has_no_order() -> None:
+def test_what_has_no_order():
     with pytest.raises(ValueError, match="sorts by numbers, got 'user 7'; use Natural"):
         deal(Rows(), FeatureShards("user"), 4)
     with pytest.raises(ValueError, match="some are NaN or infinite"):
@@ -193,7 +191,7 @@ def test_what_has_no_order() -> None:
         deal(TABLE, FeatureShards(shards_per_client=5), 3)
 
 
-def test_words_are_the_same_in_another_process() -> None:
+def test_words_are_the_same_in_another_process():
     """A checkpoint compares them."""
     assert repr(Natural(values_of)) == "Natural(by=values_of, merge=False)"
     assert repr(FeatureShards(USERS)) == "FeatureShards(by=<12 values>, shards_per_client=1)"
@@ -202,7 +200,7 @@ def test_words_are_the_same_in_another_process() -> None:
 
 
 @pytest.mark.parametrize("rule", [Natural(2), QuantitySkew(0.5), FeatureShards()], ids=repr)
-def test_a_federation_trains_on_it(rule: Partition) -> None:
+def test_a_federation_trains_on_it(rule):
     loader = DataLoader(TABLE, batch_size=2)
     data = FederatedDataModule.from_loader(loader)
     fed = Federated(FedAvg(), 4, seed=0, partition=rule)

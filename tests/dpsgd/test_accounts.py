@@ -14,23 +14,23 @@ HELD = [torch.arange(20), torch.arange(20, 60)]
 """Two clients, of two and four batches."""
 
 
-def opened(state=None, local_epochs=1, noise=1.0, repeatable=False) -> SampleAccounts:
+def opened(state=None, local_epochs=1, noise=1.0, repeatable=False):
     accounts = SampleAccounts()
     if state is not None:
         accounts.load_state_dict(state, repeatable)
     return reopened(accounts, noise, local_epochs)
 
 
-def reopened(accounts, noise=1.0, local_epochs=1) -> SampleAccounts:
+def reopened(accounts, noise=1.0, local_epochs=1):
     accounts.open(PoissonBatches(LocalWork(HELD, 10, False, True, local_epochs, None), stream), noise)
     return accounts
 
 
-def steps(accounts) -> list[int]:
+def steps(accounts):
     return [account.steps for account in accounts.of_client.values()]
 
 
-def spend(accounts, *clients) -> None:
+def spend(accounts, *clients):
     accounts.begin_round()
     for client in clients:
         accounts.charge(client)
@@ -143,7 +143,7 @@ def test_lost_rounds_are_paid_for_once():
 
 
 def test_rounds_of_one_s_own_are_not_lost_and_those_of_others_hide_none():
-    def paid(accounts, state, charges) -> list[int]:
+    def paid(accounts, state, charges):
         accounts.load_state_dict(state, repeatable=False)
         reopened(accounts).charge_lost_rounds(charges)
         return steps(accounts)

@@ -9,7 +9,7 @@ from scipy import integrate, stats
 from lightning_fedq.dpsgd.opacus import Account, SampledGaussianAccountant, sampled_gaussian_grid
 
 
-def accountant(noise_multiplier: float, sample_rate: float, steps: int) -> SampledGaussianAccountant:
+def accountant(noise_multiplier, sample_rate, steps):
     made = SampledGaussianAccountant()
     made.history = [(noise_multiplier, sample_rate, steps)]
     return made

@@ -11,11 +11,11 @@ from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch
 from lightning_fedq.keys.randomness import Stream
 
 
-def batches_of(size, batch_size, stream) -> PoissonBatches:
+def batches_of(size, batch_size, stream):
     return PoissonBatches(LocalWork([torch.arange(size)], batch_size, False, True, 1, None), stream)
 
 
-def stream(client, step) -> Stream:
+def stream(client, step):
     return Stream(client.to_bytes(16, "big") + step.to_bytes(16, "big"))
 
 

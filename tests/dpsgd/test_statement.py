@@ -6,13 +6,13 @@ from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant
 from lightning_fedq.dpsgd.statement import SampleStatement
 
 
-def epsilon_of(*history: tuple[float, float, int]) -> float:
+def epsilon_of(*history):
     accountant = SampledGaussianAccountant()
     accountant.history = list(history)
     return accountant.get_epsilon(1e-5)
 
 
-def test_of_several_histories_the_one_that_spent_most_counts() -> None:
+def test_of_several_histories_the_one_that_spent_most_counts():
     changed = [(2.0, 0.1, 3), (1.0, 0.25, 2)]
     said = SampleStatement.of_histories({"0": [(1.0, 0.05, 9)], "1": changed, "2": []}, 1e-5, ("Why.",))
     assert said.epsilon == epsilon_of(*changed) > epsilon_of((1.0, 0.05, 9))
@@ -22,7 +22,7 @@ def test_of_several_histories_the_one_that_spent_most_counts() -> None:
     assert "| 3 | 5 | 1 | not known | 0.25 |" in page and "\nWhy.\n" in page
 
 
-def test_before_the_first_step_nothing_is_spent() -> None:
+def test_before_the_first_step_nothing_is_spent():
     said = SampleStatement.of_histories({"0": [], "1": []}, 1e-5)
     assert (said.epsilon, said.steps, said.verdict) == (0.0, 0, "no guarantee")
     assert "| 2 | 0 | not known | not known | not known |" in said.to_markdown()
@@ -37,8 +37,6 @@ def test_before_the_first_step_nothing_is_spent() -> None:
         (None, 3.0, "no guarantee", "came from a seed is not known; if they did not: epsilon 3"),
     ],
 )
-def test_only_noise_that_surely_has_no_seed_guarantees_anything(
-    secure: bool | None, epsilon: float, verdict: str, words: str
-) -> None:
+def test_only_noise_that_surely_has_no_seed_guarantees_anything(secure, epsilon, verdict, words):
     said = SampleStatement(1, 1, epsilon, 1e-5, 1.0, 1.0, 0.1, secure)
     assert said.verdict == verdict and words in said.line

@@ -1,11 +1,5 @@
 """The features of the ranks' table over Flower: the same fit in one process and by real clients."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch.utils.data import DataLoader, Subset
 
@@ -29,7 +23,7 @@ class Own(pl.LightningDataModule):
         super().__init__()
         self.feature, self.client = feature, client
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         whole = self.feature.data()
         if not isinstance(whole, Data):
             given = whole.train_dataloader().loaders[self.client]
@@ -42,11 +36,11 @@ class Own(pl.LightningDataModule):
         options = {"batch_size": 4, "shuffle": True, **whole.options}
         self.loader = DataLoader(Subset(samples, parts[self.client].tolist()), **options)
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return self.loader
 
 
-def findings(server: Federated, trainer: Any) -> dict[str, Any]:
+def findings(server, trainer):
     """What real clients must end with as one process does."""
     engine = server.engine
     assert engine is not None
@@ -65,7 +59,7 @@ def findings(server: Federated, trainer: Any) -> dict[str, Any]:
     }
 
 
-def settings(feature: Feature) -> Federated:
+def settings(feature):
     """One client at a time, as real ones train: stacks have other last bits. No made up dropouts."""
     given = {"seed": 5, **feature.federated, "clients_per_step": 1}
     if "secure_aggregation" in given:
@@ -73,23 +67,22 @@ def settings(feature: Feature) -> Federated:
     return Federated(feature.mechanism, CLIENTS, **given)
 
 
-def module(feature: Feature) -> Callable[[], pl.LightningModule]:
-    def make() -> pl.LightningModule:
+def module(feature):
+    def make():
         pl.seed_everything(7, verbose=False)
-        made: pl.LightningModule = feature.module()
-        return made
+        return feature.module()
 
     return make
 
 
-def arguments(feature: Feature, folder: Path, rounds: int) -> dict[str, Any]:
+def arguments(feature, folder, rounds):
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     plain = {"max_epochs": rounds, "accelerator": "cpu", "num_sanity_val_steps": 0}
     return {**plain, **dict.fromkeys(quiet, False), **feature.trainer(folder)}
 
 
-def in_one_process(feature: Feature, folder: Path) -> dict[str, Any]:
-    resume: dict[str, Any] = {}
+def in_one_process(feature, folder):
+    resume = {}
     for part in range(1 if feature.then is None else 2):
         fed, made = settings(feature), module(feature)()
         callbacks = [*feature.before(folder), fed, *feature.callbacks(folder)]
@@ -99,7 +92,7 @@ def in_one_process(feature: Feature, folder: Path) -> dict[str, Any]:
     return findings(fed, trainer)
 
 
-def over_flower(feature: Feature, folder: Path) -> dict[str, Any]:
+def over_flower(feature, folder):
     for part in range(1 if feature.then is None else 2):
         rounds = ROUNDS + part
         apps = []

@@ -1,9 +1,5 @@
 """Apps of somebody who reaches a SuperLink's port: their code reads keys, their messages try everything."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 PYPROJECT = """\
 [build-system]
 requires = ["hatchling"]
@@ -91,7 +87,7 @@ def main(grid, context):
 """
 
 
-def write(folder: Path, mark: Path, server: str) -> Path:
+def write(folder, mark, server):
     """An app whose shipped client code writes `mark` when it is imported."""
     package = folder.name
     (folder / package).mkdir(parents=True)
@@ -102,11 +98,11 @@ def write(folder: Path, mark: Path, server: str) -> Path:
     return folder
 
 
-def stealing(folder: Path, mark: Path) -> Path:
+def stealing(folder, mark):
     """It asks every node for its keys."""
     return write(folder, mark, STEALING)
 
 
-def trying(folder: Path, mark: Path, large: int = 0) -> Path:
+def trying(folder, mark, large=0):
     """It sends messages of 13 types with three contents each, and one of `large` floats."""
     return write(folder, mark, TRYING.format(kinds=KINDS, large=large))

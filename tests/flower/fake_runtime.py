@@ -41,7 +41,7 @@ class Job:
     asked: list[str] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         content = RecordDict() if self.content is None else self.content
         said = Metadata(self.said_run, "", 1, NODE, "", "", time.time(), 100.0, self.kind, 0, 0)
         said.delivered_at = ""
@@ -71,10 +71,10 @@ class FakeRuntime(ThreadingHTTPServer):
         self.address = f"127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
-    def __enter__(self) -> FakeRuntime:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.shutdown()
         self.server_close()
 
@@ -83,10 +83,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: FakeRuntime
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Say nothing."""
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self.rfile.read(int(self.headers["content-length"]))
         name = self.path.rpartition("/")[2]
         self.server.requests += 1
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def answer(self, name: str, body: bytes) -> tuple[int, Any]:
+    def answer(self, name, body):
         server = self.server
         if name == "acquire-task":
             if server.refuses:

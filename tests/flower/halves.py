@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.cohort import Cohort
@@ -17,13 +16,13 @@ from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import RoundRecord, RoundServer, RoundTask
+from lightning_fedq.rounds import RoundServer
 
 DIM = 40
 Fields = dict[str, Any]
 
 
-def update_of(client: int) -> Tensor:
+def update_of(client):
     """The same in every round."""
     return torch.linspace(-1.0, 1.0, DIM) * (client + 1)
 
@@ -31,13 +30,13 @@ def update_of(client: int) -> Tensor:
 class Still(RemoteClient):
     """A client that has trained already: its update is always the same."""
 
-    def settings(self) -> dict[str, str]:
+    def settings(self):
         return {}
 
-    def num_samples(self) -> int:
+    def num_samples(self):
         return 1
 
-    def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+    def update(self, number, task, weights):
         return update_of(number)
 
 
@@ -56,23 +55,23 @@ class Line:
 
     def __init__(self, clients: Callable[[int], RemoteClient], nodes: int) -> None:
         self.clients, self.nodes = clients, nodes
-        self.tells: Callable[[str, int, Fields], Fields] = lambda kind, client, fields: fields
-        self.answers: dict[tuple[str, int], Fields] = {}
-        self.answered: Callable[[str, int, Fields], Fields] | None = None
+        self.tells = lambda kind, client, fields: fields
+        self.answers = {}
+        self.answered = None
         self.timeout = 1.0
-        self._come: dict[int, Fields] = {}
+        self._come = {}
 
-    def online(self) -> list[int]:
+    def online(self):
         return list(range(self.nodes))
 
-    def push(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[str, int]:
+    def push(self, kind, contents, group):
         self._come |= self(kind, contents, group)
         return {f"to {node}": node for node in contents}
 
-    def pull(self, asked: dict[str, int]) -> dict[int, Fields]:
+    def pull(self, asked):
         return {node: self._come.pop(node) for node in (asked.pop(number) for number in list(asked))}
 
-    def __call__(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[int, Fields]:
+    def __call__(self, kind, contents, group):
         for node, fields in contents.items():
             told = self.tells(kind, node, fields)
             self.answers[kind, node] = self.clients(node).reply(kind, told)
@@ -105,13 +104,13 @@ class Halves:
         self.federated = federated
         directory = None if identities is None else identities[0].directory
 
-        def client(number: int) -> RemoteClient:
+        def client(number):
             own = None if identities is None else identities[number]
             store, budget = Store(folder / f"client-{number}"), (budgets or {}).get(number)
             return Still(federated, store, number, own, budget)
 
         self.client, self.line = client, Line(client, federated.clients.num_clients)
-        self.roster = Roster(federated, self.line, Store(folder / "server"), {}, directory)  # type: ignore[arg-type]
+        self.roster = Roster(federated, self.line, Store(folder / "server"), {}, directory)
         change(self)
         self.roster.gather(wait)
         secagg = federated.server.secure_aggregation
@@ -125,15 +124,15 @@ class Halves:
             secure_sums=None if secagg is None else remote_sums(secagg, directory),
         )
 
-    def questions(self) -> tuple[Cohort, dict[int, Fields]]:
+    def questions(self):
         """Open a round, and return what each client is to be asked."""
         self.server.abandon()
         self.server.start()
-        cohort = Cohort(self.server, self.line, self.roster)  # type: ignore[arg-type]
+        cohort = Cohort(self.server, self.line, self.roster)
         model = {"weights": self.server.weights.numpy().tobytes(), "dtype": "float32"}
         return cohort, {client: {**model, **fields} for client, fields in cohort.questions().items()}
 
-    def round(self) -> RoundRecord:
+    def round(self):
         """Play one round."""
         cohort, questions = self.questions()
         cohort.conclude(cohort.ask("train", questions))

@@ -1,21 +1,18 @@
 """The app that a site serves in the tests: nothing but Flower is imported for it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 
-def local_app(seen: list[tuple[str, dict[str, Any]]]) -> ClientApp:
+def local_app(seen):
     app = ClientApp()
 
-    @app.train()  # type: ignore[untyped-decorator]
-    def train(message: Message, context: Context) -> Message:
+    @app.train()
+    def train(message, context):
         seen.append((message.metadata.message_type, dict(context.node_config)))
         if "fail" in message.content:
             raise KeyError("the client's data: 4711 of nobody else")

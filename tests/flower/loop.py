@@ -1,18 +1,14 @@
 """A federation in one process: Flower's own `ClientApp`s behind a `Grid` that calls them at once."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
-from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from lightning_fedq._lightning import pl
@@ -30,29 +26,29 @@ CLIENTS, SEED = 4, 5
 class Net(Classifier):
     """Momentum, and a schedule by rounds: what has to be the same on a client of its own."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
 
 
-def module() -> Net:
+def module():
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         return Net(MLP(in_features=64, hidden=[16]), lr=0.1)
 
 
 @cache
-def loaded() -> tuple[Tensor, Tensor, int]:
+def loaded():
     return DigitsDataModule().load()
 
 
 class Digits(DigitsDataModule):
     """200 samples, so that a round is short."""
 
-    def load(self) -> tuple[Tensor, Tensor, int]:
+    def load(self):
         return loaded()
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         super().setup(stage)
         if hasattr(self, "train_set"):
             self.train_set = Subset(self.train_set, range(200))
@@ -65,7 +61,7 @@ class OwnDigits(pl.LightningDataModule):
         super().__init__()
         self.client = client
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         whole = Digits(batch_size=16)
         whole.setup("fit")
         seed = RoundPlan(0, (), frozenset(), SEED).stream_seed("partition")
@@ -73,11 +69,11 @@ class OwnDigits(pl.LightningDataModule):
         parts = IID().split(None, len(whole.train_set), CLIENTS, generator)
         self.samples = Subset(whole.train_set, parts[self.client].tolist())
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self):
         return DataLoader(self.samples, batch_size=16, shuffle=True)
 
 
-def own_digits(context: Context) -> OwnDigits:
+def own_digits(context):
     return OwnDigits(int(context.node_config["partition-id"]))
 
 
@@ -102,29 +98,29 @@ class LoopGrid(Grid):
         for client, home in enumerate(homes):
             config = {"partition-id": client} | ({} if home is None else {"fedq-home": str(home)})
             self.contexts[100 + client] = Context(1, 100 + client, config, RecordDict(), {})
-        self.log: list[tuple[str, int]] = []
-        self._replies: dict[str, Message] = {}
+        self.log = []
+        self._replies = {}
 
     @property
-    def run(self) -> Any:
+    def run(self):
         raise NotImplementedError
 
-    def set_run(self, *args: Any) -> None:
+    def set_run(self, *args):
         raise NotImplementedError
 
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+    def create_message(self, *args, **kwargs):
         raise NotImplementedError
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(self, messages, *, timeout=None):
         return self.pull_messages(self.push_messages(messages))
 
-    def get_node_ids(self) -> list[int]:
+    def get_node_ids(self):
         return list(self.contexts)
 
-    def get_nodes(self) -> list[Any]:
+    def get_nodes(self):
         raise NotImplementedError
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+    def push_messages(self, messages):
         numbers = []
         for message in messages:
             self.sent += 1
@@ -136,7 +132,7 @@ class LoopGrid(Grid):
                 kind = str(message.content.config_records["fedq"].get("asked", kind))
             self.log.append((kind, node - 100))
             try:
-                reply: Message | None = self.apps[node - 100](message, self.contexts[node])
+                reply = self.apps[node - 100](message, self.contexts[node])
             except Exception as error:
                 reply = Message(Error(1, str(error)), reply_to=message)
             reply = self.tamper(kind, node - 100, reply)
@@ -144,11 +140,11 @@ class LoopGrid(Grid):
                 self._replies[numbers[-1]] = reply
         return numbers
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+    def pull_messages(self, message_ids):
         return [self._replies.pop(number) for number in list(message_ids) if number in self._replies]
 
 
-TRAINER: dict[str, Any] = {
+TRAINER = {
     "accelerator": "cpu",
     "logger": False,
     "enable_progress_bar": False,
@@ -157,12 +153,12 @@ TRAINER: dict[str, Any] = {
 }
 
 
-def federated(mechanism: Any, **options: Any) -> Federated:
+def federated(mechanism, **options):
     given = {"seed": SEED, "clients_per_step": 1, "num_clients": CLIENTS, **options}
     return Federated(mechanism, **given)
 
 
-def simulate(fed: Federated, rounds: int, **options: Any) -> Federated:
+def simulate(fed, rounds, **options):
     callbacks = [fed, *options.pop("callbacks", [])]
     model = options.pop("module", None) or module()
     given = {**TRAINER, "max_epochs": rounds, "enable_checkpointing": False, **options}
@@ -171,7 +167,7 @@ def simulate(fed: Federated, rounds: int, **options: Any) -> Federated:
     return fed
 
 
-def deployment(fed: Federated, rounds: int, folder: Path, **options: Any) -> Deployment:
+def deployment(fed, rounds, folder, **options):
     given = {**TRAINER, "max_epochs": rounds, "callbacks": options.pop("callbacks", [])}
     given["logger"] = options.pop("logger", False)
     make = options.pop("module", module)
@@ -180,9 +176,7 @@ def deployment(fed: Federated, rounds: int, folder: Path, **options: Any) -> Dep
     return Deployment(make, fed, data, given, folder / "server", timeout, patience, directory)
 
 
-def clients(
-    make: Callable[[], Federated], folder: Path, home: bool = True, **options: Any
-) -> tuple[list[ClientApp], list[Path | None]]:
+def clients(make, folder, home=True, **options):
     build = options.pop("module", module)
     apps = [client_app(build, own_digits, make(), **options) for _ in range(CLIENTS)]
     return apps, [folder / f"client-{client}" if home else None for client in range(CLIENTS)]

@@ -1,7 +1,5 @@
 """The processes of `examples/deploy.py`, which is no package."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -11,8 +11,6 @@ It fails where a stream was used twice, a client has used one that the server's 
 round has no record, the model is not finite, or a client has lost its keys.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -23,7 +21,6 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +28,7 @@ import torch
 from lightning_fedq.commands.flower import write_app
 from lightning_fedq.privacy.journal import Journal
 from tests.flower.machines import example
-from tests.flower.steps import Machine, blocks, federation, set_up
+from tests.flower.steps import blocks, federation, set_up
 
 WEIGHTS = {"fedq-supernode": 0.35, "fedq-client": 0.35, "fedq-superexec": 0.15, "fedq-superlink": 0.15}
 """Chance of each to be the one that is killed."""
@@ -63,7 +60,7 @@ class Soak:
         self.over = threading.Event()
         self.home = self.server.folder / "var" / "lib" / "flower" / "fedq-server"
 
-    def set_up(self) -> None:
+    def set_up(self):
         """Type the steps on all machines."""
         steps, sites = dict(self.steps), len(self.sites)
         print(len(set_up(self.server, self.sites[:1], steps)), "characters of set-up", flush=True)
@@ -79,7 +76,7 @@ class Soak:
         for number in range(sites):
             self.operate(f"supernode register site-{number}.pub fedq")
 
-    def operate(self, command: str) -> str:
+    def operate(self, command):
         """An operator's command, again until the SuperLink answers."""
         for _ in range(30):
             try:
@@ -90,14 +87,14 @@ class Soak:
         raise last
 
     @property
-    def done(self) -> int:
+    def done(self):
         """Rounds of the last checkpoint."""
         try:
             return len(example.checkpoint_of(self.home)["records"])
         except (OSError, RuntimeError, KeyError):
             return 0
 
-    def run(self, minutes: float) -> None:
+    def run(self, minutes):
         """Operate until all rounds are over or the time is."""
         end = time.monotonic() + 60 * minutes
         killer = threading.Thread(target=self._kill, daemon=True)
@@ -112,14 +109,14 @@ class Soak:
             time.sleep(5)
         self.over.set()
 
-    def _operate(self) -> None:
+    def _operate(self):
         words = f"run ./my_app fedq --stream --run-config 'rounds={self.rounds}'"
         while not self.over.is_set() and self.done < self.rounds:
             self.operate(words)
             self.count["runs that the operator started"] += 1
             time.sleep(10)
 
-    def _kill(self) -> None:
+    def _kill(self):
         while not self.over.is_set():
             due = self.done + int(self.rng.geometric(1 / self.every))
             while self.done < due and not self.over.is_set():
@@ -134,7 +131,7 @@ class Soak:
             self.count[f"killed {unit}"] += 1
             print(time.strftime("%H:%M:%S"), "SIGKILL", unit, number, flush=True)
 
-    def check(self) -> dict[str, Any]:
+    def check(self):
         """Compare everybody's records once all are stopped, and return the figures."""
         for one in (self.server, *self.sites):
             one.stop()
@@ -175,11 +172,11 @@ class Soak:
         }
 
 
-def soak(rounds: int, sites: int, seed: int, every: float, timeout: float, minutes: float) -> dict[str, Any]:
+def soak(rounds, sites, seed, every, timeout, minutes):
     """Run it in a folder that nginx's worker can enter. Returns the figures."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     folder.chmod(0o755)
-    machines: list[Machine] = []
+    machines = []
     try:
         one = Soak(folder, rounds, sites, seed, every, timeout)
         machines = [one.server, *one.sites]
@@ -192,7 +189,7 @@ def soak(rounds: int, sites: int, seed: int, every: float, timeout: float, minut
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def main() -> None:
+def main():
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)

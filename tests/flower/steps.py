@@ -5,8 +5,6 @@ and `systemctl` are stand-ins (the last starts the units, `units.py`), and packa
 environment that runs the tests, not from an index.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -26,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS = ("flwr", "flower-superlink", "flower-superexec", "flower-supernode", "flwr-serverapp", "fedq")
 
 
-def blocks(steps: str) -> dict[str, str]:
+def blocks(steps):
     """Commands of each section of the steps, by the section's first word."""
     found, name = dict[str, str](), ""
     for line in steps.splitlines():
@@ -65,13 +63,13 @@ class Machine:
                 path.write_text(self.here(path.read_text()))
         self._stand_ins()
 
-    def here(self, text: str) -> str:
+    def here(self, text):
         """A text with this machine's folders and ports."""
         for name, value in self.names.items():
             text = text.replace(name, value)
         return text
 
-    def _stand_ins(self) -> None:
+    def _stand_ins(self):
         places = [str(ROOT), *(place for place in site.getsitepackages() if Path(place).is_dir())]
         start = f"setsid {sys.executable} {units.__file__} {self.units}/$each.service"
         start += " </dev/null >/dev/null 2>&1 &"
@@ -89,7 +87,7 @@ class Machine:
             path.write_text("#!/bin/bash\n" + textwrap.dedent(commands.get(name, "exit 0")) + "\n")
             path.chmod(0o755)
 
-    def type(self, commands: str, timeout: float | None = 600.0) -> str:
+    def type(self, commands, timeout=600.0):
         """Type commands into a fresh shell, and return what it shows, the commands included.
 
         Raises:
@@ -123,11 +121,11 @@ class Machine:
             raise RuntimeError(f"{done.stdout}\n{self.logs()}")
         return done.stdout
 
-    def logs(self) -> str:
+    def logs(self):
         """The end of each unit's log."""
         return "\n".join(f"--- {p}\n{p.read_text()[-3000:]}" for p in sorted(self.units.glob("*.log")))
 
-    def kill(self, unit: str) -> None:
+    def kill(self, unit):
         """SIGKILL what a unit runs, and all that it has started."""
         try:
             process = psutil.Process(int((self.units / f"{unit}.pid").read_text()))
@@ -136,7 +134,7 @@ class Machine:
         except psutil.NoSuchProcess:
             pass  # between two starts
 
-    def stop(self) -> None:
+    def stop(self):
         """End all units, and what they have left."""
         started = self.folder / "pids"
         for pid in started.read_text().split() if started.exists() else []:
@@ -149,7 +147,7 @@ class Machine:
                 continue
 
 
-def federation(folder: Path, app: Path, sites: int) -> tuple[Machine, list[Machine]]:
+def federation(folder, app, sites):
     """A server and its sites, none of which has anything yet."""
     taken = {"443": str(example.free_port()), "8000": str(example.free_port())}
     server = Machine(folder / "server", app, taken)
@@ -159,7 +157,7 @@ def federation(folder: Path, app: Path, sites: int) -> tuple[Machine, list[Machi
     ]
 
 
-def set_up(server: Machine, sites: list[Machine], steps: dict[str, str]) -> str:
+def set_up(server, sites, steps):
     """Steps 1 and 2 on all machines. Returns what the shells showed."""
     shown = "== server\n" + server.type(steps["1. THE SERVER"])
     for number, one in enumerate(sites):

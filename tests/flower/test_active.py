@@ -1,10 +1,6 @@
 """Secure aggregation against a server that lies, on the halves: `SecAgg(active=True)`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,24 +21,24 @@ pytestmark = pytest.mark.filterwarnings(
 COIN = CorBin(epsilon=4.0, shared_bits=5)
 
 
-def identities() -> list[Identities]:
+def identities():
     own = [Ed25519PrivateKey.generate() for _ in range(CLIENTS)]
     directory = {client: key.public_key() for client, key in enumerate(own)}
     return [Identities(key, directory) for key in own]
 
 
-def halves(folder: Path, **options: Any) -> Halves:
+def halves(folder, **options):
     given = {"secure_aggregation": SecAgg(active=True), "seed": None, **options}
     return Halves(federated(COIN, **given), folder, identities())
 
 
-def machine_of(played: Halves) -> Any:
+def machine_of(played):
     found = played.server.secure_sum
     assert isinstance(found, RemoteSum)
     return found.machine
 
 
-def survivors(played: Halves, client: int, listed: list[int]) -> bytes:
+def survivors(played, client, listed):
     """The message in which a server tells one client who has survived."""
     machine = machine_of(played)
     body = wire.client_bits(listed, machine.terms)
@@ -50,7 +46,7 @@ def survivors(played: Halves, client: int, listed: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_the_sum_is_that_of_the_same_round_without_it(seed: int | None, tmp_path: Path) -> None:
+def test_the_sum_is_that_of_the_same_round_without_it(seed, tmp_path):
     """With a seed to the last bit; without one coins differ, so the counts are compared."""
     played = halves(tmp_path / "active", seed=seed)
     record = played.round()
@@ -65,7 +61,7 @@ def test_the_sum_is_that_of_the_same_round_without_it(seed: int | None, tmp_path
     assert left <= {"keys.json", "streams.jsonl"}  # nothing of a round outlives it
 
 
-def test_one_of_four_may_drop_out_and_two_may_not(tmp_path: Path) -> None:
+def test_one_of_four_may_drop_out_and_two_may_not(tmp_path):
     played = halves(tmp_path)
     played.line.tells = lambda kind, client, fields: fields if (kind, client) != ("masked", 3) else {}
     assert played.round().num_received == 3
@@ -75,13 +71,13 @@ def test_one_of_four_may_drop_out_and_two_may_not(tmp_path: Path) -> None:
     assert torch.equal(played.server.weights, before)
 
 
-def test_a_server_that_tells_two_lists_of_survivors_is_refused_by_all(tmp_path: Path) -> None:
+def test_a_server_that_tells_two_lists_of_survivors_is_refused_by_all(tmp_path):
     """Half of the clients hear that client 3 has dropped out: with both answers its mask would open twice."""
     played = halves(tmp_path)
     lists = {0: [0, 1, 2, 3], 1: [0, 1, 2], 2: [0, 1, 2], 3: [0, 1, 2, 3]}
-    signed: dict[int, bytes] = {}
+    signed = {}
 
-    def tells(kind: str, client: int, fields: Fields) -> Fields:
+    def tells(kind, client, fields):
         if kind == "confirm":
             return {"secagg": survivors(played, client, lists[client])}
         if kind == "unmask":  # the real server has dropped who signed another list; the liar forwards all
@@ -112,10 +108,10 @@ def test_a_server_that_tells_two_lists_of_survivors_is_refused_by_all(tmp_path: 
         assert "the signature does not verify: " in played.line.answers["unmask", client]["refused"]
 
 
-def test_a_server_that_leaves_the_confirmation_out_is_refused(tmp_path: Path) -> None:
+def test_a_server_that_leaves_the_confirmation_out_is_refused(tmp_path):
     played = halves(tmp_path)
 
-    def tells(kind: str, client: int, fields: Fields) -> Fields:
+    def tells(kind, client, fields):
         if kind == "confirm":  # asks for the shares at once
             answer = played.client(client).reply("unmask", {"secagg": survivors(played, client, [0, 1, 2])})
             assert "expects 'confirm' now, not 'unmask'" in answer["refused"]
@@ -125,10 +121,10 @@ def test_a_server_that_leaves_the_confirmation_out_is_refused(tmp_path: Path) ->
     assert played.round().num_received == CLIENTS  # a message out of turn changes nothing
 
 
-def test_a_second_list_is_never_signed(tmp_path: Path) -> None:
+def test_a_second_list_is_never_signed(tmp_path):
     played = halves(tmp_path)
 
-    def tells(kind: str, client: int, fields: Fields) -> Fields:
+    def tells(kind, client, fields):
         if kind == "unmask":
             again = played.client(client).reply("confirm", {"secagg": survivors(played, client, [0, 1, 2])})
             assert "expects 'unmask' now, not 'confirm'" in again["refused"]
@@ -140,16 +136,14 @@ def test_a_second_list_is_never_signed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize("method", ["confirm", "unmask"])
-def test_of_two_messages_at_once_one_is_answered(
-    active: bool, method: str, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_of_two_messages_at_once_one_is_answered(active, method, tmp_path, monkeypatch):
     """Flower answers each message in a process of its own: a server may send two that overlap."""
     if method == "confirm" and not active:
         return
     played = halves(tmp_path, secure_aggregation=SecAgg(active=active))
     whole, inner = getattr(Client, method), dict[int, Fields]()
 
-    def overlapping(self: Client, message: bytes) -> bytes:
+    def overlapping(self, message):
         if self.client not in inner:
             inner[self.client] = {}
             inner[self.client] = played.client(self.client).reply(method, {"secagg": message})
@@ -169,11 +163,11 @@ def test_of_two_messages_at_once_one_is_answered(
         lambda task: replace(task, radius=task.radius * 2.0),
     ],
 )
-def test_a_server_that_tells_clients_different_tasks_is_refused(lie: Any, tmp_path: Path) -> None:
+def test_a_server_that_tells_clients_different_tasks_is_refused(lie, tmp_path):
     """Client 0 hears of other pairs, or of another range, than everybody else."""
     played = halves(tmp_path)
 
-    def tells(kind: str, client: int, fields: Fields) -> Fields:
+    def tells(kind, client, fields):
         if kind == "train" and client == 0:
             return {**fields, "task": lie(RoundTask.from_bytes(fields["task"])).to_bytes()}
         return fields
@@ -183,14 +177,14 @@ def test_a_server_that_tells_clients_different_tasks_is_refused(lie: Any, tmp_pa
     assert "belongs to another session" in played.line.answers["train", 0]["refused"]
 
 
-def test_a_number_that_is_another_identity_s_is_refused(tmp_path: Path) -> None:
+def test_a_number_that_is_another_identity_s_is_refused(tmp_path):
     played = halves(tmp_path, seed=5)
     _, questions = played.questions()
     answer = played.client(1).reply("train", {**questions[1], "client": 2})
     assert "number 2, which the directory gives to another identity" in answer["refused"]
 
 
-def test_a_client_whose_key_its_identity_has_not_signed_is_turned_away(tmp_path: Path) -> None:
+def test_a_client_whose_key_its_identity_has_not_signed_is_turned_away(tmp_path):
     known, stranger = identities(), Ed25519PrivateKey.generate()
     known[2] = Identities(stranger, known[0].directory)
     settings = federated(COIN, secure_aggregation=SecAgg(active=True), seed=None)
@@ -201,11 +195,11 @@ def test_a_client_whose_key_its_identity_has_not_signed_is_turned_away(tmp_path:
         Halves(settings, tmp_path, known)
 
 
-def test_a_partner_s_key_that_the_server_has_exchanged_is_refused(tmp_path: Path) -> None:
+def test_a_partner_s_key_that_the_server_has_exchanged_is_refused(tmp_path):
     """Whoever holds the exchanged one would know what the pair shares."""
     played, known = halves(tmp_path), X25519PrivateKey.generate().public_key().public_bytes_raw()
 
-    def tells(kind: str, client: int, fields: Fields) -> Fields:
+    def tells(kind, client, fields):
         if (kind, client) == ("train", 0):
             return {**fields, "peer_keys": known + fields["peer_keys"][32:]}
         return fields

@@ -1,33 +1,27 @@
 """Buffers of one's own over Flower: the server, which has no data to try, is told what travels."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import client_app
 from lightning_fedq.mechanisms import LDPQ
 from tests.flower.loop import CLIENTS, LoopGrid, Net, deployment, federated, own_digits
 from tests.training.test_constraints import Normaliser
 
 
-def net() -> Net:
+def net():
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         return Net(nn.Sequential(nn.Flatten(), Normaliser(), nn.Linear(64, 10)), lr=0.1)
 
 
-def make(**options: Any) -> Federated:
+def make(**options):
     return federated(LDPQ(2.0), **options)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_variances_of_one_s_own_stay_positive(tmp_path: Path) -> None:
+def test_variances_of_one_s_own_stay_positive(tmp_path):
     told = {"shared": ["*.var", "*.middle"], "constraints": {"*.var": "positive"}}
     apps = [client_app(net, own_digits, make(**told)) for _ in range(CLIENTS)]
     grid = LoopGrid(apps, [tmp_path / str(client) for client in range(CLIENTS)])

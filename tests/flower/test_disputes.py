@@ -1,22 +1,19 @@
 """Who is left out, of those who may have lied: one liar goes alone, and few honest ones with several."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
-from pathlib import Path
 
 from lightning_fedq.flower.disputes import Disputes
 from lightning_fedq.flower.store import Store
 
 
-def disputes(*pairs: tuple[int, int]) -> Disputes:
+def disputes(*pairs):
     found = Disputes()
     for one, other in pairs:
         found.between(one, other)
     return found
 
 
-def test_one_liar_never_has_an_honest_client_left_out() -> None:
+def test_one_liar_never_has_an_honest_client_left_out():
     """Whomever it cheats or accuses: all its disputes have it on one side."""
     for count in range(6):
         for met in combinations(range(1, 6), count):
@@ -24,7 +21,7 @@ def test_one_liar_never_has_an_honest_client_left_out() -> None:
             assert found == ({0} if count > 1 else set())
 
 
-def test_liars_that_agree_have_few_honest_clients_left_out() -> None:
+def test_liars_that_agree_have_few_honest_clients_left_out():
     """Any disputes of 2 liars with 5 honest clients: at most c^2 / 2 = 2 go, and only with two accusers."""
     pairs = list(product((0, 1), range(2, 7)))
     for chosen in product((False, True), repeat=len(pairs)):
@@ -32,14 +29,14 @@ def test_liars_that_agree_have_few_honest_clients_left_out() -> None:
         assert len(found - {0, 1}) <= 2
 
 
-def test_what_is_explained_counts_no_more_and_proofs_count_at_once() -> None:
+def test_what_is_explained_counts_no_more_and_proofs_count_at_once():
     found = disputes((0, 1), (0, 2), (3, 1))
     assert found.left_out == {0} and found.of(1) == {3}
     found.prove(3)
     assert found.left_out == {0, 3} and found.of(1) == set()
 
 
-def test_what_is_known_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_what_is_known_is_known_after_a_restart(tmp_path):
     before = Disputes(Store(tmp_path))
     before.between(0, 1)
     before.between(2, 0)

@@ -1,10 +1,5 @@
 """A deployment whose clients train on a device that is not the CPU (`tests.elsewhere`)."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,19 +11,17 @@ from tests.flower import loop
 CASES = [(CorBin(epsilon=4.0), None), (CorBin(epsilon=4.0), SecAgg()), (GaussianNoise(2.0, 0.02), None)]
 
 
-def place() -> dict[str, Any]:
+def place():
     return {"accelerator": "auto", "strategy": elsewhere.strategy()}
 
 
 @pytest.mark.parametrize(("mechanism", "masks"), CASES, ids=repr)
-def test_clients_elsewhere_end_with_the_weights_of_the_cpu(
-    mechanism: Any, masks: SecAgg | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_elsewhere_end_with_the_weights_of_the_cpu(mechanism, masks, tmp_path, monkeypatch):
     make = lambda: loop.federated(mechanism, secure_aggregation=masks)  # noqa: E731
     expected = loop.simulate(make(), 2)
     devices, step = set(), loop.Net.training_step
 
-    def noted(net: Any, batch: Any, *rest: Any) -> Any:
+    def noted(net, batch, *rest):
         devices.update({net.device.type, *(part.device.type for part in batch)})
         return step(net, batch, *rest)
 

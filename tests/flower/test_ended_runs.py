@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from typing import Any
 
 import pytest
 
@@ -43,10 +42,10 @@ class Link:
 
     def __init__(self, *messages: tuple[int, str]) -> None:
         self.waiting, self.told, self.pulls = list(messages), 0, 0
-        self.sent: list[tuple[str, bool]] = []
+        self.sent = []
         self.objects = dict[str, bytes]()
 
-    def receive(self) -> Any:
+    def receive(self):
         if not self.waiting or len(self.sent) < self.told:
             return None
         run, kind = self.waiting.pop(0)
@@ -59,7 +58,7 @@ class Link:
         message.metadata.__dict__["_message_id"] = message.object_id
         return remove_content_from_message(message), tree
 
-    def pull_object(self, run: int, name: str) -> bytes:
+    def pull_object(self, run, name):
         if run == HONEST:
             return self.objects[name]
         self.pulls += 1
@@ -67,7 +66,7 @@ class Link:
             raise RunNotRunningException
         raise ObjectUnavailableError(name)
 
-    def send(self, message: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
+    def send(self, message, tree, seconds):
         if message.metadata.run_id == KILLED:
             raise RunNotRunningException
         self.sent.append((message.metadata.message_type, message.has_error()))
@@ -94,19 +93,19 @@ class Node:
         self.server = uvicorn.Server(quiet)
         self.served = threading.Thread(target=self.server.run, daemon=True)
 
-    def __enter__(self) -> str:
+    def __enter__(self):
         self.served.start()
         while self.served.is_alive() and not self.server.started:
             time.sleep(0.01)
         threading.Thread(target=self._loop, daemon=True).start()
         return f"127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.over.set()
         self.server.should_exit = True
         self.served.join()
 
-    def _loop(self) -> None:
+    def _loop(self):
         while not self.over.is_set():
             run = supernode._pull_and_store_message(
                 state=self.state,
@@ -131,7 +130,7 @@ class Node:
 
 
 @pytest.mark.parametrize("kind", ["train", "query.steal"])
-def test_the_next_run_is_answered_in_its_own_places(kind: str, capsys: Any) -> None:
+def test_the_next_run_is_answered_in_its_own_places(kind, capsys):
     """Whether the message that never comes is of a type that is answered or not."""
     app = ClientApp()
     for register in (app.train(), app.query("register"), app.query("shares")):

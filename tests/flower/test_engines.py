@@ -1,7 +1,5 @@
 """One process, ranks, real clients: a feature is the same bit for bit, or refused by name. No third kind."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -44,13 +42,13 @@ QUICK = ("a run folder", "best and last checkpoint", "DPSGD")
 """Averages of the tail and weights by variance: `test_same_training`."""
 
 
-def row(name: str) -> tuple[str, ...]:
+def row(name):
     """What the page has to say of a feature."""
     ranks, flower = FEATURES[name].refused, REFUSED.get(name, "")
     return (name, *(f"refused: {words}" if words else "same" for words in (ranks, flower)))
 
 
-def test_the_page_has_every_feature_and_no_third_kind() -> None:
+def test_the_page_has_every_feature_and_no_third_kind():
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines[2:]]
     assert found == [row(name) for name in FEATURES if name not in MECHANISMS]
@@ -58,7 +56,7 @@ def test_the_page_has_every_feature_and_no_third_kind() -> None:
     assert f"{len(MECHANISMS)} mechanisms" in PAGE.read_text()
 
 
-def check(name: str, folder: Path) -> None:
+def check(name, folder):
     feature = FEATURES[name]
     expected = in_one_process(feature, folder / "one")
     if words := REFUSED.get(name):
@@ -71,11 +69,11 @@ def check(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_real_clients_end_as_one_process_does(name: str, tmp_path: Path) -> None:
+def test_real_clients_end_as_one_process_does(name, tmp_path):
     check(name, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FEATURES if name not in QUICK])
-def test_each_feature_over_flower(name: str, tmp_path: Path) -> None:
+def test_each_feature_over_flower(name, tmp_path):
     check(name, tmp_path)

@@ -1,32 +1,28 @@
 """A client whose training or data fail: what of it reaches the server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import Message
-from torch import Tensor
 
 from lightning_fedq.flower import client_app
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import LDPQ, FedAvg, StratifiedCorBin
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg
-from tests.flower.halves import DIM, Fields, Halves, Still, update_of
+from tests.flower.halves import DIM, Halves, Still, update_of
 from tests.flower.loop import CLIENTS, LoopGrid, OwnDigits, deployment, federated, module
 from tests.flower.test_own_budget import budget_for
 
 SECRET = 0.7324
 
 
-def failing_above(monkeypatch: Any) -> None:
+def failing_above(monkeypatch):
     """Client 2's training fails where the server's weights are above a number that only it knows."""
 
-    def update(self: Still, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+    def update(self, number, task, weights):
         if number == 2 and float(weights[0]) > SECRET:
             raise ValueError("the loss of sample 3 is not a number")
         return update_of(number)
@@ -36,14 +32,14 @@ def failing_above(monkeypatch: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:train|node|client|round .* BudgetSpent:UserWarning")
 @pytest.mark.parametrize("secagg", [None, SecAgg()])
-def test_a_training_that_fails_is_no_oracle(secagg: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_training_that_fails_is_no_oracle(secagg, tmp_path, monkeypatch):
     """A server that bisects a client's data by weights for which the training fails, at a cost of nothing."""
     failing_above(monkeypatch)
     settings = federated(LDPQ(epsilon=0.5), seed=None, secure_aggregation=secagg)
     played = Halves(settings, tmp_path, budgets={2: budget_for(2)})
     weights = [0.5, 0.75, 0.5]  # below and above
 
-    def tells(kind: str, client: int, fields: Fields) -> Fields:
+    def tells(kind, client, fields):
         if kind == "train" and client == 2:
             return {**fields, "weights": torch.full((DIM,), weights[len(kinds)]).numpy().tobytes()}
         return fields
@@ -62,9 +58,7 @@ def test_a_training_that_fails_is_no_oracle(secagg: Any, tmp_path: Path, monkeyp
 
 @pytest.mark.filterwarnings("ignore:train|round 1:UserWarning")
 @pytest.mark.parametrize("mechanism, seed", [(FedAvg(), None), (LDPQ(epsilon=0.5), 5)])
-def test_where_nothing_is_claimed_the_server_is_told(
-    mechanism: Any, seed: int | None, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_where_nothing_is_claimed_the_server_is_told(mechanism, seed, tmp_path, monkeypatch):
     monkeypatch.setattr(Still, "update", lambda *args: [][0])
     played = Halves(federated(mechanism, seed=seed), tmp_path)
     with pytest.warns(UserWarning, match="list index out of range"):
@@ -78,16 +72,16 @@ def test_data_that_cannot_be_counted_stay_with_the_client(error: Any, tmp_path: 
     """At registration, where the mean is weighted by samples; `client_app` in Flower's own messages."""
 
     class Damaged(OwnDigits):
-        def setup(self, stage: str) -> None:
+        def setup(self, stage):
             raise error("could not convert 'HIV positive' to float, line 3")
 
-    def make() -> Any:
+    def make():
         return federated(FedAvg(), weighting="samples")
 
     apps = [client_app(module, lambda context: Damaged(0), make()) for _ in range(CLIENTS)]
     replies = []
 
-    def tamper(kind: str, client: int, reply: Message) -> Message:
+    def tamper(kind, client, reply):
         replies.append(repr(reply))
         return reply
 
@@ -97,11 +91,11 @@ def test_data_that_cannot_be_counted_stay_with_the_client(error: Any, tmp_path: 
     assert "HIV" not in str(refused.value) and "the client's own log says" in str(refused.value)
 
 
-def test_words_of_any_other_error_stay_with_the_client(tmp_path: Path) -> None:
+def test_words_of_any_other_error_stay_with_the_client(tmp_path):
     """Flower tells the server the words of what a `ClientApp` raises."""
     played = Halves(federated(LDPQ(epsilon=0.5), seed=None), tmp_path)
     client = played.client(0)
-    client.register = lambda fields: {}["HIV positive"]  # type: ignore[method-assign]
+    client.register = lambda fields: {}["HIV positive"]
     asked = {"federation": b"", "server": b"", "nonce": b""}
     with pytest.warns(UserWarning, match="register: KeyError: 'HIV"), pytest.warns(match="says more"):
         assert client.reply("register", asked) == {
@@ -118,12 +112,12 @@ def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -
     settings = federated(
         StratifiedCorBin(epsilon=4.0, group_size=3), seed=None, secure_aggregation=SecAgg(active=True)
     )
-    asked: dict[str, Any] = {}
+    asked = {}
     own = [Ed25519PrivateKey.generate() for _ in range(4)]
     directory = {number: key.public_key() for number, key in enumerate(own)}
 
-    def change(played: Halves) -> None:
-        def tells(kind: str, client: int, fields: Any) -> Any:
+    def change(played):
+        def tells(kind, client, fields):
             asked.setdefault(kind, dict(fields))
             return fields
 
@@ -148,14 +142,14 @@ def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore:train|node:UserWarning")
 @pytest.mark.parametrize("lie", ["a used stream", "another length"])
-def test_nobody_trains_for_nothing(lie: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_nobody_trains_for_nothing(lie, tmp_path, monkeypatch):
     """How long a training takes is seen by the server; asked again, or with a task that can't be answered,
     a client trained all the same, and paid nothing for it."""
     played, trained = Halves(federated(LDPQ(epsilon=0.5), seed=None), tmp_path), list[int]()
     played.round()
     _, asked = played.questions()
 
-    def update(self: Still, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+    def update(self, number, task, weights):
         trained.append(number)
         return update_of(number)
 

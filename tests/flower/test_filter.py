@@ -1,14 +1,11 @@
 """The filter of `deploy/`, in nginx: what it lets through to a SuperLink, and whom it drops."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -24,10 +21,10 @@ FILTER = Path(__file__).parents[2] / "deploy" / "server" / "fleet_only.conf"
 class Behind(BaseHTTPRequestHandler):
     """Answers whatever gets through."""
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Say nothing."""
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
         self.send_response(200)
         self.send_header("content-length", "0")
@@ -35,7 +32,7 @@ class Behind(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+def outside(tmp_path_factory):
     """Port of a running filter, and the certificate."""
     folder = tmp_path_factory.mktemp("nginx")
     folder.chmod(0o755)
@@ -68,7 +65,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Pat
         server.server_close()
 
 
-def asked(outside: tuple[int, Path], path: str, method: str = "POST") -> int:
+def asked(outside, path, method="POST"):
     """Status of the answer to a request for exactly this path."""
     port, certificate = outside
     context = ssl.create_default_context(cafile=str(certificate))
@@ -82,7 +79,7 @@ def asked(outside: tuple[int, Path], path: str, method: str = "POST") -> int:
 
 
 @pytest.mark.parametrize("path", ["pull-messages", "activate-node", "push-object", "get-fab"])
-def test_sites_get_through(outside: tuple[int, Path], path: str) -> None:
+def test_sites_get_through(outside, path):
     assert asked(outside, f"/v1/fleet/{path}") == 200
 
 
@@ -100,7 +97,7 @@ def test_nobody_else_does(outside: tuple[int, Path], path: str) -> None:
     assert asked(outside, path) in ((301,) if path == "/v1/fleet" else (403, 400))
 
 
-def dawdling(outside: tuple[int, Path], head: bytes) -> ssl.SSLSocket:
+def dawdling(outside, head):
     """A connection whose request never ends."""
     port, certificate = outside
     context = ssl.create_default_context(cafile=str(certificate))
@@ -110,7 +107,7 @@ def dawdling(outside: tuple[int, Path], head: bytes) -> ssl.SSLSocket:
     return secure
 
 
-def test_who_dawdles_is_dropped_while_others_are_served(outside: tuple[int, Path]) -> None:
+def test_who_dawdles_is_dropped_while_others_are_served(outside):
     """More than nginx takes by default (512), which shut everybody out for as long as they dawdle."""
     slow = [dawdling(outside, b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: ") for _ in range(600)]
     assert asked(outside, "/v1/fleet/pull-messages") == 200
@@ -121,7 +118,7 @@ def test_who_dawdles_is_dropped_while_others_are_served(outside: tuple[int, Path
         one.close()
 
 
-def test_who_dawdles_over_a_body_is_dropped(outside: tuple[int, Path]) -> None:
+def test_who_dawdles_over_a_body_is_dropped(outside):
     head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nabc"
     slow = [dawdling(outside, head) for _ in range(20)]
     assert asked(outside, "/v1/fleet/pull-messages") == 200
@@ -131,7 +128,7 @@ def test_who_dawdles_over_a_body_is_dropped(outside: tuple[int, Path]) -> None:
         one.close()
 
 
-def test_bodies_of_256_mib_are_refused_unread(outside: tuple[int, Path]) -> None:
+def test_bodies_of_256_mib_are_refused_unread(outside):
     head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     with dawdling(outside, head % (256 << 20)) as one:
         one.settimeout(20)

@@ -1,13 +1,10 @@
 """The app of `fedq flower init` in Flower's own simulation, in Ray's actors (`flwr[simulation]`)."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 ROUNDS = 2
 
 
-def test_the_same_app_ends_with_the_weights_of_the_simulation(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_same_app_ends_with_the_weights_of_the_simulation(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="comes with flwr[simulation]")
     from flwr.simulation import run_simulation
 
@@ -43,7 +40,7 @@ def test_the_same_app_ends_with_the_weights_of_the_simulation(tmp_path: Path, mo
     assert torch.equal(saved["engine"]["weights"], task.federated.engine.weights)
 
 
-def stop_superlink(home: Path) -> None:
+def stop_superlink(home):
     """End the SuperLink that `flwr run` has left, and what it has started."""
     for process in psutil.process_iter():
         try:
@@ -53,7 +50,7 @@ def stop_superlink(home: Path) -> None:
             continue
 
 
-def test_the_recipe_of_the_page_twice(tmp_path: Path) -> None:
+def test_the_recipe_of_the_page_twice(tmp_path):
     """Node ids are new with every SuperLink: by them each client had a new folder, and was a new client."""
     pytest.importorskip("ray", reason="comes with flwr[simulation]")
     app, homes, flower = tmp_path / "my_app", tmp_path / "homes", tmp_path / "flwr"

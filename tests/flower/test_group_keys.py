@@ -1,8 +1,5 @@
 """Groups of three or more between real clients: one more exchange, on the halves."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ from lightning_fedq.keys.party_keys import (
 from lightning_fedq.mechanisms import StratifiedCorBin
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine
-from tests.flower.halves import DIM, Fields, Halves, update_of
+from tests.flower.halves import DIM, Halves, update_of
 from tests.flower.loop import CLIENTS, federated
 from tests.keys.test_party_keys import agreed
 
@@ -28,11 +25,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:round .* client|train|contribute
 THREES = StratifiedCorBin(epsilon=4.0, group_size=3)
 
 
-def halves(folder: Path, **options: Any) -> Halves:
+def halves(folder, **options):
     return Halves(federated(THREES, seed=None, **options), folder)
 
 
-def secrets_of(folder: Path) -> tuple[ServerSecrets, list[ClientSecrets]]:
+def secrets_of(folder):
     """What each party has kept for itself."""
     server = Store(folder / "server").get("server")
     own = [Store(folder / f"client-{client}").get("keys") for client in range(CLIENTS)]
@@ -47,7 +44,7 @@ class KeptKeys(HeldClientKeys):
         super().__init__(*given, entropy=lambda size: b"")
 
 
-def test_the_model_is_that_of_one_process_with_everybody_s_keys(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_model_is_that_of_one_process_with_everybody_s_keys(tmp_path, monkeypatch):
     """So the bits that a group shares are the same to each of its members, and to no server."""
     monkeypatch.setattr(client_half, "HeldClientKeys", KeptKeys)
     played = halves(tmp_path)
@@ -63,13 +60,13 @@ def test_the_model_is_that_of_one_process_with_everybody_s_keys(tmp_path: Path, 
         assert max(map(len, plan.groups)) == 3
 
 
-def group_of(played: Halves) -> tuple[int, ...]:
+def group_of(played):
     """The three of the round that comes."""
     return max(played.server.coming_plan().groups, key=len)
 
 
 @pytest.mark.parametrize("given", [{"refused": "busy"}, {"contributions": b"short"}, {"contributions": 7}])
-def test_a_group_s_key_is_made_without_a_silent_member(given: Fields, tmp_path: Path) -> None:
+def test_a_group_s_key_is_made_without_a_silent_member(given, tmp_path):
     """Those who lacked its contribution were left out of the round."""
     played = halves(tmp_path)
     silent, *_ = group_of(played)
@@ -83,11 +80,11 @@ def test_a_group_s_key_is_made_without_a_silent_member(given: Fields, tmp_path: 
     assert played.round().num_received == CLIENTS
 
 
-def test_a_contribution_that_the_server_has_exchanged_is_refused(tmp_path: Path) -> None:
+def test_a_contribution_that_the_server_has_exchanged_is_refused(tmp_path):
     """It has one of the right length, and no member's key."""
     played = halves(tmp_path)
 
-    def tells(kind: str, client: int, fields: Fields) -> Fields:
+    def tells(kind, client, fields):
         if kind == "train" and "contributions" in fields:
             return {**fields, "contributions": bytes(48) + fields["contributions"][48:]}
         return fields
@@ -105,12 +102,12 @@ TENS = StratifiedCorBin(epsilon=4.0, group_size=10)
 
 
 @pytest.mark.parametrize("cheated", [9, 2, 1])
-def test_junk_contributions(cheated: int, tmp_path: Path) -> None:
+def test_junk_contributions(cheated, tmp_path):
     """One member of a group of ten ended the round of nine others, in every round. Now in one at most."""
     played = Halves(federated(TENS, seed=None, num_clients=12), tmp_path)
     liar, *_ = group_of(played)
 
-    def lies(kind: str, client: int, fields: Fields) -> Fields:
+    def lies(kind, client, fields):
         if (kind, client) != ("contribute", liar) or "contributions" not in fields:
             return fields
         return {"contributions": bytes(48 * cheated) + fields["contributions"][48 * cheated :]}
@@ -124,7 +121,7 @@ def test_junk_contributions(cheated: int, tmp_path: Path) -> None:
         assert played.roster.left_out <= {liar}
 
 
-def test_a_false_accuser_harms_itself_alone(tmp_path: Path) -> None:
+def test_a_false_accuser_harms_itself_alone(tmp_path):
     played = Halves(federated(TENS, seed=None, num_clients=12), tmp_path)
     liar, *others = group_of(played)
     played.line.answered = lambda kind, client, fields: (
@@ -135,7 +132,7 @@ def test_a_false_accuser_harms_itself_alone(tmp_path: Path) -> None:
         assert played.roster.left_out == {liar}
 
 
-def test_what_is_shared_without_a_silent_member_is_shared(tmp_path: Path) -> None:
+def test_what_is_shared_without_a_silent_member_is_shared(tmp_path):
     """Every member draws the same bits with the rest of its group, and other ones than with all."""
     played = halves(tmp_path)
     server, own = secrets_of(tmp_path)

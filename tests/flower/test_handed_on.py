@@ -1,7 +1,5 @@
 """Real clients that hand noise on: each takes back that of the client before it, from their keys alone."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 
@@ -27,9 +25,9 @@ class Models(pl.Callback):
     """Keeps the global model of every round."""
 
     def __init__(self) -> None:
-        self.steps: list[np.ndarray] = []
+        self.steps = []
 
-    def on_train_epoch_end(self, trainer, pl_module) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         engine = next(c for c in trainer.callbacks if hasattr(c, "engine")).engine
         self.steps.append(engine.weights.double().numpy().copy())
 
@@ -69,7 +67,7 @@ def test_a_silent_client_hands_nothing_on(tmp_path):
     seen = []
 
     class Watch(pl.Callback):
-        def on_train_epoch_end(self, trainer, pl_module) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             engine = next(c for c in trainer.callbacks if hasattr(c, "engine")).engine
             seen.append((engine._context.hand_over, tuple(engine._sum.received)))
 

@@ -1,16 +1,10 @@
 """A node that registers with a public key that is not its own: partners know each other's."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from lightning_fedq.flower.remote_client import RemoteClient
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
@@ -34,10 +28,10 @@ class Impersonator(Still):
     stolen: Fields = {}  # noqa: RUF012
     machine: Client
 
-    def register(self, fields: Fields) -> Fields:
+    def register(self, fields):
         return {"partition": 1, **self.stolen}
 
-    def train(self, fields: Fields) -> Fields:
+    def train(self, fields):
         task, secagg = RoundTask.from_bytes(fields["task"]), self._federated.secure_aggregation
         weights = torch.frombuffer(bytearray(fields["weights"]), dtype=torch.float32)
         public = PublicRandomness(SeededKeys(0), task.round, task.attempt)
@@ -47,23 +41,23 @@ class Impersonator(Still):
         type(self).machine = Client(fields["client"], terms, model_digest(weights))
         return {"secagg": self.machine.advertise(fields["invitation"])}
 
-    def shares(self, fields: Fields) -> Fields:
+    def shares(self, fields):
         return {"secagg": self.machine.share_keys(fields["secagg"])}
 
-    def masked(self, fields: Fields) -> Fields:
+    def masked(self, fields):
         self.machine.accept_shares(fields["secagg"])
         return {"secagg": self.machine.masked_input(np.ones(self.machine.terms.layout.size, np.int64))}
 
-    def unmask(self, fields: Fields) -> Fields:
+    def unmask(self, fields):
         return {"secagg": self.machine.unmask(fields["secagg"])}
 
 
-def with_a_thief(played: Halves, folder: Path) -> None:
+def with_a_thief(played, folder):
     """Let a fifth node connect, which has heard client 1's registration, but for its proof."""
     Impersonator.stolen = {"key": played.line.answers["register", 1]["key"], "signature": bytes(64)}
     honest = played.client
 
-    def client(number: int) -> RemoteClient:
+    def client(number):
         if number != THIEF:
             return honest(number)
         return Impersonator(played.federated, Store(folder / "thief"), 1)
@@ -73,7 +67,7 @@ def with_a_thief(played: Halves, folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:node 4 is no client:UserWarning")
 @pytest.mark.parametrize("proof", [None, b"", bytes(32), b"junk", 7])
-def test_a_public_key_is_no_proof_of_who_sends_it(proof: Any, tmp_path: Path) -> None:
+def test_a_public_key_is_no_proof_of_who_sends_it(proof, tmp_path):
     """The thief's ones were in the sum in client 1's name, which is there, and was asked nothing."""
     played = Halves(federated(COIN, seed=None, secure_aggregation=SecAgg()), tmp_path)
     with_a_thief(played, tmp_path)
@@ -85,7 +79,7 @@ def test_a_public_key_is_no_proof_of_who_sends_it(proof: Any, tmp_path: Path) ->
 
 
 @pytest.mark.filterwarnings("ignore:node 4:UserWarning")
-def test_nor_does_it_change_a_client_s_signature(tmp_path: Path) -> None:
+def test_nor_does_it_change_a_client_s_signature(tmp_path):
     """64 bytes of anything took the place of client 1's signature, for good: its partner refused its key."""
     own = [Ed25519PrivateKey.generate() for _ in range(4)]
     directory = {number: key.public_key() for number, key in enumerate(own)}
@@ -95,7 +89,7 @@ def test_nor_does_it_change_a_client_s_signature(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:node 4 is no client:UserWarning")
-def test_a_recorded_registration_is_of_no_use(tmp_path: Path) -> None:
+def test_a_recorded_registration_is_of_no_use(tmp_path):
     """The thief repeats all of client 1's registration: it took the client's place in every second round."""
     played = Halves(federated(COIN, seed=None), tmp_path)
     with_a_thief(played, tmp_path)
@@ -105,7 +99,7 @@ def test_a_recorded_registration_is_of_no_use(tmp_path: Path) -> None:
     assert played.roster.nodes[1] == 1
 
 
-def test_a_client_that_comes_back_has_its_proof(tmp_path: Path) -> None:
+def test_a_client_that_comes_back_has_its_proof(tmp_path):
     played = Halves(federated(COIN, seed=None), tmp_path)
     for name in list(played.line.answers):
         del played.line.answers[name]

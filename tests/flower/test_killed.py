@@ -5,15 +5,13 @@ one for every message. They are forked, so that each begins where an import of m
 Flower itself adds (a SuperNode and a SuperLink that are killed) is in `test_killed_machines.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
 import shutil
 import signal
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from flwr.app import Message
 
 from lightning_fedq import ClientEvaluation, NoisyMean
 from lightning_fedq.algorithms import SCAFFOLD, FedDyn
-from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import federated_server as server_module
 from lightning_fedq.flower.kept import KeptState
 from lightning_fedq.flower.records import from_record
@@ -46,15 +43,15 @@ COIN = CorBin(epsilon=4.0, shared_bits=5)
 ROUNDS = 3
 
 
-def die() -> None:
+def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def after(owner: Any, name: str, when: Callable[[Any], bool]) -> None:
+def after(owner, name, when):
     """Die when a method has done its work."""
     whole = getattr(owner, name)
 
-    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def dying(self, *args, **kwargs):
         found = whole(self, *args, **kwargs)
         if when(self):
             die()
@@ -63,11 +60,11 @@ def after(owner: Any, name: str, when: Callable[[Any], bool]) -> None:
     setattr(owner, name, dying)
 
 
-def before(owner: Any, name: str, when: Callable[[Any], bool]) -> None:
+def before(owner, name, when):
     """Die when a method is called."""
     whole = getattr(owner, name)
 
-    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def dying(self, *args, **kwargs):
         if when(self):
             die()
         return whole(self, *args, **kwargs)
@@ -75,7 +72,7 @@ def before(owner: Any, name: str, when: Callable[[Any], bool]) -> None:
     setattr(owner, name, dying)
 
 
-def in_process(work: Callable[[], Any], folder: Path) -> Any:
+def in_process(work, folder):
     """Result of some work in a process of its own, or None where it was killed."""
     result = folder / "result"
     result.unlink(missing_ok=True)
@@ -109,7 +106,7 @@ class ForkGrid(LoopGrid):
         super().__init__(apps, homes)
         self.folder, self.dying = folder, dying
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+    def push_messages(self, messages):
         numbers = []
         for message in messages:
             self.sent += 1
@@ -121,7 +118,7 @@ class ForkGrid(LoopGrid):
                 self._replies[numbers[-1]] = Message(content, reply_to=message)
         return numbers
 
-    def _answer(self, client: int, message: Message) -> Any:
+    def _answer(self, client, message):
         if client in self.dying and message.metadata.group_id == "round 2":
             self.dying[client](message.metadata.message_type.removeprefix("query."))
         content = self.apps[client](message, self.contexts[100 + client]).content
@@ -136,24 +133,17 @@ Outcome = dict[str, Any]
 
 
 def serve(
-    make: Callable[[], Federated],
-    folder: Path,
-    dies: Callable[[], None] = lambda: None,
-    dying: dict[int, Callable[[str], None]] | None = None,
-    rounds: int = ROUNDS,
-    signed: bool = False,
-    build: Callable[[], Any] = module,
-    trainer: dict[str, Any] | None = None,
-) -> Outcome | None:
+    make, folder, dies=lambda: None, dying=None, rounds=ROUNDS, signed=False, build=module, trainer=None
+):
     """Run the server in a process of its own, and return what it ends with, or None where it was killed."""
     own = [Ed25519PrivateKey.from_private_bytes(bytes([client] * 32)) for client in range(CLIENTS)]
     directory = {client: key.public_key() for client, key in enumerate(own)} if signed else None
 
-    def identities(context: Any) -> Identities:
+    def identities(context):
         assert directory is not None
         return Identities(own[int(context.node_config["partition-id"])], directory)
 
-    def work() -> Outcome:
+    def work():
         dies()
         apps = clients(
             *(make, folder),
@@ -177,23 +167,22 @@ def serve(
 
     inner = folder / "server-process"
     inner.mkdir(parents=True, exist_ok=True)
-    found: Outcome | None = in_process(work, inner)
-    return found
+    return in_process(work, inner)
 
 
-def streams_of(folder: Path, client: int, log: str = "streams") -> list[tuple[int, int]]:
+def streams_of(folder, client, log="streams"):
     """Streams that a client has used, as its own log has them."""
     lines = (folder / f"client-{client}" / f"{log}.jsonl").read_text().splitlines()[1:]
     return [(entry["round"], entry["attempt"]) for entry in map(json.loads, lines)]
 
 
-def check_streams(folder: Path, charges: list[int]) -> None:
+def check_streams(folder, charges):
     """No stream carries two payloads, and whatever may have been sent is charged."""
     for client in range(CLIENTS):
         used = streams_of(folder, client)
         assert used == sorted(set(used))
         assert len(used) <= charges[client]
-    payloads: dict[tuple[str, int, int, int], set[bytes]] = {}
+    payloads = {}
     for wire in folder.glob("*.wire"):
         data = wire.read_bytes()
         while data:
@@ -204,15 +193,15 @@ def check_streams(folder: Path, charges: list[int]) -> None:
     assert all(len(found) == 1 for found in payloads.values())
 
 
-def coin(**options: Any) -> Federated:
+def coin(**options):
     return federated(COIN, **{"seed": None, **options})
 
 
-def second(server: Any) -> bool:
+def second(server):
     return bool(server.plan is not None and server.plan.round == 1)
 
 
-PHASES: dict[str, Callable[[], None]] = {
+PHASES = {
     "registration": lambda: after(Roster, "_own_secrets", lambda roster: True),
     "before the roster is kept": lambda: before(
         server_module.Store, "put", lambda store: (store.folder / "server.json").exists()
@@ -242,7 +231,7 @@ def test_a_server_that_is_killed_goes_on_with_new_streams(phase, tmp_path):
 def test_a_target_is_not_exceeded_by_a_server_that_is_killed_and_goes_on(phase, tmp_path):
     """Three rounds are paid for. One is charged twice, so the last is not begun."""
 
-    def targeted() -> Federated:
+    def targeted():
         return coin(privacy=PrivacyTarget(1000.0, 1e-3, "server"))
 
     assert serve(targeted, tmp_path, PHASES[phase]) is None
@@ -263,7 +252,7 @@ def test_a_seeded_server_that_is_killed_ends_with_the_weights_of_the_simulation(
     assert found["charges"] == [3] * CLIENTS
 
 
-KEPT: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+KEPT = {
     "a local layer": (module, {"local": ["backbone.3.*"]}),
     "local buffers": (Scaled, {"buffers": "local"}),
     "FedDyn": (module, {"algorithm": FedDyn(0.1)}),
@@ -301,10 +290,10 @@ def test_what_clients_keep_outlives_a_killed_client(name, point, tmp_path):
     assert torch.equal(found["weights"], server.engine.weights)
 
 
-def dies_when(point: str) -> Callable[[str], None]:
+def dies_when(point):
     """What is done in a client's process so that it dies there."""
 
-    def arm(kind: str) -> None:
+    def arm(kind):
         if point == "training" and kind == "train":
             before(RemoteClient, "_trained", lambda client: True)
         if point == "stream used" and kind == "train":
@@ -333,19 +322,19 @@ def test_a_client_that_is_killed_is_missed_for_one_round(point, used, tmp_path):
     check_streams(tmp_path, found["charges"])
 
 
-def releasing(masks: bool = False, **options: Any) -> Federated:
+def releasing(masks=False, **options):
     """Everybody's mean accuracy, with noise, after each round; one may be missing."""
     release = NoisyMean("val_acc", 0.5, max_dropped=1)
     given = {"secure_aggregation": SecAgg()} if masks else {}
     return coin(evaluate_clients=ClientEvaluation(0.25, release=release), **given, **options)
 
 
-def of_a_release(server: Any) -> bool:
+def of_a_release(server):
     """Is it the second release?"""
     return server.segments == (1,) and second(server)
 
 
-RELEASING: dict[str, Callable[[], None]] = {
+RELEASING = {
     "charged": lambda: after(RoundServer, "start", of_a_release),
     "answered": lambda: before(RoundServer, "finish", of_a_release),
     "released": lambda: after(RoundServer, "finish", lambda s: s.segments == (1,) and s.round == 2),
@@ -378,7 +367,7 @@ def test_a_client_that_is_killed_while_it_measures_is_missed(point, masks, used,
     check_streams(tmp_path, found["charges"])
 
 
-def behind_masks() -> Federated:
+def behind_masks():
     return coin(secure_aggregation=SecAgg())
 
 
@@ -423,10 +412,10 @@ def test_behind_secure_aggregation_a_killed_server_begins_a_new_attempt(stage, t
     active = stage == "confirm"
     make = lambda: coin(secure_aggregation=SecAgg(active=active))  # noqa: E731
 
-    def dies() -> None:
+    def dies():
         whole = ForkGrid.push_messages
 
-        def push(self: ForkGrid, messages: Iterable[Message]) -> list[str]:
+        def push(self, messages):
             messages = list(messages)
             found = whole(self, messages)
             meta = messages[0].metadata

@@ -1,10 +1,6 @@
 """A SuperNode and the SuperLink are killed (SIGKILL) in mid-round, with all that they have started."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,19 +29,19 @@ OwnData.setup = _hold
 """
 
 
-def done(home: Path) -> int:
+def done(home):
     """Rounds that the server has kept."""
     if not (home / "checkpoints" / "last.ckpt").exists():
         return 0
     return int(example.checkpoint_of(home)["engine"]["round"])
 
 
-def streams_of(folder: Path) -> list[tuple[int, int]]:
+def streams_of(folder):
     lines = (folder / "streams.jsonl").read_text().splitlines()[1:]
     return [(entry["round"], entry["attempt"]) for entry in map(json.loads, lines)]
 
 
-def test_a_node_and_then_the_link_are_killed_in_mid_round(tmp_path: Path) -> None:
+def test_a_node_and_then_the_link_are_killed_in_mid_round(tmp_path):
     home, link = tmp_path / "home", ("--database", str(tmp_path / "link.db"))
     app = tmp_path / "killed_app"
     package = write_app(app, clients=4, seed=None, secure_aggregation=False)
@@ -69,7 +65,7 @@ def test_a_node_and_then_the_link_are_killed_in_mid_round(tmp_path: Path) -> Non
         machines.start_link()
         machines.run(app, home, ROUNDS)
         machines.wait_for((home / "runs" / "deployed" / "summary.json").exists, 900)
-    saved: dict[str, Any] = example.checkpoint_of(home)
+    saved = example.checkpoint_of(home)
     received = [record["num_received"] for record in saved["records"]]
     assert received[0] == 3  # the killed client was missed, and nobody else
     assert received[1:] == [4, 4] and [record["round"] for record in saved["records"]] == [0, 1, 2]

@@ -3,8 +3,6 @@
 All but one take the time of some forty short trainings each, and are marked slow.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import replace
@@ -12,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import Message
 
 from lightning_fedq.algorithms import SCAFFOLD
 from lightning_fedq.callbacks import Federated
@@ -176,7 +173,7 @@ def secure(**options):
 @slow
 def test_answers_that_are_repeated_or_foreign_are_refused(tmp_path):
     make = lambda: federated(COIN)  # noqa: E731
-    first: dict[int, Message] = {}
+    first = {}
 
     def replay(kind, client, reply):
         if kind != "train":

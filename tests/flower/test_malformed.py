@@ -1,10 +1,6 @@
 """Clients that answer with anything at all: the server refuses it by name, and goes on without them."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +21,10 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:the message of|client|node|unmask|round .* client:UserWarning"
 )
 COIN = CorBin(epsilon=4.0, shared_bits=5)
-JUNK: list[Any] = [None, "text", 7, 1 << 40, -1, 0.5, [1, 2], b"", b"junk"]
+JUNK = [None, "text", 7, 1 << 40, -1, 0.5, [1, 2], b"", b"junk"]
 
 
-def answering(played: Halves, kind: str, field: str, value: Any) -> None:
+def answering(played, kind, field, value):
     """Let client 2 put something else into one field of its answers; None leaves the field out."""
     played.line.answered = lambda asked, client, fields: (
         fields
@@ -38,7 +34,7 @@ def answering(played: Halves, kind: str, field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", JUNK)
-def test_an_answer_of_another_kind(value: Any, tmp_path: Path) -> None:
+def test_an_answer_of_another_kind(value, tmp_path):
     played = Halves(federated(COIN, seed=None), tmp_path)
     answering(played, "train", "answer", value)
     assert played.round().num_received == 3
@@ -48,7 +44,7 @@ def test_an_answer_of_another_kind(value: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["train", "shares", "masked", "unmask"])
 @pytest.mark.parametrize("value", JUNK)
-def test_behind_secure_aggregation(kind: str, value: Any, tmp_path: Path) -> None:
+def test_behind_secure_aggregation(kind, value, tmp_path):
     played = Halves(federated(COIN, seed=None, secure_aggregation=SecAgg()), tmp_path)
     answering(played, kind, "secagg", value)
     assert played.round().num_received == (4 if kind == "unmask" else 3)
@@ -56,12 +52,12 @@ def test_behind_secure_aggregation(kind: str, value: Any, tmp_path: Path) -> Non
     assert played.round().num_received == 4
 
 
-def identities(count: int) -> list[Identities]:
+def identities(count):
     own = [Ed25519PrivateKey.generate() for _ in range(count)]
     return [Identities(key, {c: one.public_key() for c, one in enumerate(own)}) for key in own]
 
 
-def secured(folder: Path, active: bool, num_clients: int = 10) -> Halves:
+def secured(folder, active, num_clients=10):
     """A federation behind secure aggregation: t = 6 of 10 against a curious server, 7 against a lying one."""
     settings = federated(COIN, seed=None, num_clients=num_clients, secure_aggregation=SecAgg(active=active))
     return Halves(settings, folder, identities(num_clients) if active else None)
@@ -70,11 +66,11 @@ def secured(folder: Path, active: bool, num_clients: int = 10) -> Halves:
 @pytest.mark.parametrize(
     ("cheated", "active"), [(1, True), (2, False), (3, True), (4, False), (4, True), (5, False), (9, False)]
 )
-def test_shares_that_do_not_open(cheated: int, active: bool, tmp_path: Path, monkeypatch: Any) -> None:
+def test_shares_that_do_not_open(cheated, active, tmp_path, monkeypatch):
     """One client that seals junk for four of nine partners ended every round, or had the four shut out."""
 
     class Cheats(Client):
-        def _make_shares(self) -> bytes:
+        def _make_shares(self):
             keys, junk = self._pair_keys, [c for c in range(10) if c != 2][:cheated]
             if self.client == 2:
                 self._pair_keys = {**keys, **dict.fromkeys(junk, bytes(32))}
@@ -92,9 +88,7 @@ def test_shares_that_do_not_open(cheated: int, active: bool, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(("num_clients", "active"), [(5, False), (10, True)])
-def test_a_commitment_that_is_not_of_the_seed(
-    num_clients: int, active: bool, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_commitment_that_is_not_of_the_seed(num_clients, active, tmp_path, monkeypatch):
     """Every round of every run was given up, and the client that the log named was asked again."""
     honest = Client._make_shares
     monkeypatch.setattr(
@@ -109,14 +103,14 @@ def test_a_commitment_that_is_not_of_the_seed(
 
 
 @pytest.mark.parametrize("active", [False, True])
-def test_shares_on_no_polynomial(active: bool, tmp_path: Path, monkeypatch: Any) -> None:
+def test_shares_on_no_polynomial(active, tmp_path, monkeypatch):
     honest, lies = Client._make_shares, [False]
 
-    def dealt(known: dict[int, int], points: list[int]) -> list[int]:
+    def dealt(known, points):
         off = 1 if lies[0] else 0  # each on a polynomial of its own
         return [value ^ off * point**3 for value, point in zip(values_at(known, points), points, strict=True)]
 
-    def make(self: Client) -> bytes:
+    def make(self):
         lies[0] = self.client == 2
         return honest(self)
 
@@ -129,13 +123,11 @@ def test_shares_on_no_polynomial(active: bool, tmp_path: Path, monkeypatch: Any)
 
 
 @pytest.mark.parametrize("liars, active", [((2,), False), ((0, 5), False), ((0, 4), False), ((2,), True)])
-def test_wrong_shares_are_corrected(
-    liars: tuple[int, ...], active: bool, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_wrong_shares_are_corrected(liars, active, tmp_path, monkeypatch):
     """Two of ten ended every round, and the log named the owner of a secret in their place."""
     honest = Client.unmask
 
-    def unmask(self: Client, message: bytes) -> bytes:
+    def unmask(self, message):
         if self.client in liars:
             self._held = {owner: 2 * (bytes(1) + bytes([owner + 1]) * 15) for owner in self._held}
         return honest(self, message)
@@ -150,7 +142,7 @@ def test_wrong_shares_are_corrected(
     assert played.round().num_received == 10 - len(liars)
 
 
-def test_accusations_that_too_few_make(tmp_path: Path) -> None:
+def test_accusations_that_too_few_make(tmp_path):
     """One client says of others what it likes; it is the one that is left out."""
     played = secured(tmp_path, False, 4)
     for accused in (2, 7, -1, "text", None, True, [2], [7], ["text"], [0]):
@@ -171,7 +163,7 @@ def test_accusations_that_too_few_make(tmp_path: Path) -> None:
     [(field, value) for field in ("partition", "key", "proof", "samples", "signature") for value in JUNK]
     + [("partition", 4), ("partition", 1 << 70), ("key", bytes(32)), ("samples", 0)],
 )
-def test_a_registration(seed: int | None, field: str, value: Any, tmp_path: Path) -> None:
+def test_a_registration(seed, field, value, tmp_path):
     """The server waits for a fourth client and says which one is missing, or has no use for the field."""
     settings = federated(COIN, seed=seed)
     harmless = (
@@ -191,15 +183,15 @@ def test_a_registration(seed: int | None, field: str, value: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("samples", [1 << 40, (1 << 63) - 1])
-def test_a_client_that_says_it_holds_more_samples_than_there_are(samples: int, tmp_path: Path) -> None:
+def test_a_client_that_says_it_holds_more_samples_than_there_are(samples, tmp_path):
     """The server took a list of so many numbers, 8 TiB of memory, and died. It needs their count only."""
 
-    def tamper(kind: str, client: int, reply: Message) -> Message:
+    def tamper(kind, client, reply):
         if (kind, client) == ("register", 2):
             reply.content.config_records["fedq"]["samples"] = samples
         return reply
 
-    def make() -> Any:
+    def make():
         return federated(FedAvg(), weighting="samples")
 
     apps, homes = clients(make, tmp_path, home=False)
@@ -209,11 +201,11 @@ def test_a_client_that_says_it_holds_more_samples_than_there_are(samples: int, t
 
 
 @pytest.mark.parametrize("mechanism", [JoPEQ(epsilon=1.0), LDPQ(epsilon=1.0), CorBin(1.0, 5)])
-def test_masked_symbols_that_no_client_can_have(mechanism: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_masked_symbols_that_no_client_can_have(mechanism, tmp_path, monkeypatch):
     """Masks hide whatever a client sends, and JoPEQ's decoder ended the server's process."""
     honest = Client.masked_input
 
-    def lying(self: Client, symbols: Any) -> bytes:
+    def lying(self, symbols):
         message = honest(self, symbols)
         if self.client != 2 or not lies:
             return message
@@ -233,13 +225,13 @@ def test_masked_symbols_that_no_client_can_have(mechanism: Any, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("answer", ["refused", "error", "names"])
-def test_words_of_a_client_are_one_short_line_of_the_server_s_log(answer: str) -> None:
+def test_words_of_a_client_are_one_short_line_of_the_server_s_log(answer):
     """A client could write lines in another one's name into the log, or control a terminal that shows it."""
     words, warned = "no\nnode 3 refuses: train: declined\x1b[2J" + "!" * 10**6, list[str]()
     LoopGrid([], [])  # Flower's messages want to know who sends them
     asked = Message(RecordDict(), dst_node_id=2, message_type="train")
-    content: Any = to_record({"refused": words}) if answer == "refused" else Error(2, words)
+    content = to_record({"refused": words}) if answer == "refused" else Error(2, words)
     content = RecordDict({words: ConfigRecord()}) if answer == "names" else content
-    Exchange(None, 1.0, warned.append).fields(2, Message(content, reply_to=asked))  # type: ignore[arg-type]
+    Exchange(None, 1.0, warned.append).fields(2, Message(content, reply_to=asked))
     (line,) = warned
     assert line.startswith("node 2") and line.isprintable() and len(line) < 3_000

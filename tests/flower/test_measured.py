@@ -1,20 +1,14 @@
 """`evaluate_clients` with real clients: what a simulation measures and releases, and nothing beside it."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from flwr.app import Message
-from torch import Tensor
 
 from lightning_fedq import ClientEvaluation, NoisyMean
-from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.client_app import DeployedClient
 from lightning_fedq.flower.records import from_record, to_record
 from lightning_fedq.flower.store import Store
@@ -33,25 +27,25 @@ RELEASE = NoisyMean("val_loss", 0.5, 0.0, 4.0)
 NOISY = GaussianNoise(clip_norm=1.0, noise_multiplier=1.0)
 
 
-def settings(mechanism: Any = COIN, release: NoisyMean | None = None, **options: Any) -> Federated:
+def settings(mechanism=COIN, release=None, **options):
     measured = ClientEvaluation(0.25, release=release)
     return federated(mechanism, **{"evaluate_clients": measured, **options})
 
 
-def trained(folder: Path, make: Any, rounds: int = 2, tamper: Any = None, **options: Any) -> Federated:
+def trained(folder, make, rounds=2, tamper=None, **options):
     grid = LoopGrid(*clients(make, folder, **options), **({} if tamper is None else {"tamper": tamper}))
     trainer, server = deployment(make(), rounds, folder).run(grid)
-    server.trainer = trainer  # type: ignore[attr-defined]
+    server.trainer = trainer
     return server
 
 
-def own_lines(folder: Path, client: int) -> list[dict[str, Any]]:
+def own_lines(folder, client):
     return [
         json.loads(line) for line in (folder / f"client-{client}" / "measured.jsonl").read_text().splitlines()
     ]
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "every client's own model, some train": {"local": ["backbone.3.*"], "clients_per_round": 2},
     "a mean by samples, few bits down": {"weighting": "samples", "broadcast_bits": 6},
     "released behind masks": {
@@ -70,7 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         ("released behind masks", "local"),
     ],
 )
-def test_real_clients_measure_what_simulated_ones_do(name: str, choice: str, tmp_path: Path) -> None:
+def test_real_clients_measure_what_simulated_ones_do(name, choice, tmp_path):
     make = lambda: settings(client_metrics=choice, **OPTIONS[name])  # noqa: E731
     expected, found = simulate(make(), 2), trained(tmp_path, make)
     assert torch.equal(found.engine.weights, expected.engine.weights)
@@ -93,11 +87,11 @@ def test_real_clients_measure_what_simulated_ones_do(name: str, choice: str, tmp
     assert (tmp_path / "client-0" / "measured.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_secure_clients_release_and_are_charged_as_in_a_simulation(tmp_path: Path) -> None:
+def test_secure_clients_release_and_are_charged_as_in_a_simulation(tmp_path):
     make = lambda: settings(NOISY, RELEASE, seed=None)  # noqa: E731
-    exact: list[str] = []
+    exact = []
 
-    def look(kind: str, client: int, reply: Message) -> Message:
+    def look(kind, client, reply):
         exact.extend(name for name in from_record(reply.content) if kind == "evaluate")
         return reply
 
@@ -106,7 +100,7 @@ def test_secure_clients_release_and_are_charged_as_in_a_simulation(tmp_path: Pat
     assert beside is not None and beside.charges.tolist() == [2] * CLIENTS
     assert set(exact) == {"answer"}, "one packed message, and no value beside it"
     assert all(one.released.num_clients == CLIENTS and not one.values for one in found.client_evaluations)
-    run = run_of(found, found.trainer)  # type: ignore[attr-defined]
+    run = run_of(found, found.trainer)
     assert run.releases is not None and run.releases.rounds == 2
     with_them, without = (privacy_report(one, 1e-2).rows for one in (run, replace(run, releases=None)))
     spent = [(one.epsilon, bare.epsilon) for one, bare in zip(with_them, without, strict=True)]
@@ -116,7 +110,7 @@ def test_secure_clients_release_and_are_charged_as_in_a_simulation(tmp_path: Pat
     assert logs == [3] * CLIENTS  # a head, and two streams
 
 
-def test_the_noise_of_a_release_is_the_clients(tmp_path: Path) -> None:
+def test_the_noise_of_a_release_is_the_clients(tmp_path):
     """Two servers of the same clients' data get two means; no noise would give one."""
     means = set()
     for run in range(2):
@@ -125,12 +119,12 @@ def test_the_noise_of_a_release_is_the_clients(tmp_path: Path) -> None:
     assert len(means) == 2
 
 
-def test_no_key_of_a_release_is_one_of_a_round(tmp_path: Path) -> None:
+def test_no_key_of_a_release_is_one_of_a_round(tmp_path):
     played = Halves(settings(NOISY, RELEASE, seed=None), tmp_path)
     client = played.client(1)
     _, questions = played.questions()
     of_round = client._keys(questions[1])
-    server = played.roster.keys(releases=of_round)  # type: ignore[arg-type]
+    server = played.roster.keys(releases=of_round)
     told = {**questions[1], **played.roster.introduction(server, 1, ())}
     client._releasing = True
     of_release = client._keys(told)
@@ -143,7 +137,7 @@ def test_no_key_of_a_release_is_one_of_a_round(tmp_path: Path) -> None:
     assert secrets.of_releases().federation == of_releases(secrets.federation)
 
 
-def test_a_lost_answer_leaves_the_others(tmp_path: Path) -> None:
+def test_a_lost_answer_leaves_the_others(tmp_path):
     """Of exact values one is missing; a release needs the noise of all, or of as many as it was told."""
     lost = lambda kind, client, reply: None if (kind, client) == ("evaluate", 2) else reply  # noqa: E731
     make = lambda: settings(client_metrics="shared")  # noqa: E731
@@ -161,20 +155,20 @@ def test_a_lost_answer_leaves_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ['{"global": {"other": 1.0}}', "{"])
-def test_one_client_that_says_nonsense_is_left_out(words: str, tmp_path: Path) -> None:
-    def lies(kind: str, client: int, reply: Message) -> Message:
+def test_one_client_that_says_nonsense_is_left_out(words, tmp_path):
+    def lies(kind, client, reply):
         if (kind, client) != ("evaluate", 0):
             return reply
         return Message(to_record({"measured": words}), reply_to=_asked(reply))
 
-    def _asked(reply: Message) -> Any:
+    def _asked(reply):
         return asked[reply.metadata.reply_to_message_id]
 
-    asked: dict[str, Any] = {}
+    asked = {}
     make = lambda: settings(client_metrics="shared")  # noqa: E731
     grid = LoopGrid(*clients(make, tmp_path), tamper=lies)
     whole = grid.push_messages
-    grid.push_messages = lambda messages: whole(  # type: ignore[method-assign]
+    grid.push_messages = lambda messages: whole(
         [asked.setdefault(f"message {grid.sent + i + 1}", one) for i, one in enumerate(messages)]
     )
     _, server = deployment(make(), 1, tmp_path).run(grid)
@@ -184,25 +178,22 @@ def test_one_client_that_says_nonsense_is_left_out(words: str, tmp_path: Path) -
 class Fails(DeployedClient):
     """A client whose measurement fails, which follows from its data."""
 
-    def measured(self, number: int, round: int, weights: Tensor) -> Any:
+    def measured(self, number, round, weights):
         raise ZeroDivisionError("sample 7 is bad")
 
 
-def client_of(federated_: Federated, folder: Path, kind: Any = DeployedClient) -> DeployedClient:
+def client_of(federated_, folder, kind=DeployedClient):
     from tests.flower.loop import OwnDigits
 
-    made: DeployedClient = kind(
-        module, lambda: OwnDigits(0), federated_, {"accelerator": "cpu"}, Store(folder), 0
-    )
-    return made
+    return kind(module, lambda: OwnDigits(0), federated_, {"accelerator": "cpu"}, Store(folder), 0)
 
 
-def question(server: Federated, **more: Any) -> dict[str, Any]:
+def question(server, **more):
     weights = server.engine.weights
     return {"client": 0, "round": 0, "weights": weights.numpy().tobytes(), "dtype": "float32", **more}
 
 
-def test_that_a_measurement_fails_tells_the_server_nothing(tmp_path: Path) -> None:
+def test_that_a_measurement_fails_tells_the_server_nothing(tmp_path):
     server = simulate(settings(), 1)
     found = client_of(settings(client_metrics="local"), tmp_path / "a", Fails).reply(
         "evaluate", question(server)
@@ -214,20 +205,20 @@ def test_that_a_measurement_fails_tells_the_server_nothing(tmp_path: Path) -> No
     assert RELEASE.centred(torch.tensor([math.nan])).isnan().all(), "which is encoded as the middle"
 
 
-def test_a_release_is_of_the_round_that_it_says(tmp_path: Path) -> None:
+def test_a_release_is_of_the_round_that_it_says(tmp_path):
     """And of its stream once: the log refuses a server that asks again."""
     make = lambda: settings(NOISY, RELEASE, seed=None)  # noqa: E731
-    kept: list[dict[str, Any]] = []
+    kept = []
     apps, homes = clients(make, tmp_path)
     grid = LoopGrid(apps, homes)
     push = grid.push_messages
 
-    def watch(messages: Any) -> Any:
+    def watch(messages):
         messages = list(messages)
         kept.extend(from_record(m.content) for m in messages if m.metadata.message_type == "query.evaluate")
         return push(messages)
 
-    grid.push_messages = watch  # type: ignore[method-assign]
+    grid.push_messages = watch
     deployment(make(), 1, tmp_path).run(grid)
     fields = next(fields for fields in kept if fields["client"] == 0)
     client = client_of(make(), tmp_path / "client-0")
@@ -236,8 +227,8 @@ def test_a_release_is_of_the_round_that_it_says(tmp_path: Path) -> None:
         assert "is no task of round 0" in client.reply("evaluate", {**fields, "round": round})["refused"]
 
 
-def test_what_cannot_be_is_refused_before_anybody_is_charged(tmp_path: Path) -> None:
-    lists = ClientEvaluation([[]] * CLIENTS)  # type: ignore[list-item]
+def test_what_cannot_be_is_refused_before_anybody_is_charged(tmp_path):
+    lists = ClientEvaluation([[]] * CLIENTS)
     with pytest.raises(ValueError, match="say which fraction"):
         clients(lambda: settings(evaluate_clients=lists), tmp_path)
     with pytest.raises(ValueError, match="adds noise to it; use client_metrics='local'"):
@@ -261,13 +252,11 @@ def test_what_cannot_be_is_refused_before_anybody_is_charged(tmp_path: Path) -> 
         deployment(settings(COIN, RELEASE), 1, tmp_path).run(LoopGrid(*clients(other, tmp_path)))
 
 
-def test_too_few_for_a_release_are_not_charged(tmp_path: Path) -> None:
+def test_too_few_for_a_release_are_not_charged(tmp_path):
     make = lambda: settings(COIN, RELEASE, clients_per_round=2)  # noqa: E731
     grid = LoopGrid(*clients(make, tmp_path))
     server = deployment(make(), 1, tmp_path)
     whole = grid.get_node_ids
-    grid.get_node_ids = lambda: [  # type: ignore[method-assign]
-        node for node in whole() if node != 103 or len(grid.log) < 6
-    ]
+    grid.get_node_ids = lambda: [node for node in whole() if node != 103 or len(grid.log) < 6]
     _, found = server.run(grid)
     assert found.ledger.beside.rounds == 0 and found.client_evaluations[0].released is None

@@ -1,19 +1,15 @@
 """A Flower app of somebody's own, with a mod on its clients and a wrapper around its strategy."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, Krum, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, Krum
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import DecodingStrategy, client_app, encoding_mod
@@ -39,19 +35,19 @@ SHAPES = {"layer.weight": (3, 4), "layer.bias": (5,)}
 ROUNDS = 2
 
 
-def start() -> ArrayRecord:
+def start():
     generator = np.random.default_rng(0)
     arrays = {name: Array(generator.normal(size=shape).astype("f4")) for name, shape in SHAPES.items()}
     return ArrayRecord({**arrays, "counter": Array(np.array(7))})
 
 
-def local_change(client: int, vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def local_change(client, vector):
     """What stands for a training: every client pulls elsewhere."""
     goal = np.sin(np.arange(vector.size) * (client + 1)).astype("f4")
     return (0.3 * (goal - vector)).astype("f4")
 
 
-def train(message: Message, context: Context) -> Message:
+def train(message, context):
     """An ordinary train function: arrays in, arrays and metrics out."""
     record = message.content["arrays"]
     assert set(message.content) == {"arrays", "config"}  # a mod's own fields are gone
@@ -68,34 +64,32 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
 
 
-def app_of(
-    federated: Federated | None, function: Callable[[Message, Context], Message] = train, **options: Any
-) -> ClientApp:
+def app_of(federated, function=train, **options):
     app = ClientApp(mods=[] if federated is None else [encoding_mod(federated, **options)])
     app.train()(function)
 
     @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
+    def evaluate(message, context):
         metrics = MetricRecord({"eval_loss": 0.5, "num-examples": 3})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
 
 
-def federation(mechanism: Any, **options: Any) -> Federated:
+def federation(mechanism, **options):
     return Federated(mechanism, CLIENTS, **{"seed": 5, **options})
 
 
-def grid_of(make: Callable[[], Federated] | None, folder: Path, **options: Any) -> LoopGrid:
+def grid_of(make, folder, **options):
     apps = [app_of(None if make is None else make()) for _ in range(CLIENTS)]
     return LoopGrid(apps, [folder / f"client-{client}" for client in range(CLIENTS)], **options)
 
 
-def run(strategy: Strategy, grid: LoopGrid, rounds: int = ROUNDS) -> ArrayRecord:
+def run(strategy, grid, rounds=ROUNDS):
     return strategy.start(grid, start(), num_rounds=rounds).arrays
 
 
-def flat(record: ArrayRecord) -> torch.Tensor:
+def flat(record):
     return torch.from_numpy(np.concatenate([record[name].numpy().ravel() for name in SHAPES]))
 
 
@@ -167,10 +161,10 @@ def test_against_a_lying_server_and_with_a_budget_of_its_own(tmp_path):
     (claim,) = (c for c in mechanism.claims(context) if c.adversary is Adversary.SERVER)
     paid = spent(claim.loss, 1e-5, compositions=claim.compositions).epsilon * 1.0001
 
-    def budget(context: Context) -> PrivacyTarget:
+    def budget(context):
         return PrivacyTarget(paid if context.node_config["partition-id"] == 2 else 10 * paid, 1e-5)
 
-    def identities(context: Context) -> Identities:
+    def identities(context):
         return Identities(own[int(context.node_config["partition-id"])], directory)
 
     apps = [app_of(make(), identities=identities, budget=budget) for _ in range(CLIENTS)]
@@ -210,17 +204,17 @@ class Wire(LoopGrid):
     """Keeps what every client sends, byte for byte."""
 
     def __init__(self, *args: Any) -> None:
-        self.replies: list[tuple[str, int, bytes]] = []
+        self.replies = []
         super().__init__(*args, tamper=self._keep)
 
-    def _keep(self, kind: str, client: int, reply: Message) -> Message:
+    def _keep(self, kind, client, reply):
         said = str(reply.error) if reply.has_error() else ""
         data = b"" if reply.has_error() else b"".join(_bytes_of(reply.content))
         self.replies.append((kind, client, said.encode() + data))
         return reply
 
 
-def _bytes_of(record: RecordDict) -> list[bytes]:
+def _bytes_of(record):
     found = [repr(sorted(record)).encode()]
     for part in record.array_records.values():
         found += [name.encode() + array.data for name, array in part.items()]
@@ -229,10 +223,10 @@ def _bytes_of(record: RecordDict) -> list[bytes]:
     return found
 
 
-def talkative(secret: int) -> Callable[[Message, Context], Message]:
+def talkative(secret):
     """A train function that tells what it knows wherever it can."""
 
-    def function(message: Message, context: Context) -> Message:
+    def function(message, context):
         if secret and message.metadata.group_id == "round 2":
             raise ValueError(f"the label of sample 3 is {secret}")
         reply = train(message, context)
@@ -252,7 +246,7 @@ def talkative(secret: int) -> Callable[[Message, Context], Message]:
 def test_nothing_of_the_data_goes_round_the_mechanism(tmp_path):
     """Behind a mechanism that sends zeros, clients on different data send the same bytes."""
 
-    def sent(secret: int) -> list[tuple[str, int, bytes]]:
+    def sent(secret):
         make = lambda: federation(Silent())  # noqa: E731
         folder = tmp_path / f"secret-{secret}"
         apps = [app_of(make(), talkative(secret)) for _ in range(CLIENTS)]
@@ -284,7 +278,7 @@ def test_an_exception_of_the_training_stays_with_the_client(tmp_path):
 class Failing(OwnDigits):
     """Reads a damaged file."""
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         raise ValueError("the label of sample 3 is 8")
 
 

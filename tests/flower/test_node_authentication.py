@@ -1,10 +1,5 @@
 """A SuperLink that admits the SuperNodes whose keys an operator has registered, as the guide says."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -14,7 +9,7 @@ from tests.flower.machines import example
 pytestmark = pytest.mark.slow
 
 
-def write_keys(folder: Path, client: int) -> tuple[Path, Path]:
+def write_keys(folder, client):
     """A P-384 key pair in OpenSSH's form, as `ssh-keygen -t ecdsa -b 384` writes it."""
     key = ec.generate_private_key(ec.SECP384R1())
     private, public = folder / f"node-{client}", folder / f"node-{client}.pub"
@@ -23,7 +18,7 @@ def write_keys(folder: Path, client: int) -> tuple[Path, Path]:
     return private, public
 
 
-def test_a_node_is_admitted_once_its_key_is_registered(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_node_is_admitted_once_its_key_is_registered(tmp_path, monkeypatch):
     monkeypatch.setattr(example, "CLIENTS", 0)  # started by hand
     pairs = [write_keys(tmp_path, client) for client in range(2)]
     nodes = [("--auth-supernode-private-key", str(private), "--max-retries", "3") for private, _ in pairs]

@@ -1,21 +1,19 @@
 """Sums that hold less noise than the claims count on are opened by nobody."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from lightning_fedq.flower.secure import RemoteSum
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, RotatedCoins, Skellam
-from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import AbortedRoundError, RoundContext
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.simulation import model_digest
 
 CLIENTS, DIM = 6, 4
 
 
-def carried_through(mechanism: Mechanism, num_silent: int) -> RemoteSum:
+def carried_through(mechanism, num_silent):
     """A round that the last clients leave after they have shared their keys."""
     one = torch.ones(1, dtype=torch.float64)
     context = RoundContext(0, tuple((c,) for c in range(CLIENTS)), (DIM,), 0.0 * one, one)
@@ -26,7 +24,7 @@ def carried_through(mechanism: Mechanism, num_silent: int) -> RemoteSum:
     first = {c: client.advertise(remote.invitation(c)) for c, client in clients.items()}
     symbols = torch.zeros(mechanism.num_symbols(context), dtype=torch.int64).numpy()
 
-    def exchange(kind: str, messages: dict[int, bytes]) -> dict[int, bytes]:
+    def exchange(kind, messages):
         if kind == "shares":
             return {c: clients[c].share_keys(message) for c, message in messages.items()}
         if kind == "masked":

@@ -1,10 +1,6 @@
 """What was recorded in one run is of no use in the next: neither side's messages."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -23,7 +19,7 @@ class Recording(LoopGrid):
     asked: list[tuple[str, RecordDict]]
     answered: dict[str, RecordDict]
 
-    def push_messages(self, messages: Any) -> list[str]:
+    def push_messages(self, messages):
         listed = list(messages)
         self.asked = getattr(self, "asked", [])
         for message in listed:
@@ -32,15 +28,15 @@ class Recording(LoopGrid):
         return super().push_messages(listed)
 
 
-def make() -> Any:
+def make():
     return federated(CorBin(epsilon=4.0, shared_bits=5), seed=None, secure_aggregation=SecAgg())
 
 
-def first_run(folder: Path) -> Recording:
+def first_run(folder):
     """Two rounds, of which everything that goes between the server and client 1 is kept."""
-    kept: dict[str, RecordDict] = {}
+    kept = {}
 
-    def record(kind: str, client: int, reply: Message) -> Message:
+    def record(kind, client, reply):
         if client == 1:
             kept[kind] = reply.content
         return reply
@@ -53,12 +49,12 @@ def first_run(folder: Path) -> Recording:
     return grid
 
 
-def test_answers_of_an_earlier_run_are_refused_and_named(tmp_path: Path) -> None:
+def test_answers_of_an_earlier_run_are_refused_and_named(tmp_path):
     """Whoever has recorded client 1 and sits between sends its answers of the first run in the next."""
     answered = first_run(tmp_path).answered
     for kind in KINDS:
 
-        def replay(name: str, client: int, reply: Message, kind: str = kind) -> Message:
+        def replay(name, client, reply, kind=kind):
             if client == 1 and name == kind:
                 reply.content = answered[kind]
             return reply
@@ -74,7 +70,7 @@ def test_answers_of_an_earlier_run_are_refused_and_named(tmp_path: Path) -> None
         assert last.aborted or last.num_received == (4 if kind == "unmask" else 3)
 
 
-def test_questions_of_an_earlier_run_are_refused_and_named_once(tmp_path: Path) -> None:
+def test_questions_of_an_earlier_run_are_refused_and_named_once(tmp_path):
     """Whoever may start runs sends client 1 what the server had sent it: it encodes nothing again."""
     asked = first_run(tmp_path).asked
     log, keys = (tmp_path / "client-1" / name for name in ("streams.jsonl", "keys.json"))
@@ -96,10 +92,10 @@ def test_questions_of_an_earlier_run_are_refused_and_named_once(tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore:round 3. client 1 is not connected:UserWarning")
-def test_another_answer_in_place_of_a_registration_is_refused(tmp_path: Path) -> None:
+def test_another_answer_in_place_of_a_registration_is_refused(tmp_path):
     answered = first_run(tmp_path).answered
 
-    def replay(kind: str, client: int, reply: Message) -> Message:
+    def replay(kind, client, reply):
         if client == 1 and kind == "register":
             reply.content = answered["train"]
         return reply

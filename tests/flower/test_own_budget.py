@@ -1,17 +1,12 @@
 """A deployed client with a budget of its own; what it counts is in `tests/rounds/test_client_budget.py`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import Context
 
 from lightning_fedq.flower import client_app, encoding_mod
 from lightning_fedq.flower.store import Store
@@ -22,31 +17,31 @@ from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg
-from tests.flower.halves import DIM, Fields, Halves, Still
+from tests.flower.halves import DIM, Halves, Still
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits
 
 pytestmark = pytest.mark.filterwarnings("ignore:node |train|round .* client:UserWarning")
 COIN, DELTA = LDPQ(epsilon=0.5), 1e-5
 
 
-def budget_for(messages: int, dim: int = DIM) -> PrivacyTarget:
+def budget_for(messages, dim=DIM):
     """Room for so many messages of one bit a coordinate, by the accountant."""
     (claim,) = (c for c in COIN.claims(_context(dim)) if c.adversary is Adversary.SERVER)
     found = spent(claim.loss, DELTA, compositions=claim.compositions, rounds=messages)
     return PrivacyTarget(found.epsilon * 1.0001, DELTA, "server")
 
 
-def _context(dim: int) -> Any:
+def _context(dim):
     one = torch.ones(1, dtype=torch.float64)
     return RoundTask(0, 0, tuple((c,) for c in range(CLIENTS)), (dim,), 0.0 * one, one).context()
 
 
-def coin(**options: Any) -> Any:
+def coin(**options):
     return federated(COIN, seed=None, **options)
 
 
 @pytest.mark.parametrize("secagg", [None, SecAgg()])
-def test_a_server_that_asks_for_more_rounds_than_agreed(secagg: Any, tmp_path: Path) -> None:
+def test_a_server_that_asks_for_more_rounds_than_agreed(secagg, tmp_path):
     """Client 2 pays for two rounds. Every message finds a new process here, so it counts by its own log."""
     played = Halves(coin(secure_aggregation=secagg), tmp_path, budgets={2: budget_for(2)})
     assert [played.round().num_received for _ in range(2)] == [4, 4]
@@ -62,7 +57,7 @@ def test_a_server_that_asks_for_more_rounds_than_agreed(secagg: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_copy_of_a_client_s_folder(moved: bool, tmp_path: Path) -> None:
+def test_a_copy_of_a_client_s_folder(moved, tmp_path):
     """With a log of its own it sent a third message at a budget for two: epsilon 35.7 in place of 26.7."""
     played = Halves(coin(), tmp_path, budgets={2: budget_for(2)})
     assert played.round().num_received == 4
@@ -85,19 +80,19 @@ def test_a_copy_of_a_client_s_folder(moved: bool, tmp_path: Path) -> None:
     assert played.round().num_received == 4
 
 
-def test_a_server_that_forgets_what_it_has_asked(tmp_path: Path) -> None:
+def test_a_server_that_forgets_what_it_has_asked(tmp_path):
     """A new server object begins again at round 0, and with rounds that it makes up."""
     played = Halves(coin(), tmp_path, budgets={2: budget_for(2)})
     played.round()
 
-    def tells(kind: str, client: int, fields: Fields) -> Fields:
+    def tells(kind, client, fields):
         if kind == "train" and client == 2:
             task = RoundTask.from_bytes(fields["task"])
             told.append(RoundTask(rounds.pop(0), 0, task.groups, task.segments, task.center, task.radius))
             return {**fields, "task": told[-1].to_bytes()}
         return fields
 
-    told: list[RoundTask] = []
+    told = []
     rounds = [0, 50, 51, 10**6]
     played.line.tells = tells
     answers = []
@@ -110,7 +105,7 @@ def test_a_server_that_forgets_what_it_has_asked(tmp_path: Path) -> None:
     assert answers[2:] == [{"refused": "train: declined"}] * 2
 
 
-def test_a_folder_without_its_log_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_its_log_is_refused(tmp_path):
     """The keys are there and what they have encoded is not: every stream could be used again."""
     played = Halves(coin(), tmp_path)
     assert played.round().num_received == 4
@@ -120,7 +115,7 @@ def test_a_folder_without_its_log_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "client-2" / "streams.jsonl").exists()
 
 
-def test_a_folder_that_is_set_back_draws_new_coins(tmp_path: Path) -> None:
+def test_a_folder_that_is_set_back_draws_new_coins(tmp_path):
     """All machines are put back to an old copy of their folders: the log has forgotten what it had used."""
     played = Halves(coin(), tmp_path / "now")
     _, asked = played.questions()
@@ -134,7 +129,7 @@ def test_a_folder_that_is_set_back_draws_new_coins(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_all_files_of_a_client_are_for_its_owner_alone(tmp_path: Path) -> None:
+def test_all_files_of_a_client_are_for_its_owner_alone(tmp_path):
     """Also in a folder that somebody else has made, which others may enter."""
     (tmp_path / "client-2").mkdir(mode=0o755)
     played = Halves(coin(secure_aggregation=SecAgg()), tmp_path)
@@ -145,11 +140,11 @@ def test_all_files_of_a_client_are_for_its_owner_alone(tmp_path: Path) -> None:
     assert set(files.values()) == {"0o600"}
 
 
-def test_in_flower_s_own_app(tmp_path: Path) -> None:
+def test_in_flower_s_own_app(tmp_path):
     """Of client 1's node configuration, through `client_app`, with a restart of the server in between."""
     dim = sum(parameter.numel() for parameter in module().parameters())
 
-    def budget(context: Context) -> PrivacyTarget:
+    def budget(context):
         return budget_for(1 if context.node_config["partition-id"] == 1 else 3, dim)
 
     apps, homes = clients(coin, tmp_path, budget=budget)
@@ -161,8 +156,8 @@ def test_in_flower_s_own_app(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [client_app, encoding_mod])
-def test_a_budget_that_a_client_cannot_know_is_refused_at_once(make: Any) -> None:
-    def app(settings: Any, **options: Any) -> Any:
+def test_a_budget_that_a_client_cannot_know_is_refused_at_once(make):
+    def app(settings, **options):
         return (
             make(module, own_digits, settings, **options) if make is client_app else make(settings, **options)
         )

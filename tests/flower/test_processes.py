@@ -1,11 +1,5 @@
 """Real processes, TLS on: one SuperLink, four SuperNodes."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.flower.machines import example
@@ -14,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def machines(tmp_path_factory):
     with example.Machines(tmp_path_factory.mktemp("machines")) as running:
         yield running
 
@@ -29,9 +23,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         ("sums", "CorBin(epsilon=4.0, shared_bits=5)", True),
     ],
 )
-def test_a_deployment_ends_with_the_weights_of_the_simulation(
-    machines: Any, name: str, mechanism: str, secagg: bool
-) -> None:
+def test_a_deployment_ends_with_the_weights_of_the_simulation(machines, name, mechanism, secagg):
     found = example.deploy(machines, mechanism, name, secagg)
     assert found["answers"] == [4, 4]
     assert found["same weights"]
@@ -52,7 +44,7 @@ def identities(context):
 """
 
 
-def against_a_lying_server(package: Path) -> None:
+def against_a_lying_server(package):
     for name, old, new in (
         ("task", "SecAgg(),", "SecAgg(active=True),"),
         ("client_app", "federated, trainer", "federated, identities=task.identities, trainer"),
@@ -65,7 +57,7 @@ def against_a_lying_server(package: Path) -> None:
         (package / f"{name}.py").write_text(start + text.replace(old, new) + more)
 
 
-def test_against_a_lying_server_it_ends_with_the_same_weights(machines: Any) -> None:
+def test_against_a_lying_server_it_ends_with_the_same_weights(machines):
     mechanism = "CorBin(epsilon=4.0, shared_bits=5)"
     found = example.deploy(machines, mechanism, "signed", True, change=against_a_lying_server)
     assert found["answers"] == [4, 4]

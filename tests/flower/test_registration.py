@@ -1,9 +1,6 @@
 """Registration: nobody is waited for longer than it takes, and whoever is missing is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,51 +24,51 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
 
 
 @pytest.fixture
-def clock(monkeypatch: Any) -> Clock:
+def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(exchange, "time", found)
     monkeypatch.setattr(roster, "time", found)
     return found
 
 
-def settings(seed: int | None = None) -> Any:
+def settings(seed=None):
     return federated(CorBin(epsilon=4.0, shared_bits=5), seed=seed)
 
 
-def roster_of(grid: LoopGrid, folder: Path, warned: list[str], seed: int | None = None) -> Roster:
+def roster_of(grid, folder, warned, seed=None):
     fed = settings(seed)
     found = Exchange(grid, HOUR, warned.append)
     words = {**fingerprint(fed, module(), None), **training_words({}, module)}
     return Roster(fed, found, Store(folder / "server"), words)
 
 
-def silent(*nodes: int) -> Any:
+def silent(*nodes):
     """Nodes that are connected and never answer a registration."""
     return lambda kind, client, reply: None if kind == "register" and client in nodes else reply
 
 
-def grid_of(folder: Path, nodes: int, *quiet: int, seed: int | None = None) -> LoopGrid:
+def grid_of(folder, nodes, *quiet, seed=None):
     apps, homes = clients(lambda: settings(seed), folder)
     apps, homes = [*apps, *apps][:nodes], [*homes, *(folder / "more" / str(i) for i in range(nodes))][:nodes]
     return LoopGrid(apps, homes, silent(*quiet))
 
 
-def test_it_begins_when_the_wanted_number_is_there(clock: Clock, tmp_path: Path) -> None:
+def test_it_begins_when_the_wanted_number_is_there(clock, tmp_path):
     """A fifth SuperNode is connected and says nothing: four are wanted, and four have answered."""
     found = roster_of(grid_of(tmp_path, 5, 4), tmp_path, [])
     found.gather(600.0)
     assert sorted(found.nodes) == [0, 1, 2, 3] and clock.now < 2.0
 
 
-def test_who_is_missing_is_named_after_the_time_to_wait(clock: Clock, tmp_path: Path) -> None:
+def test_who_is_missing_is_named_after_the_time_to_wait(clock, tmp_path):
     """Client 2's node is connected and silent, client 3 has not come: ten minutes are waited, not an hour."""
     found = roster_of(grid_of(tmp_path, 3, 2), tmp_path, [])
     words = (
@@ -83,22 +80,22 @@ def test_who_is_missing_is_named_after_the_time_to_wait(clock: Clock, tmp_path: 
     assert 600.0 <= clock.now < 610.0
 
 
-def test_one_that_answers_late_is_taken_in(clock: Clock, tmp_path: Path) -> None:
+def test_one_that_answers_late_is_taken_in(clock, tmp_path):
     grid = grid_of(tmp_path, CLIENTS)
     whole = grid.pull_messages
 
-    def late(numbers: Any) -> Any:
+    def late(numbers):
         wanted = [n for n in numbers if n != "message 3" or clock.now >= 300.0]
         return whole(wanted)
 
-    grid.pull_messages = late  # type: ignore[method-assign]
+    grid.pull_messages = late
     found = roster_of(grid, tmp_path, [])
     found.gather(600.0)
     assert sorted(found.nodes) == [0, 1, 2, 3] and 300.0 <= clock.now < 310.0
     assert [kind for kind, _ in grid.log] == ["register"] * CLIENTS  # asked once
 
 
-def test_a_stranger_does_not_hold_up_every_round(clock: Clock, tmp_path: Path) -> None:
+def test_a_stranger_does_not_hold_up_every_round(clock, tmp_path):
     """A silent node that joins in mid-run costs one short wait, and no more in the rounds to come."""
     grid = grid_of(tmp_path, 5, 4)
     stranger = grid.contexts.pop(104)
@@ -112,9 +109,7 @@ def test_a_stranger_does_not_hold_up_every_round(clock: Clock, tmp_path: Path) -
     assert clock.now == first
 
 
-def test_a_client_that_comes_back_is_waited_for_as_long_as_for_an_answer(
-    clock: Clock, tmp_path: Path
-) -> None:
+def test_a_client_that_comes_back_is_waited_for_as_long_as_for_an_answer(clock, tmp_path):
     """Client 3's node is gone; a new one with its folder takes five minutes to say who it is."""
     grid = grid_of(tmp_path, CLIENTS)
     found = roster_of(grid, tmp_path, [])
@@ -123,15 +118,13 @@ def test_a_client_that_comes_back_is_waited_for_as_long_as_for_an_answer(
     grid.contexts[104] = grid.contexts.pop(103)
     grid.contexts[104].node_id = 104
     whole = grid.pull_messages
-    grid.pull_messages = lambda numbers: whole(numbers) if clock.now >= 300.0 else []  # type: ignore[method-assign]
+    grid.pull_messages = lambda numbers: whole(numbers) if clock.now >= 300.0 else []
     found.refresh()
     assert found.nodes[3] == 104 and 300.0 <= clock.now < 310.0
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_a_restarted_server_goes_on_with_whoever_is_there(
-    seed: int | None, clock: Clock, tmp_path: Path
-) -> None:
+def test_a_restarted_server_goes_on_with_whoever_is_there(seed, clock, tmp_path):
     """Client 3 is away when the server is started again: it is missed, as in mid-run."""
     grid = grid_of(tmp_path, CLIENTS, seed=seed)
     first = roster_of(grid, tmp_path, [], seed)
@@ -144,7 +137,7 @@ def test_a_restarted_server_goes_on_with_whoever_is_there(
     assert again.keys().public() == first.keys().public()
 
 
-def test_a_restarted_server_with_nobody_there_ends(clock: Clock, tmp_path: Path) -> None:
+def test_a_restarted_server_with_nobody_there_ends(clock, tmp_path):
     grid = grid_of(tmp_path, CLIENTS)
     roster_of(grid, tmp_path, []).gather(600.0)
     grid.contexts.clear()
@@ -152,11 +145,11 @@ def test_a_restarted_server_with_nobody_there_ends(clock: Clock, tmp_path: Path)
         roster_of(grid, tmp_path, []).gather(600.0)
 
 
-def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock: Clock, tmp_path: Path) -> None:
+def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock, tmp_path):
     """Client 3 comes after five minutes, and a fifth node has refused at once: the server had ended."""
     apps, homes = clients(settings, tmp_path)
 
-    def refusing(kind: str, client: int, reply: Any) -> Any:
+    def refusing(kind, client, reply):
         if client == CLIENTS:
             reply.content = to_record({"refused": "no"})
         return reply
@@ -164,12 +157,12 @@ def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock: Clock, 
     grid = LoopGrid([*apps, apps[0]], [*homes, tmp_path / "fifth"], refusing)
     late, sleep = grid.contexts.pop(103), clock.sleep
 
-    def asleep(seconds: float) -> None:
+    def asleep(seconds):
         sleep(seconds)
         if clock.now >= 300.0:
             grid.contexts[103] = late
 
-    clock.sleep = asleep  # type: ignore[method-assign]
+    clock.sleep = asleep
     found = roster_of(grid, tmp_path, [])
     with pytest.warns(UserWarning, match="node 104 refuses: no"):
         found.gather(600.0)
@@ -177,7 +170,7 @@ def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock: Clock, 
     assert sum(kind == "register" for kind, _ in grid.log) == CLIENTS + 1  # asked once
 
 
-def test_the_commands_of_fedq_flower_init_name_flower_s_own_port() -> None:
+def test_the_commands_of_fedq_flower_init_name_flower_s_own_port():
     from flwr.supercore.constant import SUPERLINK_UVICORN_DEFAULT_PORT as PORT
 
     server = Path(__file__).parents[2] / "deploy" / "server"

@@ -1,7 +1,6 @@
 """What trains in a simulation trains the same on real clients, or is named before anybody is charged."""
 
 import stat
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ class Shrinks(pl.Callback):
     def __init__(self, factor: float = 0.5) -> None:
         self.factor, self.steps = factor, 0
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.steps += 1
         for parameter in pl_module.parameters():
             if parameter.grad is not None:
@@ -41,11 +40,11 @@ class Shrinks(pl.Callback):
 class Watches(pl.Callback):
     """Acts on nothing that clients train."""
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_end(self, trainer, pl_module):
         self.seen = True
 
 
-ACTS: dict[str, Any] = {
+ACTS = {
     "gradient_clip_val": lambda: {"gradient_clip_val": 0.05},
     "accumulate_grad_batches": lambda: {"accumulate_grad_batches": 2},
     "limit_train_batches": lambda: {"limit_train_batches": 1},
@@ -55,9 +54,7 @@ ACTS: dict[str, Any] = {
 }
 
 
-def trained(
-    theirs: dict[str, Any], ours: dict[str, Any], tmp_path: Any, rounds: int = 2, **settings: Any
-) -> Any:
+def trained(theirs, ours, tmp_path, rounds=2, **settings):
     """The server of a deployment whose clients train by `theirs` and whose server's Trainer has `ours`."""
     make = lambda: federated(COIN, **settings)  # noqa: E731
     grid = LoopGrid(*clients(make, tmp_path, trainer={"accelerator": "cpu", **theirs}))
@@ -67,7 +64,7 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def plain() -> Any:
+def plain():
     return simulate(federated(COIN), 1).engine.weights
 
 
@@ -112,7 +109,7 @@ def test_other_names_of_one_thing_and_what_does_not_act_are_no_difference(tmp_pa
 def test_callbacks_of_the_whole_fit_may_stand_on_both_sides(tmp_path):
     """Every round was charged and lost: none of them can work on a client's part of a fit."""
 
-    def both(folder: Any) -> list[Any]:
+    def both(folder):
         stop = pl.callbacks.EarlyStopping("val_acc", patience=9)
         return [pl.callbacks.ModelCheckpoint(folder), TailAveraging(0.5), stop]
 
@@ -122,7 +119,7 @@ def test_callbacks_of_the_whole_fit_may_stand_on_both_sides(tmp_path):
 
 
 def test_a_mean_by_how_noisy_clients_are_needs_no_samples(tmp_path):
-    weighting: dict[str, Any] = {"weighting": "inverse_variance"}
+    weighting = {"weighting": "inverse_variance"}
     expected = simulate(federated(COIN, **weighting), 2)
     server, _ = trained({}, {}, tmp_path, **weighting)
     assert torch.equal(server.engine.weights, expected.engine.weights)
@@ -139,7 +136,7 @@ class Scaled(Classifier):
         super().__init__(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), lr=0.1)
         self.register_buffer("scale", torch.ones(64))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         with torch.no_grad():
             self.scale.mul_(0.9).add_(0.1 * batch[0].flatten(1).abs().mean(0))
         return super().training_step([batch[0].flatten(1) / (self.scale + 0.1), batch[1]], batch_idx)
@@ -153,7 +150,7 @@ class ByCourse(Classifier):
         super().__init__(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), lr=0.1)
         self.kind = kind
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         if self.kind == "plain":
             return optimizer
@@ -169,7 +166,7 @@ class ByCourse(Classifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
 
-def normalised() -> Classifier:
+def normalised():
     """A layer that sets its scale by its first batch, and a flag that says so."""
     torch.manual_seed(0)
     return Classifier(
@@ -177,7 +174,7 @@ def normalised() -> Classifier:
     )
 
 
-def averaging() -> Classifier:
+def averaging():
     """BatchNorm's running statistics are the mean of all batches, so that their count enters."""
     torch.manual_seed(0)
     norm = torch.nn.BatchNorm1d(8, momentum=None)
@@ -186,17 +183,17 @@ def averaging() -> Classifier:
     )
 
 
-FLAG: dict[str, Any] = {"constraints": {"*.initialized": "flag"}}
+FLAG = {"constraints": {"*.initialized": "flag"}}
 
 
-def swa() -> Any:
+def swa():
     return {"callbacks": [pl.callbacks.StochasticWeightAveraging(0.01, 1, annealing_epochs=1)]}
 
 
 ROUNDS = 3  # two of four clients each: one comes back at the latest in the third
-SOME: dict[str, Any] = {"clients_per_round": 2}
-STEPS: dict[str, Any] = {"local_steps": 3}
-KEEPS: dict[str, Any] = {
+SOME = {"clients_per_round": 2}
+STEPS = {"local_steps": 3}
+KEEPS = {
     "local biases, some": (module, {"local": ["*.bias"], **SOME}, dict),
     "local buffers": (Scaled, {"buffers": "local"}, dict),
     "a flag, some": (normalised, {**FLAG, **SOME}, dict),
@@ -244,7 +241,7 @@ def test_a_deployment_ends_with_the_weights_of_the_simulation(name, tmp_path):
 def test_a_lost_answer_is_forgotten_and_everybody_goes_on(tmp_path):
     new = lambda: federated(COIN, local=["backbone.3.*"])  # noqa: E731
 
-    def lose(kind: str, client: int, reply: Any) -> Any:
+    def lose(kind, client, reply):
         return None if (kind, client, grid.rounds(client)) == ("train", 1, 1) else reply
 
     grid = Counting(*clients(new, tmp_path), lose)
@@ -258,7 +255,7 @@ def test_a_lost_answer_is_forgotten_and_everybody_goes_on(tmp_path):
 class Counting(LoopGrid):
     """Knows how often a client was asked to train."""
 
-    def rounds(self, client: int) -> int:
+    def rounds(self, client):
         return sum(one == ("train", client) for one in self.log)
 
 
@@ -316,7 +313,7 @@ class Twice(Classifier):
     def __init__(self) -> None:
         super().__init__(averaging().backbone)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.backbone(batch[0])
         return super().training_step(batch, batch_idx)
 
@@ -356,12 +353,12 @@ class Logs(ByCourse):
         super().__init__("plateau of loss")
         self.both = both
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("loss", loss, on_epoch=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         if self.both:
             self.log("loss", torch.ones(()))

@@ -1,7 +1,5 @@
 """What hides a client of a deployment in a sum is counted on those that are sure to answer."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -34,7 +32,7 @@ DELTA, ROUNDS, CLIENTS = 1e-3, 3, 6
 MASKED = SecAgg()  # of six clients four open a sum
 
 
-def among(epsilon: float, answers: int, losses: int) -> float:
+def among(epsilon, answers, losses):
     """Epsilon of some bits of one client among those of `answers` in all, whatever the others hold."""
     low, high = coin_thresholds(epsilon).probabilities
     pair = HiddenPair((high, low), (low, high), answers - 1)

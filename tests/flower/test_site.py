@@ -1,14 +1,11 @@
 """A site's own client against a SuperNode's port: what it answers, what it refuses, what stops it."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +23,9 @@ KINDS = ("train.x", "query.steal", "query.mro", "system")
 SECRET = b"s" * 32
 
 
-def serve(*jobs: Job, **more: Any) -> list[tuple[str, dict[str, Any]]]:
+def serve(*jobs, **more):
     """Answer these jobs with the local app."""
-    seen: list[tuple[str, dict[str, Any]]] = []
+    seen = []
     most = more.pop("most_bytes", 1 << 20)
     with FakeRuntime(*jobs) as server:
         node = runtime.SuperNode(server.address, SECRET, most_bytes=most)
@@ -37,7 +34,7 @@ def serve(*jobs: Job, **more: Any) -> list[tuple[str, dict[str, Any]]]:
     return seen
 
 
-def test_the_local_app_answers_and_sees_its_own_configuration() -> None:
+def test_the_local_app_answers_and_sees_its_own_configuration():
     job, second = Job(), Job()
     assert serve(job, second) == [("train", {"partition-id": 3})] * 2
     for each in (job, second):
@@ -46,7 +43,7 @@ def test_the_local_app_answers_and_sees_its_own_configuration() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_messages_are_refused_and_forgotten_once_they_have_arrived(kind: str, capsys: Any) -> None:
+def test_other_messages_are_refused_and_forgotten_once_they_have_arrived(kind, capsys):
     """A SuperNode hands a task out before it has the message, and loses one that is confirmed by then."""
     job = Job("train", late=3)
     job.head.metadata.message_type = kind
@@ -56,7 +53,7 @@ def test_other_messages_are_refused_and_forgotten_once_they_have_arrived(kind: s
     assert capsys.readouterr().out.count("REFUSED") == 1
 
 
-def refused(job: Job) -> None:
+def refused(job):
     assert job.ended == "failed"
     assert job.reply.error.reason == site.REFUSED
     assert "confirm-message-received" in job.asked  # or the SuperNode keeps it
@@ -75,7 +72,7 @@ def refused(job: Job) -> None:
         (Job(content=RecordDict({"fail": ConfigRecord({})})), {}, "KeyError"),
     ],
 )
-def test_what_is_not_for_the_app(job: Job, more: dict[str, Any], words: str, capsys: Any) -> None:
+def test_what_is_not_for_the_app(job, more, words, capsys):
     job = Job(
         **{
             name: getattr(job, name)
@@ -92,7 +89,7 @@ def test_what_is_not_for_the_app(job: Job, more: dict[str, Any], words: str, cap
     assert "4711 of" not in str(job.reply)
 
 
-def test_an_array_that_unfolds_is_refused_before_it_does(capsys: Any) -> None:
+def test_an_array_that_unfolds_is_refused_before_it_does(capsys):
     """256 MiB of zeros travel as one piece of 20 MB that is named 13 times."""
     fits, bomb = (
         Job(content=RecordDict({"a": ArrayRecord([np.zeros(count, np.uint8)])}))
@@ -104,7 +101,7 @@ def test_an_array_that_unfolds_is_refused_before_it_does(capsys: Any) -> None:
     assert "unfolds to 268,4" in capsys.readouterr().out
 
 
-def test_a_message_that_never_comes_is_left_once_there_is_another(capsys: Any) -> None:
+def test_a_message_that_never_comes_is_left_once_there_is_another(capsys):
     """Its run was killed while the SuperNode pulled it: nobody waits for an answer."""
     never, steal, honest = Job(late=10**9), Job("query.steal", late=10**9), Job()
     assert len(serve(never, steal, honest)) == 1
@@ -114,7 +111,7 @@ def test_a_message_that_never_comes_is_left_once_there_is_another(capsys: Any) -
     assert "its run has ended before its content came" in capsys.readouterr().out
 
 
-def test_a_task_without_a_message_ends_and_one_that_breaks_is_lost(capsys: Any) -> None:
+def test_a_task_without_a_message_ends_and_one_that_breaks_is_lost(capsys):
     empty, broken, honest = Job(empty=True), Job(status=503), Job()
     assert len(serve(empty, broken, honest)) == 1
     assert empty.ended == "failed" and empty.reply is None
@@ -122,7 +119,7 @@ def test_a_task_without_a_message_ends_and_one_that_breaks_is_lost(capsys: Any) 
     assert capsys.readouterr().out.count("it is not answered") == 2
 
 
-def test_nobody_else_writes_lines_into_the_log(capsys: Any) -> None:
+def test_nobody_else_writes_lines_into_the_log(capsys):
     job = Job()
     job.head.metadata.message_type = "a\n12:00:00 answered train\x1b[2J" + "x" * 10_000
     serve(job)
@@ -134,7 +131,7 @@ def test_nobody_else_writes_lines_into_the_log(capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "words"), [(401, "is --secret"), (403, "is --secret"), (404, "--isolation process")]
 )
-def test_a_no_of_the_supernode_stops_it(status: int, words: str) -> None:
+def test_a_no_of_the_supernode_stops_it(status, words):
     with FakeRuntime(refuses=status) as server:
         here = site.Site(ClientApp(), runtime.SuperNode(server.address, SECRET), {})
         with pytest.raises(site.SiteError, match=words):
@@ -144,7 +141,7 @@ def test_a_no_of_the_supernode_stops_it(status: int, words: str) -> None:
 # ---- the command, in a process of its own ---------------------------------------------------------------
 
 
-def package(folder: Path) -> Path:
+def package(folder):
     """An installed app, which is what the tests above answer with."""
     (folder / "my_own_app.py").write_text(
         "from tests.flower.local_app import local_app\nseen = []\napp = local_app(seen)\nother = 3\n"
@@ -154,12 +151,12 @@ def package(folder: Path) -> Path:
     return folder
 
 
-def words(folder: Path, server: FakeRuntime) -> list[str]:
+def words(folder, server):
     named = ["flower", "client", "--app", "my_own_app:app", "--secret", str(folder / "secret")]
     return [*named, "--supernode", server.address, "--node-config", 'partition-id=3 fedq-home="/x"']
 
 
-def command(folder: Path, server: FakeRuntime, before: str) -> subprocess.CompletedProcess[str]:
+def command(folder, server, before):
     code = f"{before}\nimport sys\nfrom lightning_fedq.cli import main\n"
     code += f"sys.exit(main({words(folder, server)!r}))"
     places = [str(folder), *filter(None, sys.path)]
@@ -172,7 +169,7 @@ def command(folder: Path, server: FakeRuntime, before: str) -> subprocess.Comple
     )
 
 
-def test_a_signal_refuses_what_is_worked_on_and_ends_it_cleanly(tmp_path: Path) -> None:
+def test_a_signal_refuses_what_is_worked_on_and_ends_it_cleanly(tmp_path):
     job = Job(content=RecordDict({"stop": ConfigRecord({})}))
     check = "import atexit, sys; atexit.register(lambda: print('loaded', 'flwr.cli.install' in sys.modules))"
     with FakeRuntime(job) as server:
@@ -183,7 +180,7 @@ def test_a_signal_refuses_what_is_worked_on_and_ends_it_cleanly(tmp_path: Path) 
     assert "SIGTERM: ending" in done.stdout and "loaded False" in done.stdout
 
 
-def private_names() -> list[tuple[str, str]]:
+def private_names():
     tree = ast.parse(Path(runtime.__file__).read_text())
     found = [
         node
@@ -195,7 +192,7 @@ def private_names() -> list[tuple[str, str]]:
     ]
 
 
-def test_private_names_of_flwr_are_in_one_module() -> None:
+def test_private_names_of_flwr_are_in_one_module():
     assert len(private_names()) > 20
     for path in Path(runtime.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text())
@@ -207,7 +204,7 @@ def test_private_names_of_flwr_are_in_one_module() -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), private_names())
-def test_a_name_that_moved_stops_it(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_moved_stops_it(module, name, monkeypatch):
     monkeypatch.delattr(importlib.import_module(module), name)
     spec = importlib.util.spec_from_file_location("again", runtime.__file__)
     assert spec is not None and spec.loader is not None
@@ -217,7 +214,7 @@ def test_a_name_that_moved_stops_it(module: str, name: str, monkeypatch: pytest.
         spec.loader.exec_module(again)
 
 
-def test_a_version_that_was_not_tried_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_was_not_tried_stops_it(monkeypatch):
     runtime.check_flower()
     with pytest.raises(runtime.FlowerChangedError, match=r"flwr 1.43.0 is installed; use a version"):
         runtime.check_flower("1.43.0")
@@ -226,9 +223,7 @@ def test_a_version_that_was_not_tried_stops_it(monkeypatch: pytest.MonkeyPatch) 
         runtime.check_flower()
 
 
-def test_a_moved_name_stops_the_command_before_it_asks_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_moved_name_stops_the_command_before_it_asks_anything(tmp_path, monkeypatch, capsys):
     monkeypatch.delattr("flwr.supercore.runtime.RuntimeHttpClient")
     for name in ("runtime", "site"):
         monkeypatch.delitem(sys.modules, f"lightning_fedq.flower.{name}")
@@ -250,14 +245,14 @@ def test_a_moved_name_stops_the_command_before_it_asks_anything(
         (["--node-config", "partition-id=[["], "not a node configuration"),
     ],
 )
-def test_settings_that_are_refused(more: list[str], words: str, tmp_path: Path, capsys: Any) -> None:
+def test_settings_that_are_refused(more, words, tmp_path, capsys):
     folder = package(tmp_path)
     base = ["flower", "client", "--app", "json:dumps", "--secret", str(folder / "secret"), *more]
     assert main(base) == 2
     assert words in capsys.readouterr().err
 
 
-def test_secrets_that_are_none(tmp_path: Path, capsys: Any) -> None:
+def test_secrets_that_are_none(tmp_path, capsys):
     folder = package(tmp_path)
     (folder / "secret").chmod(0o644)
     base = ["flower", "client", "--app", "json:dumps", "--secret", str(folder / "secret")]

@@ -3,13 +3,10 @@
 Run it with the Python of each environment whose flwr is to be tried (1.41, 1.42).
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +22,7 @@ LARGE = 64 << 20
 """Floats of the message that is too long: 256 MiB."""
 
 
-class Sites(example.Machines):  # type: ignore[misc,name-defined]
+class Sites(example.Machines):
     """Machines whose SuperNodes run nothing, with a client process beside each.
 
     Args:
@@ -38,7 +35,7 @@ class Sites(example.Machines):  # type: ignore[misc,name-defined]
         super().__init__(folder, link=("--enable-supernode-auth", "--database", str(folder / "link.db")))
         self._app, self._installed = app, installed
 
-    def start(self, name: str, command: list[str]) -> None:
+    def start(self, name, command):
         """Each process has a Flower folder of its own, in which an app that is installed would lie."""
         before = self.environment
         self.environment = {**before, "FLWR_HOME": str(self.folder / f"flwr-{name}")}
@@ -48,13 +45,13 @@ class Sites(example.Machines):  # type: ignore[misc,name-defined]
         super().start(name, command)
         self.environment = before
 
-    def admit(self, client: int) -> list[str]:
+    def admit(self, client):
         """Register a key; returns the arguments with which its SuperNode proves that it has it."""
         private, public = write_keys(self.folder, client)
         self.flwr("supernode", "register", str(public), "demo")
         return ["--auth-supernode-private-key", str(private)]
 
-    def start_pinned(self, client: int) -> None:
+    def start_pinned(self, client):
         """A SuperNode that runs nothing, and the site's own client."""
         secret = self.folder / f"secret-{client}"
         if not secret.exists():
@@ -66,11 +63,11 @@ class Sites(example.Machines):  # type: ignore[misc,name-defined]
         self.start_node(client)
         self.start_client(client)
 
-    def run_evil(self, app: Path, out: Path) -> None:
+    def run_evil(self, app, out):
         """Start somebody else's app, whose server writes what came back to `out`."""
         self.flwr("run", str(app), "demo", "--run-config", f'home="{out}"')
 
-    def start_client(self, client: int, *more: str) -> None:
+    def start_client(self, client, *more):
         """The site's own client."""
         own = f'partition-id={client} fedq-home="{self.folder / f"client-{client}"}"'
         words = ["--app", self._app, "--secret", str(self.folder / f"secret-{client}"), "--node-config", own]
@@ -78,7 +75,7 @@ class Sites(example.Machines):  # type: ignore[misc,name-defined]
         self.start(f"site-{client}", [sys.executable, "-m", "lightning_fedq.cli", "flower", "client", *words])
 
 
-def test_shipped_code_runs_at_no_site_and_the_honest_run_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+def test_shipped_code_runs_at_no_site_and_the_honest_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(example, "CLIENTS", 0)
     print("flwr", importlib.metadata.version("flwr"))
     app, mark, home = tmp_path / "my_app", tmp_path / "ran", tmp_path / "home"

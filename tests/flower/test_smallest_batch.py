@@ -1,13 +1,9 @@
 """A real client whose last batch is too small for the training refuses itself before the first round."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
@@ -21,21 +17,21 @@ SAMPLES, SIZE = 17, 16
 class Odd(OwnDigits):
     """One sample is left over."""
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self):
         return DataLoader(Subset(self.samples, range(SAMPLES)), batch_size=SIZE, shuffle=True)
 
 
-def odd_digits(context: Context) -> OwnDigits:
+def odd_digits(context):
     return Odd(int(context.node_config["partition-id"]))
 
 
-def net() -> Net:
+def net():
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         return Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)), lr=0.1)
 
 
-def make() -> Any:
+def make():
     return federated(LDPQ(2.0))
 
 
@@ -56,7 +52,7 @@ def test_it_is_refused_by_itself_and_its_log_has_the_cure(tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_whole_batches_are_no_reason(tmp_path: Path) -> None:
+def test_whole_batches_are_no_reason(tmp_path):
     grid = LoopGrid(
         [client_app(net, own_digits, make()) for _ in range(CLIENTS)],
         [tmp_path / str(client) for client in range(CLIENTS)],

@@ -12,7 +12,6 @@ import errno
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,10 @@ from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.rounds import RoundRecord, RoundServer
+from lightning_fedq.rounds import RoundServer
 from lightning_fedq.rounds.messages import FRAME_BYTES, frame
 from lightning_fedq.secagg import Client, SecAgg
-from tests.flower.halves import DIM, Fields, Halves, Line
+from tests.flower.halves import DIM, Halves, Line
 from tests.flower.loop import federated
 
 CLIENTS, LIARS = 50, {7: "words", 23: "shares", 41: "seals"}
@@ -50,11 +49,11 @@ class Disk:
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng, self.armed, self.left = rng, "", 0
 
-    def arm(self, kind: str) -> None:
+    def arm(self, kind):
         self.armed, self.left = kind, int(self.rng.integers(0, 4))
 
     @contextmanager
-    def write(self, path: Path, data: bytes, mode: str) -> Iterator[None]:
+    def write(self, path, data, mode):
         due, self.left = self.armed if self.left == 0 else "", self.left - 1
         if due in ("in", "full"):
             with path.open(mode) as file:
@@ -75,7 +74,7 @@ class FaultyLine(Line):
         super().__init__(line.clients, line.nodes)
         self.soak, self.clean = soak, set[int]()
 
-    def __call__(self, kind: str, contents: Any, group: str) -> dict[int, Fields]:
+    def __call__(self, kind, contents, group):
         if kind == "register":
             return super().__call__(kind, contents, group)
         if kind == "train":
@@ -92,7 +91,7 @@ class FaultyLine(Line):
         self.clean &= set(contents)
         return answers
 
-    def _reply(self, kind: str, node: int, fields: Fields) -> Fields | None:
+    def _reply(self, kind, node, fields):
         soak, fault = self.soak, self.soak.rng.random()
         if fault < SILENT:
             soak.count["silent"] += 1
@@ -125,9 +124,9 @@ class Soak:
     def __init__(self, secagg: SecAgg | None, folder: Path, monkeypatch: Any) -> None:
         self.rng, self.folder, self.secagg = np.random.default_rng(28), folder, secagg
         self.disk, self.count = Disk(self.rng), Counter[str]()
-        self.left: dict[int, list[tuple[int, int]]] = {client: [] for client in range(CLIENTS)}
-        self.symbols: dict[int, Any] = {}
-        self.out: set[int] = set()
+        self.left = {client: [] for client in range(CLIENTS)}
+        self.symbols = {}
+        self.out = set()
         self.settings = federated(
             LDPQ(epsilon=1.0), seed=None, num_clients=CLIENTS, secure_aggregation=secagg
         )
@@ -136,28 +135,28 @@ class Soak:
         self.start_server()
         self._patch(monkeypatch)
 
-    def _patch(self, monkeypatch: Any) -> None:
+    def _patch(self, monkeypatch):
         journal, store, soak = Journal._write, Store._replace, self
         masked, unmask, key = Client.masked_input, Client.unmask, Client._share_key
 
-        def write(self: Journal, data: bytes, path: Path | None = None) -> int:
+        def write(self, data, path=None):
             with soak.disk.write(path or self.path, data, "ab"):
                 return journal(self, data, path)
 
-        def replace(self: Store, name: str, data: bytes) -> None:
+        def replace(self, name, data):
             with soak.disk.write(self.folder / f"{name}.new", data, "wb"):
                 store(self, name, data)
 
-        def masked_input(self: Client, symbols: Any) -> bytes:
+        def masked_input(self, symbols):
             soak.symbols[self.client] = np.array(symbols)
             return masked(self, symbols)
 
-        def opened(self: Client, message: bytes) -> bytes:
+        def opened(self, message):
             if LIARS.get(self.client) == "shares":
                 self._held = {owner: 2 * (bytes(1) + soak.rng.bytes(32)) for owner in self._held}
             return unmask(self, message)
 
-        def share_key(self: Client, owner: int, holder: int) -> bytes:
+        def share_key(self, owner, holder):
             junk = owner == self.client and LIARS.get(owner) == "seals" and holder % 3
             return bytes(32) if junk else key(self, owner, holder)
 
@@ -168,7 +167,7 @@ class Soak:
         monkeypatch.setattr(Client, "unmask", opened)
         monkeypatch.setattr(Client, "_share_key", share_key)
 
-    def lie(self, kind: str, node: int, reply: Fields) -> Fields:
+    def lie(self, kind, node, reply):
         """Other bytes under the client's own tag, junk, or a false accusation."""
         self.count["lies in words"] += 1
         junk = self.rng.bytes(int(self.rng.integers(0, 2 * DIM)))
@@ -183,11 +182,11 @@ class Soak:
         packed = junk if self.rng.random() < 0.5 else self.rng.bytes(len(own))
         return {"answer": frame(node, packed, context, rand)}
 
-    def start_server(self) -> None:
+    def start_server(self):
         """As after a crash: from its folder alone, and the model that it had."""
         before = getattr(self, "server", None)
         store, path = Store(self.folder / "server"), self.folder / "server" / "ledger.jsonl"
-        self.roster = Roster(self.settings, self.line, store, {})  # type: ignore[arg-type]
+        self.roster = Roster(self.settings, self.line, store, {})
         self.roster.gather(1.0)
         ledger = Ledger(CLIENTS, repr(self.settings.mechanism))
         used = Journal(path, ledger.mechanism, CLIENTS).unread()
@@ -204,7 +203,7 @@ class Soak:
         )
         self.server.round = max((entry.round + 1 for entry in used), default=0)
 
-    def round(self) -> RoundRecord | None:
+    def round(self):
         """One round, or None where the server is killed in it and started again."""
         try:
             if self.rng.random() < 0.01:
@@ -212,7 +211,7 @@ class Soak:
                 self.disk.left = 0
             self.server.start()
             self.disk.armed = ""
-            cohort = Cohort(self.server, self.line, self.roster)  # type: ignore[arg-type]
+            cohort = Cohort(self.server, self.line, self.roster)
             model = {"weights": self.server.weights.numpy().tobytes(), "dtype": "float32"}
             asked = {client: {**model, **fields} for client, fields in cohort.questions().items()}
             cohort.conclude(cohort.ask("train", asked))
@@ -228,7 +227,7 @@ class Soak:
             assert np.array_equal(machine.total, wanted)
         return self.server.finish()
 
-    def check(self) -> None:
+    def check(self):
         """No stream twice, and every message that left is logged by its sender and charged by the server."""
         entries = Journal(self.folder / "server" / "ledger.jsonl", repr(self.settings.mechanism), CLIENTS)
         charged = {(entry.round, entry.attempt) for entry in entries.unread() if entry.clients is None}
@@ -246,7 +245,7 @@ class Soak:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("secagg, rounds", [(None, 800), (SecAgg(), 200)], ids=["plain", "secagg"])
-def test_a_thousand_rounds(secagg: Any, rounds: int, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_thousand_rounds(secagg, rounds, tmp_path, monkeypatch):
     """Prints its figures (-s), which stand in docs/deployment.md."""
     soak = Soak(secagg, tmp_path, monkeypatch)
     fewest = CLIENTS

@@ -1,7 +1,5 @@
 """`fedq flower init` and its steps, typed into fresh shells: server, sites and operator, with nginx."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,7 +7,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +23,7 @@ needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     """A folder that nginx's worker, who is nobody, can enter."""
     made = Path(tempfile.mkdtemp(prefix="steps-"))
     made.chmod(0o755)
@@ -35,7 +32,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("unit", sorted(DEPLOY.rglob("*.service")), ids=lambda path: path.stem)
-def test_units_turn_telemetry_off_and_come_back(unit: Path) -> None:
+def test_units_turn_telemetry_off_and_come_back(unit):
     said = settings(unit)
     assert "nginx" in said["ExecStart"] or "FLWR_TELEMETRY_ENABLED=0" in said["Environment"]
     assert said["Restart"] in ("always", "on-failure") and float(said["RestartSec"]) >= 5
@@ -45,7 +42,7 @@ def test_units_turn_telemetry_off_and_come_back(unit: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is a package of the system")
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
+def test_systemd_takes_the_units(tmp_path):
     for unit in DEPLOY.rglob("*.service"):
         (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/fedq/bin", "/bin"))
     for name in ("fedq", "flower-superlink", "flower-superexec", "flower-supernode", "nginx"):
@@ -57,7 +54,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     assert not [line for line in done.stderr.splitlines() if "fedq-" in line], done.stderr
 
 
-def test_the_files_name_this_app_and_this_server(tmp_path: Path) -> None:
+def test_the_files_name_this_app_and_this_server(tmp_path):
     app = tmp_path / "my-clinic"
     write_app(app, clients=SITES, server="10.0.0.1")
     texts = {path.name: path.read_text() for path in (app / "deploy").rglob("*") if path.is_file()}
@@ -71,7 +68,7 @@ def test_the_files_name_this_app_and_this_server(tmp_path: Path) -> None:
 
 @needs_nginx
 @pytest.mark.slow
-def test_the_steps_letter_by_letter(folder: Path) -> None:
+def test_the_steps_letter_by_letter(folder):
     """Prints the shells (-s)."""
     app = folder / "my_app"
     write_app(app, clients=SITES, server="localhost")
@@ -110,7 +107,7 @@ def test_the_steps_letter_by_letter(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_try_on_one_machine(folder: Path) -> None:
+def test_the_first_try_on_one_machine(folder):
     app = folder / "my_app"
     write_app(app, clients=SITES)
     steps = blocks((app / "deploy" / "STEPS.txt").read_text())

@@ -1,11 +1,7 @@
 """What a party's folder holds when a call returns, also where the machine loses power then."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +11,7 @@ from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.journal import Journal
 from tests.flower.loop import LoopGrid, clients, deployment, federated
 
-CHANGES: dict[str, Callable[[Store], object]] = {
+CHANGES = {
     "put": lambda store: store.put("round", {"list": "new"}),
     "put_bytes": lambda store: store.put_bytes("symbols", b"new"),
     "take": lambda store: store.take("round"),
@@ -26,17 +22,15 @@ CHANGES: dict[str, Callable[[Store], object]] = {
 
 @pytest.mark.skipif(os.name != "posix", reason="folders can be synced on POSIX only")
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_names_is_on_the_disk_when_a_call_returns(
-    change: str, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_change_of_names_is_on_the_disk_when_a_call_returns(change, tmp_path, monkeypatch):
     """Else a power cut brings the state before back: a client would sign, or open, a second list."""
     store = Store(tmp_path)
     store.put("round", {"list": "old"})
     store.put_bytes("symbols", b"old")
-    synced: list[set[str]] = []
+    synced = []
     sync = os.fsync
 
-    def recording(descriptor: int) -> None:
+    def recording(descriptor):
         if Path(f"/proc/self/fd/{descriptor}").resolve() == tmp_path.resolve():
             synced.append(set(os.listdir(tmp_path)))
         sync(descriptor)
@@ -52,7 +46,7 @@ def test_a_change_of_names_is_on_the_disk_when_a_call_returns(
 GONE = {"take": {"round.json"}, "drop": {"round.json"}, "take_bytes": {"symbols.bin"}}
 
 
-def test_what_a_killed_process_had_in_its_hands_is_forgotten(tmp_path: Path) -> None:
+def test_what_a_killed_process_had_in_its_hands_is_forgotten(tmp_path):
     """Killed between taking a round's secrets and forgetting them: the next round does."""
     store = Store(tmp_path)
     for name in ("round.taken.json", "symbols.taken"):
@@ -63,31 +57,29 @@ def test_what_a_killed_process_had_in_its_hands_is_forgotten(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders can be synced on POSIX only")
-def test_a_server_s_checkpoint_is_on_the_disk_before_it_takes_the_old_one_s_place(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_server_s_checkpoint_is_on_the_disk_before_it_takes_the_old_one_s_place(tmp_path, monkeypatch):
     """Else a power cut leaves an empty file in the place of a whole one."""
-    synced: list[str] = []
+    synced = []
     sync = os.fsync
 
-    def recording(descriptor: int) -> None:
+    def recording(descriptor):
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(str(tmp_path)))
         sync(descriptor)
 
     class Saving:
-        def save_checkpoint(self, path: Path) -> None:
+        def save_checkpoint(self, path):
             path.write_bytes(b"whole")
 
     monkeypatch.setattr(os, "fsync", recording)
     kept = _EveryRound(tmp_path)
-    kept._save(Saving())  # type: ignore[arg-type]
+    kept._save(Saving())
     assert synced == ["/last.new", ""] and kept.path.read_bytes() == b"whole"
 
 
-def test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure(tmp_path):
     """A lost one began a new count beside the old one; of a cut one torch said "EOFError", or less."""
 
-    def make() -> Any:
+    def make():
         return federated(LDPQ(epsilon=1.0), seed=None)
 
     apps, homes = clients(make, tmp_path)
@@ -114,14 +106,14 @@ def test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure(tmp_path: P
     assert server.engine.ledger.charges.tolist() == [2] * 4
 
 
-def test_a_journal_without_charges_is_begun_again(tmp_path: Path) -> None:
+def test_a_journal_without_charges_is_begun_again(tmp_path):
     """Killed before the first checkpoint, a server has charged nobody."""
     folder = tmp_path / "checkpoints"
     Journal(folder / "ledger-0.jsonl", "LDPQ", 4)
     _check_checkpoint(tmp_path)
 
 
-def test_a_folder_has_one_server_and_files_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_folder_has_one_server_and_files_for_its_owner_alone(tmp_path):
     """Also where the folder itself can be read by everybody."""
     os.umask(0o022)  # which a command that ran here before may have narrowed for good
     store = Store(tmp_path)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import DecodingStrategy, roster
 from lightning_fedq.mechanisms import LDPQ, CorBin, RotatedCoins
 from lightning_fedq.privacy.journal import Journal
@@ -30,15 +26,15 @@ class Leaving:
 
     def __init__(self, clients: tuple[int, ...], stage: str) -> None:
         self.clients, self.stage, self.away = clients, stage, dict[int, Any]()
-        self.grid: LoopGrid | None = None
+        self.grid = None
 
-    def __call__(self, kind: str, client: int, reply: Message) -> Message:
+    def __call__(self, kind, client, reply):
         assert self.grid is not None
         if client in self.clients and kind == self.stage and self.grid.log.count((kind, client)) == 2:
             self.away[100 + client] = self.grid.contexts.pop(100 + client)
         return reply
 
-    def come_back(self) -> None:
+    def come_back(self):
         assert self.grid is not None
         self.grid.contexts |= self.away
         self.away = {}
@@ -50,27 +46,27 @@ class Returning(Clock):
     leaving: Leaving | None = None
     at = float("inf")
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         super().sleep(seconds)
         if self.leaving is not None and self.leaving.away and self.now >= self.at:
             self.leaving.come_back()
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Returning:
+def clock(monkeypatch):
     found = Returning()
     monkeypatch.setattr(roster, "time", found)
     return found
 
 
-def grid_of(make: Callable[[], Federated], folder: Path, *gone: int) -> tuple[LoopGrid, Leaving]:
+def grid_of(make, folder, *gone):
     masked = make().server.secure_aggregation is not None
     leaving = Leaving(gone, "unmask" if masked else "train")
     leaving.grid = LoopGrid(*clients(make, folder), leaving)
     return leaving.grid, leaving
 
 
-def charged(home: Path) -> list[tuple[int, int]]:
+def charged(home):
     path = next(home.rglob("ledger*.jsonl"))
     mechanism = json.loads(path.read_text().splitlines()[0])["mechanism"]
     return [(entry.round, entry.attempt) for entry in Journal(path, mechanism, CLIENTS).unread()]
@@ -85,12 +81,10 @@ def charged(home: Path) -> list[tuple[int, int]]:
         (COIN, {}, (0, 1, 2, 3), 1),
     ],
 )
-def test_a_round_that_would_be_given_up_is_not_charged(
-    mechanism: Any, options: dict[str, Any], gone: tuple[int, ...], needed: int, clock: Any, tmp_path: Path
-) -> None:
+def test_a_round_that_would_be_given_up_is_not_charged(mechanism, options, gone, needed, clock, tmp_path):
     """Some clients go after round 2. Each round to come was charged, and given up within seconds."""
 
-    def make() -> Federated:
+    def make():
         return federated(mechanism, seed=None, **options)
 
     grid, leaving = grid_of(make, tmp_path, *gone)
@@ -113,8 +107,8 @@ def test_a_round_that_would_be_given_up_is_not_charged(
     assert charged(tmp_path / "server") == [(0, 0), (1, 0), (2, 0)]
 
 
-def test_who_comes_back_in_time_costs_no_round(clock: Any, tmp_path: Path) -> None:
-    def make() -> Federated:
+def test_who_comes_back_in_time_costs_no_round(clock, tmp_path):
+    def make():
         return federated(COIN, seed=None, secure_aggregation=SecAgg())
 
     grid, clock.leaving = grid_of(make, tmp_path, 2, 3)
@@ -125,8 +119,8 @@ def test_who_comes_back_in_time_costs_no_round(clock: Any, tmp_path: Path) -> No
     assert charged(tmp_path / "server") == [(0, 0), (1, 0), (2, 0)]
 
 
-def test_a_strategy_charges_no_round_either(clock: Any, tmp_path: Path) -> None:
-    def make() -> Federated:
+def test_a_strategy_charges_no_round_either(clock, tmp_path):
+    def make():
         return mod.federation(COIN, seed=None, secure_aggregation=SecAgg())
 
     leaving = Leaving((2, 3), "unmask")

@@ -1,7 +1,5 @@
 """Parameters that a hook or a callback of the fit freezes or unfreezes in mid-run, on real clients."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -27,23 +25,23 @@ class TwoLayers(Classifier):
         self.frozen, self.change_at = frozen, change_at
         self.backbone[1].requires_grad_(not frozen)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         if self.current_epoch == self.change_at:
             self.backbone[1].requires_grad_(self.frozen)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Thaws(pl.Callback):
     """The same by a callback, which is on both sides."""
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         if trainer.current_epoch == 1:
             pl_module.backbone[1].requires_grad_(pl_module.frozen)
 
 
-def deployed(make: Any, tmp_path: Any, callbacks: Any = list, rounds: int = 2) -> Any:
+def deployed(make, tmp_path, callbacks=list, rounds=2):
     fed = lambda: federated(COIN)  # noqa: E731
     apps = [
         client_app(make, own_digits, fed(), trainer={"accelerator": "cpu", "callbacks": callbacks()})
@@ -54,7 +52,7 @@ def deployed(make: Any, tmp_path: Any, callbacks: Any = list, rounds: int = 2) -
 
 
 @pytest.mark.parametrize("by_callback", [False, True])
-def test_what_the_fit_unfreezes_trains_on_real_clients(by_callback: bool, tmp_path: Any) -> None:
+def test_what_the_fit_unfreezes_trains_on_real_clients(by_callback, tmp_path):
     make = lambda: TwoLayers(True, 99 if by_callback else 1)  # noqa: E731
     callbacks = (lambda: [Thaws()]) if by_callback else list
     expected = simulate(federated(COIN), 2, module=make(), callbacks=callbacks())
@@ -63,11 +61,11 @@ def test_what_the_fit_unfreezes_trains_on_real_clients(by_callback: bool, tmp_pa
     assert len(server.engine.weights) == 64 * 8 + 8 + 8 * 10 + 10
 
 
-def test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged(tmp_path: Any) -> None:
-    kept: list[Any] = []
+def test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged(tmp_path):
+    kept = []
 
     class Looks(pl.Callback):
-        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        def on_exception(self, trainer, pl_module, exception):
             kept.append(next(one for one in trainer.callbacks if hasattr(one, "ledger")).ledger.rounds)
 
     with pytest.raises(ValueError, match=r"this round freezes backbone\.1\.weight, backbone\.1\.bias, which"):
@@ -75,15 +73,15 @@ def test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged(tmp_p
     assert kept == [1]
 
 
-def test_optimisers_must_hold_what_is_ever_trained(tmp_path: Any) -> None:
+def test_optimisers_must_hold_what_is_ever_trained(tmp_path):
     class Late(TwoLayers):
         """Optimises what is trained when the fit begins, and gives its optimiser more later."""
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             self.optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
             return self.optimizer
 
-        def on_train_epoch_start(self) -> None:
+        def on_train_epoch_start(self):
             super().on_train_epoch_start()
             if self.current_epoch == 1:
                 self.optimizer.param_groups[0]["params"] += list(self.backbone[1].parameters())
@@ -102,12 +100,12 @@ class Halves(TwoLayers):
         self.backbone.insert(3, nn.Dropout(0.8))
         self.computed = computed
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         drop = self.backbone[3]
         drop.p = 0.8 / 2 ** (self.current_epoch + 1) if self.computed else drop.p / 2
 
 
-def test_what_the_fit_changes_on_its_module_beside_is_named_with_what_does(tmp_path: Any) -> None:
+def test_what_the_fit_changes_on_its_module_beside_is_named_with_what_does(tmp_path):
     computed = simulate(federated(COIN), 3, module=Halves(True))
     with pytest.warns(
         UserWarning, match=r"has changed backbone\.3\.p of its module.*what builds on the round before"

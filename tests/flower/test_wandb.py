@@ -1,10 +1,6 @@
 """W&B of a deployed server, offline: the rounds of a simulation, without what only a simulation knows."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,16 +18,16 @@ PICTURE = {"width", "height", "size"}
 """Of who holds which labels."""
 
 
-def make() -> Any:
+def make():
     return federated(CorBin(epsilon=4.0, shared_bits=5))
 
 
-def recorded(folder: Path, run: Any) -> tuple[dict[str, list[float]], set[str]]:
+def recorded(folder, run):
     """What an offline run holds: numbers under `fed/`, round by round, and files of its run folder."""
     logger = wandb_logger(project="tests", save_dir=str(folder), offline=True)
     run(logger, [RunFolder("mine", str(folder)), WandbRounds()])
     logger.experiment.finish()
-    history: dict[str, list[float]] = {}
+    history = {}
     records = finished_records_of(folder)
     for record in records:
         for item in record.history.item:
@@ -42,14 +38,14 @@ def recorded(folder: Path, run: Any) -> tuple[dict[str, list[float]], set[str]]:
     return history, {entry.path for artifact in artifacts for entry in artifact.manifest.contents}
 
 
-def test_a_server_logs_what_a_simulation_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_logs_what_a_simulation_logs(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     apps = clients(make, tmp_path)
 
-    def deploy(logger: Any, callbacks: list[Any]) -> None:
+    def deploy(logger, callbacks):
         deployment(make(), ROUNDS, tmp_path, logger=logger, callbacks=callbacks).run(LoopGrid(*apps))
 
-    def play(logger: Any, callbacks: list[Any]) -> None:
+    def play(logger, callbacks):
         simulate(make(), ROUNDS, logger=logger, callbacks=callbacks)
 
     (tmp_path / "real").mkdir()

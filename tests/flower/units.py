@@ -5,8 +5,6 @@
 `systemctl()` writes a command of that name, for machines of `Machine`.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -27,7 +25,7 @@ SANDBOX = {
 """Settings that only take rights away, which systemd does."""
 
 
-def settings(unit: Path) -> dict[str, str]:
+def settings(unit):
     """The [Service] section of a unit.
 
     Raises:
@@ -45,7 +43,7 @@ def settings(unit: Path) -> dict[str, str]:
     return found
 
 
-def keep(unit: Path, var: Path) -> None:
+def keep(unit, var):
     """Run it, and start it again as it says."""
     said = settings(unit)
     kept = ("HOME", "OMP_NUM_THREADS", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL")
@@ -58,7 +56,7 @@ def keep(unit: Path, var: Path) -> None:
             (var / below / said[kind]).mkdir(mode=mode, parents=True, exist_ok=True)
     log, running = unit.with_suffix(".log"), list[subprocess.Popen[bytes]]()
 
-    def end(*_: object) -> None:
+    def end(*_):
         for one in running[-1:]:
             one.terminate()
             one.wait(30)

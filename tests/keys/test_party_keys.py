@@ -202,7 +202,7 @@ def test_secrets_do_not_show_in_words(secrets):
             assert repr(value) not in repr(drawn) and value.hex() not in repr(drawn)
 
 
-def test_a_rosters_hash_says_who_has_which_key() -> None:
+def test_a_rosters_hash_says_who_has_which_key():
     first, second = bytes([1] * 32), bytes([2] * 32)
     rosters = {0: first, 1: second}, {0: second, 1: first}, {0: first}, {1: first}
     assert len({roster_digest(roster) for roster in rosters}) == len(rosters)

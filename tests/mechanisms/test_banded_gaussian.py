@@ -1,12 +1,8 @@
 """Noise of a trusted server that is correlated over rounds: its law, its claims, and when it begins anew."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +11,7 @@ from scipy import stats
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
-from lightning_fedq.keys.randomness import AgreedKeys, Keys, PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import AgreedKeys, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import BandedGaussian
 from lightning_fedq.mechanisms.banded_gaussian import NOISE_STD, coefficients, fresh_noise
 from lightning_fedq.mechanisms.contract_suite import check_mechanism
@@ -29,7 +25,7 @@ from tests.one_round import context_of, encode
 from tests.training.test_privacy_target import trained
 
 
-def matrix(band: int, rounds: int) -> np.ndarray:
+def matrix(band, rounds):
     """C, in units of its first coefficient."""
     c = np.array(coefficients(band)) / coefficients(band)[0]
     return sum(np.diag(np.full(rounds - i, c[i]), -i) for i in range(min(band, rounds)))
@@ -38,7 +34,7 @@ def matrix(band: int, rounds: int) -> np.ndarray:
 # ---- the matrix ------------------------------------------------------------------------------------------
 
 
-def rms_of_prefix_sums(band: int, rounds: int, participations: int) -> float:
+def rms_of_prefix_sums(band, rounds, participations):
     """Noise of a model, root mean square over the rounds, where a run's sensitivity is 1 a clipped update."""
     c = matrix(band, rounds)
     inverse = np.linalg.inv(c)
@@ -46,14 +42,14 @@ def rms_of_prefix_sums(band: int, rounds: int, participations: int) -> float:
     return math.sqrt(squares.sum() / rounds * participations) * float(np.linalg.norm(c[:, 0]))
 
 
-def test_the_noise_of_a_model_is_that_of_the_literature() -> None:
+def test_the_noise_of_a_model_is_that_of_the_literature():
     """Cohorts of a tenth that come back every tenth of 100 rounds; and everybody in each, a tenth of it."""
     assert rms_of_prefix_sums(1, 100, 10) == pytest.approx(22.5, abs=0.05)
     assert rms_of_prefix_sums(10, 100, 10) == pytest.approx(9.6, abs=0.05)
     assert rms_of_prefix_sums(1, 100, 100) / 10 == pytest.approx(7.1, abs=0.05)
 
 
-def test_coefficients_are_those_of_the_root_of_the_prefix_sums() -> None:
+def test_coefficients_are_those_of_the_root_of_the_prefix_sums():
     exact = [math.comb(2 * i, i) / 4**i for i in range(40)]
     assert np.abs(np.array(coefficients(40)) / 64 - exact).max() <= 2.0**-7
     square = matrix(40, 40) @ matrix(40, 40)
@@ -61,7 +57,7 @@ def test_coefficients_are_those_of_the_root_of_the_prefix_sums() -> None:
 
 
 @pytest.mark.parametrize("band", [1, 2, 3, 4])
-def test_no_pattern_of_participation_moves_more_than_is_charged(band: int) -> None:
+def test_no_pattern_of_participation_moves_more_than_is_charged(band):
     """All subsets of eight rounds, all signs: k |c|^2 bounds those with the separation, and no others."""
     c = matrix(band, 8)
     one = float(np.square(np.array(coefficients(band)) / coefficients(band)[0]).sum())
@@ -81,9 +77,7 @@ def test_no_pattern_of_participation_moves_more_than_is_charged(band: int) -> No
 # ---- the noise -------------------------------------------------------------------------------------------
 
 
-def rounds_of(
-    mechanism: BandedGaussian, keys: Keys, rounds: int, dim: int = 200, start: int = 0
-) -> np.ndarray:
+def rounds_of(mechanism, keys, rounds, dim=200, start=0):
     """w of a block, `(rounds, dim)`."""
     return np.stack(
         [
@@ -97,7 +91,7 @@ def rounds_of(
 
 
 @pytest.mark.parametrize("band", [1, 3, 10])
-def test_the_noise_of_all_rounds_is_the_inverse_of_the_matrix_times_fresh_noise(band: int) -> None:
+def test_the_noise_of_all_rounds_is_the_inverse_of_the_matrix_times_fresh_noise(band):
     mechanism, keys = BandedGaussian(1.0, 1.0, band), SeededKeys(1)
     w = rounds_of(mechanism, keys, 25, start=4)
     z = np.stack([fresh_noise(PublicRandomness(keys, 4 + r).server("noise"), 200) for r in range(25)])
@@ -111,7 +105,7 @@ def test_the_noise_of_all_rounds_is_the_inverse_of_the_matrix_times_fresh_noise(
         assert np.abs(back - z[r]).max() <= 32
 
 
-def test_rounds_that_are_asked_for_in_another_order_have_the_same_noise() -> None:
+def test_rounds_that_are_asked_for_in_another_order_have_the_same_noise():
     mechanism, keys = BandedGaussian(1.0, 1.0, 4), SeededKeys(2)
     forward = rounds_of(mechanism, keys, 9)
     for round in (8, 3, 3, 7, 0, 8):
@@ -121,27 +115,27 @@ def test_rounds_that_are_asked_for_in_another_order_have_the_same_noise() -> Non
     assert not np.array_equal(rounds_of(mechanism, keys, 9, start=1)[:8], forward[1:])
 
 
-def test_fresh_noise_is_gaussian_and_independent() -> None:
+def test_fresh_noise_is_gaussian_and_independent():
     z = fresh_noise(PublicRandomness(SeededKeys(0), 0).server("noise"), 40_000) / NOISE_STD
     assert stats.kstest(z, stats.norm.cdf).pvalue > 1e-3
     assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 0.025
 
 
-def test_a_repeated_round_is_no_part_of_the_block_that_it_left() -> None:
+def test_a_repeated_round_is_no_part_of_the_block_that_it_left():
     mechanism = BandedGaussian(1.0, 1.0, 2)
     context = replace(context_of(mechanism, (0, 1), (5,), round=3, attempt=1), since=(0, 0))
     with pytest.raises(ValueError, match="a repeated round begins a new one"):
         mechanism.noise(context, PublicRandomness(SeededKeys(0), 3, 1))
 
 
-def test_keeps_the_contract_with_a_band() -> None:
+def test_keeps_the_contract_with_a_band():
     check_mechanism(BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=4))
 
 
 # ---- claims ----------------------------------------------------------------------------------------------
 
 
-def test_claims_are_towards_those_who_see_models_and_compose_to_one_gaussian() -> None:
+def test_claims_are_towards_those_who_see_models_and_compose_to_one_gaussian():
     mechanism = BandedGaussian(1.0, 3.0, 10)
     claims = {claim.adversary: claim for claim in mechanism.claims(context_of(mechanism, range(4), (7850,)))}
     finite = {who for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)}
@@ -156,7 +150,7 @@ def test_claims_are_towards_those_who_see_models_and_compose_to_one_gaussian() -
     )
     mu = math.sqrt(10) / 3.0
 
-    def delta(epsilon: float) -> float:
+    def delta(epsilon):
         low, high = -epsilon / mu - mu / 2, -epsilon / mu + mu / 2
         return float(stats.norm.cdf(high) - math.exp(epsilon) * stats.norm.cdf(low))
 
@@ -165,7 +159,7 @@ def test_claims_are_towards_those_who_see_models_and_compose_to_one_gaussian() -
     assert report.row(Adversary.SERVER).verdict == "no guarantee"
 
 
-def test_cohorts_that_come_back_too_early_are_refused_with_the_cure() -> None:
+def test_cohorts_that_come_back_too_early_are_refused_with_the_cure():
     mechanism = BandedGaussian(1.0, 1.0, 4)
     with pytest.raises(ValueError, match="use participation='cyclic' and clients_per_round=5 or fewer, or a"):
         Federated(mechanism, 20, clients_per_round=4)
@@ -174,7 +168,7 @@ def test_cohorts_that_come_back_too_early_are_refused_with_the_cure() -> None:
     with pytest.raises(ValueError, match="here it may be 1; use a band of 1"):
         Federated(mechanism, 3)
     for participation in ("once", "cyclic"):
-        Federated(mechanism, 20, clients_per_round=5, participation=participation)  # type: ignore[arg-type]
+        Federated(mechanism, 20, clients_per_round=5, participation=participation)
 
 
 # ---- what the server releases, and when it begins anew ---------------------------------------------------
@@ -184,19 +178,19 @@ class Early(RoundPlanner):
     """A planner that promises more than it keeps: everybody is there in every second round."""
 
     @property
-    def separation(self) -> int:
+    def separation(self):
         return 99
 
-    def cohort(self, round: int, attempt: int = 0) -> list[int]:
+    def cohort(self, round, attempt=0):
         return [round % 2, 2 + round % 2]
 
 
-def engine_of(mechanism: Any, planner: RoundPlanner, dim: int, keys: Keys | None = None) -> RoundEngine:
+def engine_of(mechanism, planner, dim, keys=None):
     keys = keys or SeededKeys(5)
     return RoundEngine(mechanism, planner, keys, torch.zeros(dim), (dim,), FixedRange(1.0), diagnostics=False)
 
 
-def play(engine: RoundEngine, updates: torch.Tensor | None = None) -> np.ndarray:
+def play(engine, updates=None):
     """One round in which everybody sends this update (zeros), and the sum that is released."""
     before, plan = engine.weights, engine.start()
     update = torch.zeros_like(before) if updates is None else updates
@@ -205,7 +199,7 @@ def play(engine: RoundEngine, updates: torch.Tensor | None = None) -> np.ndarray
     return ((engine.weights - before) * record.num_received).double().numpy()
 
 
-def largest_mu(engine: RoundEngine, rounds: int, client: int) -> tuple[float, int]:
+def largest_mu(engine, rounds, client):
     """How well all that is released tells two updates of a client apart, in stds, and in how many rounds.
 
     The noise is measured: the covariance over 30,000 coordinates of what is released of updates of zero. The
@@ -222,7 +216,7 @@ def largest_mu(engine: RoundEngine, rounds: int, client: int) -> tuple[float, in
     return math.sqrt(worst), len(there)
 
 
-def test_released_models_tell_what_is_claimed_and_no_more() -> None:
+def test_released_models_tell_what_is_claimed_and_no_more():
     mechanism = BandedGaussian(1.0, 1.0, 3)
     engine = engine_of(mechanism, RoundPlanner(6, 0, 2, participation="cyclic"), 30_000)
     mu, turns = largest_mu(engine, 8, engine.planner.cohort(0)[0])
@@ -230,7 +224,7 @@ def test_released_models_tell_what_is_claimed_and_no_more() -> None:
     assert mu == pytest.approx(math.sqrt(3), rel=0.02)
 
 
-def test_a_band_longer_than_the_separation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_band_longer_than_the_separation_is_caught(monkeypatch):
     """The plant: without a new block where somebody is early, more is told than the ledger charges."""
     monkeypatch.setattr(RoundEngine, "_somebody_is_early", lambda *_: False)
     engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, 2), 30_000)
@@ -239,13 +233,13 @@ def test_a_band_longer_than_the_separation_is_caught(monkeypatch: pytest.MonkeyP
     assert mu > 1.2 * math.sqrt(4)
 
 
-def test_where_somebody_is_early_the_noise_begins_anew() -> None:
+def test_where_somebody_is_early_the_noise_begins_anew():
     engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, 2), 30_000)
     mu, turns = largest_mu(engine, 8, 0)
     assert turns == 4 and mu <= 1.02 * math.sqrt(4)
 
 
-def test_a_repeated_round_and_what_follows_have_fresh_noise() -> None:
+def test_a_repeated_round_and_what_follows_have_fresh_noise():
     """A round is released, its checkpoint is put back, and it is repeated with other updates."""
     planner, keys = RoundPlanner(6, 0, 2, participation="cyclic"), AgreedKeys(range(6))
     mechanism = BandedGaussian(1.0, 1.0, 3)
@@ -269,7 +263,7 @@ def test_a_repeated_round_and_what_follows_have_fresh_noise() -> None:
     assert engine._since == (4, 1) and np.corrcoef(released, following)[0, 1] < -0.3
 
 
-def test_a_seeded_engine_goes_on_in_its_block() -> None:
+def test_a_seeded_engine_goes_on_in_its_block():
     planner, mechanism = RoundPlanner(6, 0, 2, participation="cyclic"), BandedGaussian(1.0, 1.0, 3)
     engine = engine_of(mechanism, planner, 50)
     play(engine)
@@ -282,7 +276,7 @@ def test_a_seeded_engine_goes_on_in_its_block() -> None:
     assert again._since == (0, 0)
 
 
-def test_a_vector_of_another_length_begins_a_block() -> None:
+def test_a_vector_of_another_length_begins_a_block():
     engine = engine_of(BandedGaussian(1.0, 1.0, 3), RoundPlanner(6, 0, 2, participation="cyclic"), 4)
     play(engine)
     engine.rearrange([torch.zeros(4), torch.zeros(3)], [0, None], None)
@@ -290,7 +284,7 @@ def test_a_vector_of_another_length_begins_a_block() -> None:
     assert engine._since == (1, 0)
 
 
-def test_dropouts_are_zeros_and_the_noise_of_the_sum_stays() -> None:
+def test_dropouts_are_zeros_and_the_noise_of_the_sum_stays():
     mechanism = BandedGaussian(1.0, 0.5, 2)
     planner = RoundPlanner(40, 3, 20, dropout_probability=0.3, participation="cyclic")
     engine = engine_of(mechanism, planner, 3000)
@@ -302,7 +296,7 @@ def test_dropouts_are_zeros_and_the_noise_of_the_sum_stays() -> None:
         assert np.allclose(play(engine, update), answers * update.double().numpy() + noise, atol=2e-4)
 
 
-def test_an_update_is_clipped_and_rounds_toward_zero() -> None:
+def test_an_update_is_clipped_and_rounds_toward_zero():
     mechanism = BandedGaussian(2.0, 1.0, 4)
     context = context_of(mechanism, (0, 1), (50,))
     update = torch.linspace(-3, 4, 50)
@@ -323,7 +317,7 @@ def test_an_update_is_clipped_and_rounds_toward_zero() -> None:
 # ---- as a user meets it ----------------------------------------------------------------------------------
 
 
-def federation(**settings: Any) -> Federated:
+def federation(**settings):
     return Federated(
         **{
             "mechanism": BandedGaussian(1.0, 1.0, 5),
@@ -336,7 +330,7 @@ def federation(**settings: Any) -> Federated:
     )
 
 
-def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path: Path) -> None:
+def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path):
     federated, folder = federation(), RunFolder("banded", str(tmp_path), delta=1e-3)
     trained(federated, rounds=12, callbacks=[folder])
     assert federated.calibration is not None and federated.calibration.charges == 3
@@ -350,7 +344,7 @@ def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path: Path) -> No
     assert "rounds lie 5 apart" in page
 
 
-def test_what_a_plan_counts_is_what_stays_of_the_noise_in_a_model() -> None:
+def test_what_a_plan_counts_is_what_stays_of_the_noise_in_a_model():
     """A round's share in the last model's squared error, of 2,000 rounds."""
     mechanism, dim = BandedGaussian(1.0, 1.0, 10), 7
     context = context_of(mechanism, range(5), (dim,))
@@ -361,18 +355,18 @@ def test_what_a_plan_counts_is_what_stays_of_the_noise_in_a_model() -> None:
     assert planned < 0.2 * float(mechanism.noise_variance(context, range(5)).sum()) * dim
 
 
-def test_it_runs_behind_masks() -> None:
+def test_it_runs_behind_masks():
     federated = federation(secure_aggregation=SecAgg(run="masked"), privacy=None)
     trained(federated, rounds=6)
     assert len(federated.records) == 6 and not any(record.aborted for record in federated.records)
 
 
 @pytest.mark.filterwarnings("ignore:the keys come from a seed")
-def test_a_seeded_run_resumes_to_the_same_end(tmp_path: Path) -> None:
+def test_a_seeded_run_resumes_to_the_same_end(tmp_path):
     path = tmp_path / "run.ckpt"
 
     class Save(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             if trainer.current_epoch == 6:
                 trainer.save_checkpoint(path)
 

@@ -20,7 +20,7 @@ DRAWS = 20_000
 
 
 @lru_cache(maxsize=256)
-def levels_of(mechanism: CSGM, value: float) -> dict[float, float]:
+def levels_of(mechanism, value):
     """What a coordinate of `value` is sent as, and how often, by messages of the shipped encoder.
 
     Chances are those that leave the value unbiased; what was sent is within 6 standard errors of them.
@@ -39,12 +39,10 @@ def levels_of(mechanism: CSGM, value: float) -> dict[float, float]:
     return {float(low): 1.0 - up, float(high): up}
 
 
-def worst_of(
-    p: dict[float, float], q: dict[float, float], z: float, gamma: float, epsilons=EPSILONS
-) -> np.ndarray:
+def worst_of(p, q, z, gamma, epsilons=EPSILONS):
     """Largest hockey stick of both orders, by integration; a coordinate is sent with gamma."""
 
-    def density(law: dict[float, float]):
+    def density(law):
         return lambda x: (
             (1 - gamma) * stats.norm.pdf(x, 0, z)
             + gamma * sum(chance * stats.norm.pdf(x, place, z) for place, chance in law.items())

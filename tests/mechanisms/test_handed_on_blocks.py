@@ -1,12 +1,8 @@
 """What is released of noise that is handed on, when it begins anew, and how a user meets it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,16 +29,16 @@ Array = np.ndarray
 # ---- what is released, and when it begins anew ----------------------------------------------------------
 
 
-def turns(clients: int = 12, size: int = 4, **settings: Any) -> RoundPlanner:
+def turns(clients=12, size=4, **settings):
     return RoundPlanner(clients, 0, size, participation="cyclic", **settings)
 
 
-def in_steps(engine: RoundEngine, released: Array) -> Array:
+def in_steps(engine, released):
     """What was released, rotated back to integer steps but for its rotation, which keeps covariances."""
     return released / (engine.mechanism.granularity * engine.mechanism.clip_norm)
 
 
-def test_released_noise_has_the_covariance_of_the_matrix() -> None:
+def test_released_noise_has_the_covariance_of_the_matrix():
     mechanism, rounds, dim = small(), 5, 1 << 15
     engine = engine_of(mechanism, turns(), dim)
     released = np.stack([in_steps(engine, play(engine)) for _ in range(rounds)])
@@ -55,7 +51,7 @@ def test_released_noise_has_the_covariance_of_the_matrix() -> None:
     assert wanted.sum() < 0.27 * rounds * wanted[0, 0]
 
 
-def test_a_model_of_a_hundred_rounds_has_the_noise_of_the_matrix() -> None:
+def test_a_model_of_a_hundred_rounds_has_the_noise_of_the_matrix():
     """Ten cohorts, zeros: root mean square over rounds, in units of the sensitivity, is 10.02, not 22.47."""
     mechanism, rounds = small(10, granularity=0.001, bits=24), 100
     engine = engine_of(mechanism, turns(100, 10), 1 << 10)
@@ -66,7 +62,7 @@ def test_a_model_of_a_hundred_rounds_has_the_noise_of_the_matrix() -> None:
     assert unit == pytest.approx(10.017, rel=0.08)
 
 
-def told(engine: RoundEngine, rounds: int, client: int) -> tuple[float, int]:
+def told(engine, rounds, client):
     """How well all that is released tells two updates of a client apart, and in how many rounds it was there.
 
     The square of the best linear test's mean at a sensitivity of 1; the covariance is measured.
@@ -82,13 +78,13 @@ def told(engine: RoundEngine, rounds: int, client: int) -> tuple[float, int]:
     return worst, len(there)
 
 
-def claimed(engine: RoundEngine, size: int, charges: int) -> float:
+def claimed(engine, size, charges):
     """The same square that is claimed of so many charges, of a sum of the shares of so many."""
     return square_of_participations(engine.mechanism.separation, charges) / (size * engine.mechanism.steps**2)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3])
-def test_releases_tell_what_is_claimed_and_no_more(chance: float) -> None:
+def test_releases_tell_what_is_claimed_and_no_more(chance):
     mechanism = small(max_dropped=3)
     engine = engine_of(mechanism, turns(dropout_probability=chance), 1 << 15)
     there = min(len(engine.planner.plan(r, mechanism).survivors) for r in range(9))
@@ -104,7 +100,7 @@ def test_releases_tell_what_is_claimed_and_no_more(chance: float) -> None:
         assert square > 0.3 * claimed(engine, there, number)
 
 
-def test_a_predecessor_that_was_silent_is_not_taken_back() -> None:
+def test_a_predecessor_that_was_silent_is_not_taken_back():
     mechanism = small(max_dropped=3)
     engine = engine_of(mechanism, turns(dropout_probability=0.3), 16)
     for round in range(8):
@@ -121,7 +117,7 @@ def test_a_predecessor_that_was_silent_is_not_taken_back() -> None:
         engine.finish()
 
 
-def test_what_dropouts_leave_in_a_model() -> None:
+def test_what_dropouts_leave_in_a_model():
     """Share by share: a fifth of each stays, or all of it where its successor is silent."""
     mechanism, rounds, dim = small(max_dropped=19), 30, 1 << 11
     engine = engine_of(mechanism, turns(60, 20, dropout_probability=0.2), dim)
@@ -139,7 +135,7 @@ def test_what_dropouts_leave_in_a_model() -> None:
 
 
 @pytest.mark.parametrize(("silent", "unit"), [(0.01, 10.79), (0.05, 13.43), (0.1, 16.14), (0.2, 20.5)])
-def test_what_dropouts_cost_on_average(silent: float, unit: float) -> None:
+def test_what_dropouts_cost_on_average(silent, unit):
     """Rms noise of a model where each successor is silent with a chance, 100 rounds, ten cohorts: 22.5 is
     independent noise."""
     later = (1.0 - KEPT * (1.0 - silent)) ** 2 + silent * (1.0 - silent) * KEPT**2
@@ -147,7 +143,7 @@ def test_what_dropouts_cost_on_average(silent: float, unit: float) -> None:
     assert math.sqrt(1.0 + later * 99 / 2) * one == pytest.approx(unit, abs=5e-3)
 
 
-def test_a_round_that_was_aborted_hands_nothing_on() -> None:
+def test_a_round_that_was_aborted_hands_nothing_on():
     engine = engine_of(small(), turns(), 16)
     play(engine)
     engine.start()
@@ -157,14 +153,14 @@ def test_a_round_that_was_aborted_hands_nothing_on() -> None:
     assert engine._context.hand_over == HandOver((0, 0), (), engine.planner.successors(2))
 
 
-def test_where_somebody_is_early_the_noise_begins_anew() -> None:
+def test_where_somebody_is_early_the_noise_begins_anew():
     engine = engine_of(small(5), Early(4, 0, 2, participation="cyclic"), 1 << 14)
     square, number = told(engine, 8, 0)
     assert number == 4 and engine._since is not None and engine._since[0] >= 6
     assert square <= 1.03 * claimed(engine, 2, number)
 
 
-def test_a_client_that_is_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_early_is_caught(monkeypatch):
     """The plant: no new block, and everybody is there in every second round, of the five that are claimed."""
     monkeypatch.setattr(RoundEngine, "_somebody_is_early", lambda *_: False)
     engine = engine_of(small(50), Early(4, 0, 2, participation="cyclic"), 1 << 14)
@@ -172,7 +168,7 @@ def test_a_client_that_is_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     assert square > 1.2 * claimed(engine, 2, number)
 
 
-def test_a_repeated_round_and_what_follows_begin_anew() -> None:
+def test_a_repeated_round_and_what_follows_begin_anew():
     planner, keys = turns(), AgreedKeys(range(12))
     engine = engine_of(small(), planner, 1 << 12, keys)
     play(engine)
@@ -193,7 +189,7 @@ def test_a_repeated_round_and_what_follows_begin_anew() -> None:
     assert engine._since == (4, 1) and np.corrcoef(released, following)[0, 1] < -0.3
 
 
-def test_a_seeded_engine_goes_on_in_its_block() -> None:
+def test_a_seeded_engine_goes_on_in_its_block():
     engine = engine_of(small(), turns(dropout_probability=0.2), 64)
     engine.mechanism = small(max_dropped=3)
     play(engine)
@@ -207,7 +203,7 @@ def test_a_seeded_engine_goes_on_in_its_block() -> None:
     assert again._since == (0, 0)
 
 
-def test_a_vector_of_another_length_begins_a_block() -> None:
+def test_a_vector_of_another_length_begins_a_block():
     engine = engine_of(small(), turns(), 4)
     play(engine)
     engine.rearrange([torch.zeros(4), torch.zeros(3)], [0, None], None)
@@ -215,7 +211,7 @@ def test_a_vector_of_another_length_begins_a_block() -> None:
     assert engine._since == (1, 0)
 
 
-def test_the_last_disjoint_cohort_hands_on_to_nobody() -> None:
+def test_the_last_disjoint_cohort_hands_on_to_nobody():
     planner = RoundPlanner(12, 0, 4, participation="once")
     engine = engine_of(small(), planner, 1 << 10)
     released = [play(engine) for _ in range(3)]
@@ -223,7 +219,7 @@ def test_the_last_disjoint_cohort_hands_on_to_nobody() -> None:
     assert planner.successors(2) == ()
 
 
-def test_a_block_ends_after_65536_rounds() -> None:
+def test_a_block_ends_after_65536_rounds():
     mechanism, keys = small(), SeededKeys(1)
     pairs = {"before": ((0, 2), (1, 3)), "after": ((0, 4), (1, 5))}
     for round, taken in ((65535, True), (65536, False), (65537, True)):
@@ -238,7 +234,7 @@ def test_a_block_ends_after_65536_rounds() -> None:
 # ---- as a user meets it ----------------------------------------------------------------------------------
 
 
-def federation(**settings: Any) -> Federated:
+def federation(**settings):
     return Federated(
         **{
             "mechanism": small(5, bits=24),
@@ -251,7 +247,7 @@ def federation(**settings: Any) -> Federated:
     )
 
 
-def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tmp_path: Path) -> None:
+def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tmp_path):
     target, folder = PrivacyTarget(4.0, 1e-3, "secagg_server"), RunFolder("run", str(tmp_path), delta=1e-3)
     federated = federation(privacy=target)
     trained(federated, rounds=12, callbacks=[folder])
@@ -264,7 +260,7 @@ def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tm
 
 
 @pytest.mark.filterwarnings("ignore:the keys come from a seed", "ignore:round .* was aborted")
-def test_masks_and_dropouts_leave_the_weights_of_the_plain_sum() -> None:
+def test_masks_and_dropouts_leave_the_weights_of_the_plain_sum():
     settings = {"seed": 1, "dropout_probability": 0.15, "mechanism": small(5, max_dropped=1)}
     masked, plain = federation(**settings), federation(**settings, secure_aggregation=None)
     torch.manual_seed(0)
@@ -280,25 +276,25 @@ def test_masks_and_dropouts_leave_the_weights_of_the_plain_sum() -> None:
     assert set(bits) == {4 * 18 * padded_size(plain.engine.weights.numel())}  # a share costs no bit
 
 
-def test_signs_that_change_every_round_would_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def correlation() -> float:
+def test_signs_that_change_every_round_would_not_cancel(monkeypatch):
+    def correlation():
         engine = engine_of(small(), turns(), 1 << 12)
         return float(np.corrcoef(play(engine), play(engine))[0, 1])
 
     assert correlation() < -0.5
-    fresh = HandedOnGaussian.__mro__[1]._signs  # type: ignore[attr-defined]
+    fresh = HandedOnGaussian.__mro__[1]._signs
     monkeypatch.setattr(HandedOnGaussian, "_signs", fresh)
     assert abs(correlation()) < 0.1
 
 
-def test_noise_cancels_in_a_plain_sum_only_so_others_are_refused() -> None:
+def test_noise_cancels_in_a_plain_sum_only_so_others_are_refused():
     with pytest.raises(ValueError, match="cancels in the plain sum only; use weighting='uniform'"):
         federation(secure_aggregation=None, weighting="samples")
     with pytest.raises(ValueError, match="leave the aggregator out"):
         federation(secure_aggregation=None, aggregator=RobustAggregation("median"))
 
 
-def test_a_lying_server_could_choose_successors_so_active_masks_are_refused() -> None:
+def test_a_lying_server_could_choose_successors_so_active_masks_are_refused():
     with pytest.raises(ValueError, match=r"HandedOnGaussian .* use SecAgg\(\)"):
         Federated(
             small(4), 20, clients_per_round=5, participation="cyclic", secure_aggregation=SecAgg(active=True)

@@ -10,7 +10,6 @@ import itertools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from scipy import stats
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
-from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, Keys, PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import HandedOnGaussian, handed_on_gaussian
 from lightning_fedq.mechanisms.handed_on_gaussian import (
     KEPT,
@@ -31,7 +30,7 @@ from lightning_fedq.mechanisms.handed_on_gaussian import (
     square_of_matrix,
     square_of_participations,
 )
-from lightning_fedq.mechanisms.interface import Adversary, HandOver, NonPrivate, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, HandOver, NonPrivate
 from lightning_fedq.privacy.accounting import ClaimAccountant, spent
 from lightning_fedq.privacy.losses import ConcentratedLoss, concentrated_epsilon
 from lightning_fedq.rounds import RoundPlanner
@@ -41,13 +40,13 @@ from tests.one_round import context_of, encode
 Array = np.ndarray
 
 
-def small(num_cohorts: int = 3, **settings: Any) -> HandedOnGaussian:
+def small(num_cohorts=3, **settings):
     return HandedOnGaussian(
         **{"clip_norm": 1.0, "local_sigma": 1.0, "granularity": 0.01, "num_cohorts": num_cohorts, **settings}
     )
 
 
-def own_matrix(taken_back: Array) -> Array:
+def own_matrix(taken_back):
     """G of one share a round: `taken_back[t]` says whether that of round t - 1 is taken back in round t."""
     return np.eye(len(taken_back)) - KEPT * np.diag(taken_back[1:].astype(float), -1)
 
@@ -55,7 +54,7 @@ def own_matrix(taken_back: Array) -> Array:
 # ---- the matrix -----------------------------------------------------------------------------------------
 
 
-def rms_of_prefix_sums(kept: float, rounds: int, participations: int, separation: int) -> float:
+def rms_of_prefix_sums(kept, rounds, participations, separation):
     """Noise of a model, root mean square over rounds, for a sensitivity of 1 over a client's whole run."""
     inverse = np.eye(rounds) - kept * np.eye(rounds, k=-1)
     there = np.zeros(rounds)
@@ -64,7 +63,7 @@ def rms_of_prefix_sums(kept: float, rounds: int, participations: int, separation
     return math.sqrt(squares.sum() / rounds) * float(np.linalg.norm(np.linalg.solve(inverse, there)))
 
 
-def test_the_noise_of_a_model_is_near_that_of_a_trusted_server() -> None:
+def test_the_noise_of_a_model_is_near_that_of_a_trusted_server():
     """100 rounds, ten cohorts: 9.61 by `BandedGaussian`."""
     assert rms_of_prefix_sums(0.0, 100, 10, 10) == pytest.approx(22.472, abs=5e-4)
     assert rms_of_prefix_sums(KEPT, 100, 10, 10) == pytest.approx(10.017, abs=5e-4)
@@ -76,9 +75,7 @@ def test_the_noise_of_a_model_is_near_that_of_a_trusted_server() -> None:
     ("separation", "participations", "rounds", "exact", "bound"),
     [(10, 10, 100, 5.802733, 5.870312), (10, 3, 30, 3.090362, 3.215303), (5, 20, 100, 10.248044, 10.474238)],
 )
-def test_turns_of_a_client_cost_a_little_more_than_one_each(
-    separation: int, participations: int, rounds: int, exact: float, bound: float
-) -> None:
+def test_turns_of_a_client_cost_a_little_more_than_one_each(separation, participations, rounds, exact, bound):
     c = np.linalg.inv(own_matrix(np.ones(rounds)))
     there = np.zeros(rounds)
     there[: participations * separation : separation] = 1.0
@@ -86,7 +83,7 @@ def test_turns_of_a_client_cost_a_little_more_than_one_each(
     assert math.sqrt(participations * square_of_matrix(separation)) == pytest.approx(bound, abs=1e-6)
 
 
-def test_no_pattern_of_participation_moves_more_than_is_charged() -> None:
+def test_no_pattern_of_participation_moves_more_than_is_charged():
     """All subsets of ten rounds of fifty: with the separation within the bound, which some reach."""
     c, beyond = np.linalg.inv(own_matrix(np.ones(50))), 0
     for separation, size in itertools.product((2, 3, 4), range(1, 6)):
@@ -104,7 +101,7 @@ def test_no_pattern_of_participation_moves_more_than_is_charged() -> None:
     assert beyond
 
 
-def test_signs_gaps_and_ends_of_blocks_move_no_more() -> None:
+def test_signs_gaps_and_ends_of_blocks_move_no_more():
     """2,000 random ones, updates in several coordinates included."""
     rng, worst = np.random.default_rng(0), 0.0
     for _ in range(2000):
@@ -131,14 +128,14 @@ PARTICIPATIONS = {  # |C u|^2 of 1, 2, 3, 5, 10 and 50, by the specification
 
 
 @pytest.mark.parametrize("separation", PARTICIPATIONS)
-def test_participations_cost_what_their_total_does(separation: int) -> None:
+def test_participations_cost_what_their_total_does(separation):
     loss = HandedOnLoss.of(square_of_matrix(separation), separation, "")
     for count, wanted in zip((1, 2, 3, 5, 10, 50), PARTICIPATIONS[separation], strict=True):
         assert loss.composed(count).rho == pytest.approx(wanted, abs=2e-6)
         assert wanted <= loss.composed(count).by_itself.rho
 
 
-def test_charges_are_not_added_one_by_one() -> None:
+def test_charges_are_not_added_one_by_one():
     """27.8 for 99.4, if they were: every path of an accountant goes by the total."""
     one = HandedOnLoss.of(1e-3 * square_of_matrix(2), 2, "")
     whole = concentrated_epsilon(one.composed(10).rho, 1e-5)
@@ -158,7 +155,7 @@ def test_charges_are_not_added_one_by_one() -> None:
         assert found == pytest.approx(whole, rel=1e-9)
 
 
-def test_kinds_of_rounds_of_one_stream_cost_the_limit_each() -> None:
+def test_kinds_of_rounds_of_one_stream_cost_the_limit_each():
     """Cohorts of two sizes, and something independent between them, in any order."""
     one, other = (HandedOnLoss.of(scale * square_of_matrix(2), 2, "") for scale in (1e-3, 2e-3))
     beside = ConcentratedLoss(5e-3)
@@ -175,7 +172,7 @@ def test_kinds_of_rounds_of_one_stream_cost_the_limit_each() -> None:
     assert alone.get_epsilon(1e-5) == pytest.approx(wanted, rel=1e-9)
 
 
-def test_shares_that_are_not_taken_back_tell_no_more() -> None:
+def test_shares_that_are_not_taken_back_tell_no_more():
     """300 random patterns and mixtures, and updates in several coordinates: within the bound of the proof."""
     rng, worst = np.random.default_rng(0), 0.0
     for _ in range(300):
@@ -196,14 +193,14 @@ def test_shares_that_are_not_taken_back_tell_no_more() -> None:
 # ---- integers --------------------------------------------------------------------------------------------
 
 
-def gaussian_pmf(sigma: float) -> dict[int, float]:
+def gaussian_pmf(sigma):
     reach = math.ceil(13 * sigma)
     z = np.arange(-reach, reach + 1)
     weights = np.exp(-z * z / (2.0 * sigma**2))
     return dict(zip(z.tolist(), (weights / weights.sum()).tolist(), strict=True))
 
 
-def law_of(*parts: tuple[int, float], reach: int) -> Array:
+def law_of(*parts, reach):
     """Exact pmf on -reach .. reach of a sum of (factor, sigma) discrete Gaussians."""
     law = np.zeros(2 * reach + 1)
     law[reach] = 1.0
@@ -216,7 +213,7 @@ def law_of(*parts: tuple[int, float], reach: int) -> Array:
     return law
 
 
-def shifted(law: Array, by: int) -> Array:
+def shifted(law, by):
     found = np.zeros_like(law)
     if by >= 0:
         found[by:] = law[: len(law) - by]
@@ -225,7 +222,7 @@ def shifted(law: Array, by: int) -> Array:
     return found
 
 
-def joint_law(share: float, fresh: float, taken: int, left: int, reach: int = 260) -> Array:
+def joint_law(share, fresh, taken, left, reach=260):
     """Exact pmf of the noise of two rounds: `taken` shares of round 0 are taken back, `left` are not."""
     number = taken + left
     first = law_of(*[(OWN, share)] * left, *[(1, fresh)] * number, reach=reach)
@@ -238,13 +235,12 @@ def joint_law(share: float, fresh: float, taken: int, left: int, reach: int = 26
     return joint
 
 
-def covariance(share: float, fresh: float, taken: int, left: int) -> Array:
+def covariance(share, fresh, taken, left):
     g1, g0 = np.array([[5.0, 0.0], [-4.0, 5.0]]), 5.0 * np.eye(2)
-    total: Array = share**2 * (taken * g1 @ g1.T + left * g0 @ g0.T) + (taken + left) * fresh**2 * np.eye(2)
-    return total
+    return share**2 * (taken * g1 @ g1.T + left * g0 @ g0.T) + (taken + left) * fresh**2 * np.eye(2)
 
 
-def divergence(law: Array, shift: tuple[int, int], order: float) -> float:
+def divergence(law, shift, order):
     """Renyi divergence of the shifted law from the law, inside of a window where nothing is cut off."""
     reach = len(law) // 2
     low = 60
@@ -255,7 +251,7 @@ def divergence(law: Array, shift: tuple[int, int], order: float) -> float:
     return float(np.log(np.sum(p[kept] ** order * q[kept] ** (1.0 - order)))) / (order - 1.0)
 
 
-def test_the_law_of_two_rounds_is_that_of_the_lattice_gaussian() -> None:
+def test_the_law_of_two_rounds_is_that_of_the_lattice_gaussian():
     """Enumerated: two shares, one of them not taken back. x^T Sigma^-1 x to eight digits, and the claim."""
     law, sigma = joint_law(3.0, 5.0, 1, 1), covariance(3.0, 5.0, 1, 1)
     assert law.sum() == pytest.approx(1.0, abs=1e-12)
@@ -275,7 +271,7 @@ def test_the_law_of_two_rounds_is_that_of_the_lattice_gaussian() -> None:
 
 
 @pytest.mark.parametrize("fresh", [4.0, 6.0])
-def test_the_noise_is_smooth_up_to_what_is_paid_for(fresh: float) -> None:
+def test_the_noise_is_smooth_up_to_what_is_paid_for(fresh):
     """One share of parameter 8: the largest |ln| of the exact law's ratio to the discrete Gaussian."""
     law, sigma = joint_law(8.0, fresh, 1, 0, reach=400), covariance(8.0, fresh, 1, 0)
     reach, near = len(law) // 2, 60
@@ -288,7 +284,7 @@ def test_the_noise_is_smooth_up_to_what_is_paid_for(fresh: float) -> None:
     assert 1e-13 < spread <= 8.1 * 2 * math.exp(-2.0 * math.pi**2 * smooth)
 
 
-def test_every_divergence_of_two_rounds_is_within_the_claim() -> None:
+def test_every_divergence_of_two_rounds_is_within_the_claim():
     """Layer A: the exact law at the mechanism's own parameters, for all shifts of its sensitivity."""
     mechanism = small(2, local_sigma=0.2)  # shares of parameter 4, the least that there is
     context = context_of(mechanism, (0, 1), (1,))
@@ -309,7 +305,7 @@ def test_every_divergence_of_two_rounds_is_within_the_claim() -> None:
     assert divergence(law, (50, 50), 2.0) > 1.5 * one
 
 
-def handed(mechanism: HandedOnGaussian, round: int, dim: int, **hand_over: Any) -> RoundContext:
+def handed(mechanism, round, dim, **hand_over):
     """Cohorts (0, 1), (2, 3), (4, 5) in turn, a block since round 0."""
     own = [2 * (round % 3), 2 * (round % 3) + 1]
     after = [2 * ((round + 1) % 3), 2 * ((round + 1) % 3) + 1]
@@ -329,34 +325,34 @@ class Written:
     def __init__(self, shares: dict[tuple[int, int], Array], fresh: Array) -> None:
         self._shares, self._fresh = shares, fresh
 
-    def of_round(self, round: int, attempt: int) -> Written:
+    def of_round(self, round, attempt):
         return self
 
-    def peer(self, clients: tuple[int, int], purpose: str) -> SimpleNamespace:
+    def peer(self, clients, purpose):
         return SimpleNamespace(words64=lambda count: self._shares[clients])
 
-    def private(self, client: int, purpose: str) -> SimpleNamespace:
+    def private(self, client, purpose):
         return SimpleNamespace(words64=lambda count: self._fresh)
 
 
-def test_messages_are_the_integers_of_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_the_integers_of_the_formula(monkeypatch):
     """Shares 3 and -2, then 1 and 4; what is fresh 1 and 0, then 0 and -2."""
     monkeypatch.setattr(handed_on_gaussian, "discrete_gaussian", lambda std, count, words: words(count))
     mechanism = small()
     shares = {(0, 2): np.array([3, -2]), (2, 4): np.array([1, 4])}
-    first = mechanism._noise_of(0, handed(mechanism, 0, 2), Written(shares, np.array([1, 0])))(2)  # type: ignore[arg-type]
-    second = mechanism._noise_of(2, handed(mechanism, 1, 2), Written(shares, np.array([0, -2])))(2)  # type: ignore[arg-type]
+    first = mechanism._noise_of(0, handed(mechanism, 0, 2), Written(shares, np.array([1, 0])))(2)
+    second = mechanism._noise_of(2, handed(mechanism, 1, 2), Written(shares, np.array([0, -2])))(2)
     assert np.array_equal(first, [16, -10]) and np.array_equal(second, [-7, 26])
     assert np.array_equal(first + second, [9, 16])
 
 
-def noise_of(mechanism: HandedOnGaussian, keys: Keys, context: RoundContext, client: int) -> Array:
+def noise_of(mechanism, keys, context, client):
     rand = ClientRandomness(keys, [client], context.round)
     found = mechanism._noise_of(client, context, rand)(padded_size(context.dim))
     return np.asarray(found)
 
 
-def test_a_successor_takes_back_four_fifths_of_the_share() -> None:
+def test_a_successor_takes_back_four_fifths_of_the_share():
     """Round 0 of client 1, and round 1 of client 3, who comes after it: its own part is what is left."""
     mechanism, keys = small(granularity=0.001, bits=24), AgreedKeys(range(6))
     first, second = handed(mechanism, 0, 64), handed(mechanism, 1, 64)
@@ -370,10 +366,10 @@ def test_a_successor_takes_back_four_fifths_of_the_share() -> None:
     assert not np.array_equal(other, taken)
 
 
-def test_shares_of_other_rounds_blocks_and_pairs_are_other_shares() -> None:
+def test_shares_of_other_rounds_blocks_and_pairs_are_other_shares():
     mechanism, keys = small(), SeededKeys(3)
 
-    def taken(round: int, since: tuple[int, int], client: int, before: int) -> tuple[int, ...]:
+    def taken(round, since, client, before):
         context = handed(mechanism, round, 64, since=since, before=((client, before),))
         alone = replace(context, hand_over=replace(context.hand_over, before=()))
         difference = noise_of(mechanism, keys, alone, client) - noise_of(mechanism, keys, context, client)
@@ -391,7 +387,7 @@ def test_shares_of_other_rounds_blocks_and_pairs_are_other_shares() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_fresh_noise_hides_the_lattice() -> None:
+def test_fresh_noise_hides_the_lattice():
     """The plant: without Y, or with a Y that the successor knows, a release modulo 5 is that of -4 H."""
     mechanism = small(local_sigma=0.5)
     first, second = handed(mechanism, 0, 4096), handed(mechanism, 1, 4096)
@@ -411,13 +407,13 @@ def test_fresh_noise_hides_the_lattice() -> None:
 # ---- claims ----------------------------------------------------------------------------------------------
 
 
-def claims_of(mechanism: HandedOnGaussian, num_corrupt: int = 0, size: int = 100) -> dict[Adversary, Any]:
+def claims_of(mechanism, num_corrupt=0, size=100):
     context = replace(context_of(mechanism, range(size), (7850,)), num_corrupt=num_corrupt)
     return {claim.adversary: claim for claim in mechanism.claims(context)}
 
 
 @pytest.mark.parametrize(("cohorts", "factor"), [(10, 1.723028), (2, 6.3272), (5, 2.742742)])
-def test_a_charge_is_that_of_the_theorem(cohorts: int, factor: float) -> None:
+def test_a_charge_is_that_of_the_theorem(cohorts, factor):
     """(1 + l^b) / (2 (1 - l^2) (1 - l^b)) of Delta^2 / (N 25 tau^2), Delta = 2 of the rounded norm."""
     mechanism = small(cohorts)
     context = context_of(mechanism, range(100), (7850,))
@@ -436,20 +432,20 @@ def test_a_charge_is_that_of_the_theorem(cohorts: int, factor: float) -> None:
     assert dropped.loss.limit == pytest.approx(factor * square / 86, rel=2e-5)
 
 
-def test_who_sees_messages_is_promised_nothing() -> None:
+def test_who_sees_messages_is_promised_nothing():
     claims = claims_of(small())
     for who in (Adversary.SERVER, Adversary.EAVESDROPPER, Adversary.SERVER_AND_PARTNER):
         assert isinstance(claims[who].loss, NonPrivate)
 
 
-def test_too_many_who_collude_leave_no_claim_rather_than_a_rough_one() -> None:
+def test_too_many_who_collude_leave_no_claim_rather_than_a_rough_one():
     mechanism = small()
     assert not isinstance(claims_of(mechanism, 37)[Adversary.SECAGG_SERVER].loss, NonPrivate)
     few = claims_of(mechanism, 38)[Adversary.SECAGG_SERVER].loss
     assert isinstance(few, NonPrivate) and "24 shares of a round are unknown, and 25 are needed" in few.reason
 
 
-def test_ten_turns_cost_what_is_said() -> None:
+def test_ten_turns_cost_what_is_said():
     """Noise of a model over the sensitivity, epsilon 2 and 8 at 1e-5, in clipped updates of the sum: with the
     closed form a ledger may stop anywhere, 1.0006 times 21.5 and 6.39; two of every hundred collude: 22.0 and
     6.52 times that."""
@@ -478,12 +474,12 @@ def test_ten_turns_cost_what_is_said() -> None:
         ({"clip_norm": 0.0}, "clip_norm"),
     ],
 )
-def test_senseless_settings_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_senseless_settings_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         small(**settings)
 
 
-def test_hand_over_with_random_cohorts_is_refused_with_the_cure() -> None:
+def test_hand_over_with_random_cohorts_is_refused_with_the_cure():
     with pytest.raises(
         ValueError, match="use participation='cyclic' and clients_per_round=5 or fewer, or Di"
     ):
@@ -493,11 +489,11 @@ def test_hand_over_with_random_cohorts_is_refused_with_the_cure() -> None:
     with pytest.raises(ValueError, match="drawn anew every round; use participation='cyclic'"):
         RoundPlanner(20, 0, 5).successors(0)
     for participation in ("once", "cyclic"):
-        Federated(small(4), 20, clients_per_round=5, participation=participation)  # type: ignore[arg-type]
+        Federated(small(4), 20, clients_per_round=5, participation=participation)
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_a_second_attempt_with_the_same_shares_is_refused_with_the_cure(attempt: int) -> None:
+def test_a_second_attempt_with_the_same_shares_is_refused_with_the_cure(attempt):
     mechanism = small()
     context = handed(mechanism, 1, 64)
     assert context.hand_over is not None
@@ -510,7 +506,7 @@ def test_a_second_attempt_with_the_same_shares_is_refused_with_the_cure(attempt:
         replace(fresh, hand_over=replace(cured, before=context.hand_over.before))
 
 
-def test_one_share_goes_to_one_client_of_another_cohort() -> None:
+def test_one_share_goes_to_one_client_of_another_cohort():
     with pytest.raises(ValueError, match="each stands in one pair"):
         HandOver((0, 0), (), ((0, 2), (1, 2)))
     with pytest.raises(ValueError, match="each stands in one pair"):
@@ -524,7 +520,7 @@ def test_one_share_goes_to_one_client_of_another_cohort() -> None:
 # ---- plants ----------------------------------------------------------------------------------------------
 
 
-def test_what_a_share_is_named_by() -> None:
+def test_what_a_share_is_named_by():
     """Producer, block, round and attempt, and the pair: with any of them left out two shares would be one."""
     mechanism, keys, seen = small(), SeededKeys(9), set()
     rand = {r: ClientRandomness(keys, [0], r) for r in (0, 1)}
@@ -539,7 +535,7 @@ def test_what_a_share_is_named_by() -> None:
     assert np.array_equal(draws, discrete_gaussian(4.0, 8, _share(0, 1, (0, 0), rand[0])))
 
 
-def test_a_report_pays_for_the_turns_of_a_client() -> None:
+def test_a_report_pays_for_the_turns_of_a_client():
     mechanism = small(10)
     report = privacy_report(
         mechanism,
@@ -557,7 +553,7 @@ def test_a_report_pays_for_the_turns_of_a_client() -> None:
     assert report.row(Adversary.SERVER).verdict == "no guarantee"
 
 
-def test_public_randomness_decodes_the_sum() -> None:
+def test_public_randomness_decodes_the_sum():
     """Behind masks the server holds the modular sum and public streams, and nothing else."""
     mechanism, keys = small(granularity=0.001, bits=24), SeededKeys(2)
     context = handed(mechanism, 1, 50)

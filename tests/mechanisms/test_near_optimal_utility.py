@@ -10,7 +10,7 @@ from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, NonPriv
 from tests.one_round import context_of, decode, encode
 
 
-def make(**changes) -> NearOptimalUtility:
+def make(**changes):
     settings = {"clip_norm": 2.0, "leakage_budget": 0.3, "noise_std": 0.1, "measured_leakage": 0.25}
     return NearOptimalUtility(**{**settings, **changes})
 

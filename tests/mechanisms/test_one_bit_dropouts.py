@@ -7,7 +7,6 @@ pair's words share, written down here once more; inputs are at both ends and in 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -16,8 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
-from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
-from lightning_fedq.mechanisms.interface import Adversary, Loss, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.planning import context_of
 
 Array = NDArray[np.float64]
@@ -41,7 +39,7 @@ class Pieces:
     second: Array
 
 
-def pieces_of(mechanism: OneBitMechanism) -> Pieces:
+def pieces_of(mechanism):
     """Of words u and 1 - u, or of words whose first bits are complements of each other."""
     low, high = mechanism.coin.probabilities
     chances = np.array([low, high, 0.5])
@@ -56,22 +54,20 @@ def pieces_of(mechanism: OneBitMechanism) -> Pieces:
     return Pieces(np.full(len(cells), 1.0 / len(cells)), first, first[:, ::-1])
 
 
-def both(pieces: Pieces, a: int, b: int) -> Array:
+def both(pieces, a, b):
     """`(pieces, 3)` mass of a piece and of the sum of two bits."""
     p, q = pieces.first[a], pieces.second[b]
     sums = [(1.0 - p) * (1.0 - q), p * (1.0 - q) + q * (1.0 - p), p * q]
-    found: Array = pieces.shares[:, None] * np.stack(sums, 1)
-    return found
+    return pieces.shares[:, None] * np.stack(sums, 1)
 
 
-def one(pieces: Pieces, a: int) -> Array:
+def one(pieces, a):
     """`(pieces, 2)` mass of a piece and of one bit."""
     p = pieces.first[a]
-    found: Array = pieces.shares[:, None] * np.stack([1.0 - p, p], 1)
-    return found
+    return pieces.shares[:, None] * np.stack([1.0 - p, p], 1)
 
 
-def rest(pieces: Pieces, pairs: int, alone: int) -> Iterator[Array]:
+def rest(pieces, pairs, alone):
     """Laws of what other pairs and lone clients add to a sum."""
     couples = [both(pieces, a, b).sum(0) for a, b in itertools.combinations_with_replacement(range(3), 2)]
     coins = [one(pieces, a).sum(0) for a in range(3)]
@@ -85,7 +81,7 @@ def rest(pieces: Pieces, pairs: int, alone: int) -> Iterator[Array]:
         yield law
 
 
-def told(pieces: Pieces, partner: str, pairs: int, alone: int) -> Array:
+def told(pieces, partner, pairs, alone):
     """Largest delta at every epsilon of two values of a client, whatever the others' are.
 
     Args:
@@ -111,12 +107,12 @@ Told = dict[frozenset[int], Array]
 
 
 @cache
-def told_by(mechanism: OneBitMechanism, num_clients: int, known: int) -> Told:
+def told_by(mechanism, num_clients, known):
     """By the set of silent clients, the most that a sum tells of anybody who answers, `known` colluding."""
     context, pieces = context_of(mechanism, num_clients, 1), pieces_of(mechanism)
     mates = {c: next((d for d in g if d != c), None) for g in context.groups for c in g}
     worst = cache(lambda *setting: told(pieces, *setting))
-    found: Told = {}
+    found = {}
     for silent in map(frozenset, subsets(num_clients)):
         there = [c for c in context.cohort if c not in silent]
         most = np.zeros(len(EPSILONS))
@@ -133,12 +129,12 @@ def told_by(mechanism: OneBitMechanism, num_clients: int, known: int) -> Told:
     return found
 
 
-def subsets(count: int) -> Iterator[tuple[int, ...]]:
+def subsets(count):
     return itertools.chain(*(itertools.combinations(range(count), k) for k in range(count)))
 
 
-def claimed(mechanism: OneBitMechanism, num_clients: int, known: int) -> Loss:
-    context: RoundContext = replace(context_of(mechanism, num_clients, 1), num_corrupt=known)
+def claimed(mechanism, num_clients, known):
+    context = replace(context_of(mechanism, num_clients, 1), num_corrupt=known)
     who = Adversary.SECAGG_SERVER if known else Adversary.OUTSIDER
     return next(claim.loss for claim in mechanism.claims(context) if claim.adversary is who)
 

@@ -67,7 +67,7 @@ def exact_chances(mechanism, value, secret):
 
 def sum_law(mechanism, values, groups, secrets_told=(), bits_told=()):
     """Law of (told secrets, told bits, sum) in float64, by summing over all secrets and convolving."""
-    law: dict[tuple, float] = {}
+    law = {}
     for secrets in itertools.product((False, True), repeat=len(groups)):
         chances = {}
         for group, secret in zip(groups, secrets, strict=True):

@@ -12,7 +12,7 @@ from lightning_fedq.mechanisms import RQM
 from lightning_fedq.mechanisms.rqm import rqm_channel
 
 
-def algorithm_2(x: float, levels: int, keep: float, reach: float) -> np.ndarray:
+def algorithm_2(x, levels, keep, reach):
     """The law of algorithm 2, summed over all sets of kept levels."""
     grid, law = np.linspace(-reach, reach, levels), np.zeros(levels)
     for inner in product((False, True), repeat=levels - 2):

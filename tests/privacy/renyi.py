@@ -5,18 +5,16 @@ import math
 import numpy as np
 
 from lightning_fedq.privacy.accounting import _TAIL_SHARE, check_delta, composed_mass, loss_grid
-from lightning_fedq.privacy.grid import LossGrid
-from lightning_fedq.privacy.losses import Loss
 
 
-def renyi(grid: LossGrid, order: float) -> float:
+def renyi(grid, order):
     """ln E_P[e^((a-1) loss)] / (a - 1) over the finite losses, a > 1."""
     exponents = (order - 1.0) * grid.losses + np.log(np.maximum(grid.masses, 1e-300))
     top = exponents.max()
     return float(top + math.log(np.exp(exponents - top).sum())) / (order - 1.0)
 
 
-def epsilon_by_rdp(loss: Loss, delta: float, compositions: int) -> float:
+def epsilon_by_rdp(loss, delta, compositions):
     """The same by Renyi divergences of the finite part, infinite mass added to delta: looser, never slow.
 
     Used as a cross-check: it can only exceed the grid's epsilon.

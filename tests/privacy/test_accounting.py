@@ -26,21 +26,21 @@ from tests.functional.one_bit.closed_forms import blanket_epsilon
 from tests.privacy.renyi import epsilon_by_rdp
 
 
-def coin(epsilon: float) -> tuple[float, float]:
+def coin(epsilon):
     return 1 / (1 + math.exp(epsilon)), 1 / (1 + math.exp(-epsilon))
 
 
-def bit(epsilon: float) -> PmfPairs:
+def bit(epsilon):
     low, high = coin(epsilon)
     return PmfPairs((((high, low), (low, high)),))
 
 
-def alone(epsilon: float, clients_alone: int) -> CoinSum:
+def alone(epsilon, clients_alone):
     low, high = coin(epsilon)
     return CoinSum(low, high, (HiddenPair((high, low), (low, high), clients_alone - 1),))
 
 
-def paired(epsilon: float, clients_alone: int) -> CoinSum:
+def paired(epsilon, clients_alone):
     low, high = coin(epsilon)
     t = high - low
     return CoinSum(low, high, (HiddenPair((1 - t, t), (1.0, 0.0), clients_alone),))

@@ -5,11 +5,7 @@ A case is a loss, a number of compositions and a delta. dp_accounting rounds the
 one grid serves several pairs. Closed forms, where dp_accounting has them, are met to 1e-9.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,22 +46,22 @@ cases = st.fixed_dictionaries(
 )
 
 
-def response(level: float) -> tuple[float, float]:
+def response(level):
     return 1 / (1 + math.exp(level)), 1 / (1 + math.exp(-level))
 
 
-def theirs(p: Any, q: Any, step: float, optimistic: bool) -> Any:
+def theirs(p, q, step, optimistic):
     logs = [{k: math.log(x) for k, x in enumerate(law) if x > 0} for law in (q, p)]
     return pld.from_two_probability_mass_functions(
         *logs, pessimistic_estimate=not optimistic, value_discretization_interval=step
     )
 
 
-def epsilon_of(one: Any, count: int, delta: float) -> float:
+def epsilon_of(one, count, delta):
     return float(one.self_compose(count).get_epsilon_for_delta(delta))
 
 
-def bounds(case: dict[str, Any]) -> tuple[Any, float, float]:
+def bounds(case):
     """The loss, dp_accounting's optimistic epsilon, and an upper bound of it or infinity."""
     kind, level, count, share = case["kind"], case["level"], case["count"], case["share"]
     delta, low_high = 10.0 ** -case["exponent"], response(level)
@@ -124,7 +120,7 @@ def bounds(case: dict[str, Any]) -> tuple[Any, float, float]:
     return ConcentratedLoss(level**2), gaussian, accountant.get_epsilon(delta)
 
 
-def check(case: dict[str, Any]) -> None:
+def check(case):
     loss, least, most = bounds(case)
     delta, count, level = 10.0 ** -case["exponent"], case["count"], case["level"]
     ours = spent(loss, delta, compositions=count).epsilon
@@ -143,13 +139,13 @@ def check(case: dict[str, Any]) -> None:
         assert ours == concentrated_epsilon(count * level**2, delta)
 
 
-def check_closed_form(exact: Callable[[float], float], ours: float, delta: float) -> None:
+def check_closed_form(exact, ours, delta):
     """Epsilon is enough for delta, and a billionth less is not."""
     assert exact(ours) <= delta * (1 + 1e-9)
     assert ours == 0.0 or exact(ours * (1 - 1e-9) - 1e-12) >= delta * (1 - 1e-12)
 
 
-def response_delta(level: float, count: int, epsilon: float) -> float:
+def response_delta(level, count, epsilon):
     """Sum over all outcomes, in logarithms, so that no difference of large numbers is taken."""
     low, high = response(level)
     total = 0.0
@@ -163,12 +159,12 @@ def response_delta(level: float, count: int, epsilon: float) -> float:
 
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases)
-def test_some_cases(case: dict[str, Any]) -> None:
+def test_some_cases(case):
     check(case)
 
 
 @pytest.mark.slow
 @settings(max_examples=10_000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases)
-def test_ten_thousand_cases(case: dict[str, Any]) -> None:
+def test_ten_thousand_cases(case):
     check(case)

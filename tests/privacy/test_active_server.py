@@ -29,12 +29,12 @@ SIZE, DIM = 20, 2_000
 FEWEST = SecAgg(active=True).guarantee(SIZE, 1).min_survivors
 
 
-def behind(mechanism, clients: int, dim: int = 1, **settings):
+def behind(mechanism, clients, dim=1, **settings):
     setting = Setting(context(mechanism, clients, dim), 1, 1e-5, secure_aggregation=True, **settings)
     return setting.claims(mechanism)[Adversary.SECAGG_SERVER]
 
 
-def liar(clients: int) -> dict[str, int]:
+def liar(clients):
     return {"min_survivors": SecAgg(active=True).guarantee(clients, 1).min_survivors}
 
 

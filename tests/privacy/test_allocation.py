@@ -1,7 +1,5 @@
 """One unknown round of a block: the specification's vectors, quadrature, simulation, and what breaks it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -27,18 +25,18 @@ VECTORS = [
 ]
 
 
-def loss_of(std: float, rounds: int) -> AllocatedGaussianLoss:
+def loss_of(std, rounds):
     """By std over the clip: between two updates lie two clips."""
     return AllocatedGaussianLoss(std / 2.0, rounds)
 
 
 @pytest.mark.parametrize(("std", "rounds", "epsilon", "within"), VECTORS)
-def test_the_vectors(std: float, rounds: int, epsilon: float, within: float) -> None:
+def test_the_vectors(std, rounds, epsilon, within):
     loss = loss_of(std, rounds)
     assert loss.delta(epsilon * (1.0 - within) - 1e-4) > 1e-5 >= loss.delta(epsilon * (1.0 + within))
 
 
-def quadrature(m: float, epsilon: float) -> float:
+def quadrature(m, epsilon):
     """delta of two rounds by the two-dimensional integral of the pair itself."""
     y = np.linspace(-11.0, 11.0, 2201)
     up, down, none = (stats.norm.pdf(y, mean) for mean in (m, -m, 0.0))
@@ -48,14 +46,14 @@ def quadrature(m: float, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("m", [0.5, 1.0])
-def test_two_rounds_are_the_integral_of_the_pair_from_above(m: float) -> None:
+def test_two_rounds_are_the_integral_of_the_pair_from_above(m):
     loss = loss_of(1.0 / m, 2)
     for epsilon in (0.0, 0.5, 1.0, 2.0):
         exact = quadrature(m, epsilon)
         assert exact - 2e-6 <= loss.delta(epsilon) <= exact + 2e-5
 
 
-def test_any_strategy_of_two_rounds_is_within_the_pair() -> None:
+def test_any_strategy_of_two_rounds_is_within_the_pair():
     """The second round's two updates follow from the first release; unequal chances of rounds, too."""
     draws = np.random.default_rng(0)
     y = np.linspace(-9.0, 9.0, 301)
@@ -66,12 +64,12 @@ def test_any_strategy_of_two_rounds_is_within_the_pair() -> None:
         m, chance = draws.choice([0.5, 1.0, 2.0]), draws.choice([0.5, 0.5, 0.2])
         epsilon = draws.choice([0.0, 0.3, 1.0, 2.0])
 
-        def world(at: float, later: np.ndarray, weight: float) -> np.ndarray:
+        def world(at, later, weight):
             one = stats.norm.pdf(first, at) * none[None, :]
             other = none[:, None] * stats.norm.pdf(second, later[:, None])
             return np.asarray(weight * one + (1.0 - weight) * other)
 
-        def followed(m: float) -> np.ndarray:
+        def followed(m):
             return m * np.clip(draws.normal() * y + draws.normal(), -1.0, 1.0)
 
         p, q = (world(m * draws.uniform(-1.0, 1.0), followed(m), chance) for _ in range(2))
@@ -83,7 +81,7 @@ def test_any_strategy_of_two_rounds_is_within_the_pair() -> None:
     assert 0.3 < worst <= 1.0 + 1e-9
 
 
-def test_it_is_above_what_is_simulated() -> None:
+def test_it_is_above_what_is_simulated():
     """Ten rounds, epsilon 1: 0.02972 by 400,000 draws of the pair, whose standard error is 1.1e-4."""
     draws, m, rounds = np.random.default_rng(1), 1.0, 10
     y = draws.normal(size=(400_000, rounds))
@@ -93,7 +91,7 @@ def test_it_is_above_what_is_simulated() -> None:
     assert simulated.mean() == pytest.approx(loss_of(1.0, 10).delta(1.0), abs=6e-4)  # false alarm below 1e-5
 
 
-def test_blocks_compose_and_are_no_longer_block() -> None:
+def test_blocks_compose_and_are_no_longer_block():
     """Through the loss grid: one block to 0.3%, and two blocks of ten far above one of twenty."""
     loss = loss_of(1.0, 10)
     one, two = (spent(loss, 1e-5, rounds=blocks).epsilon for blocks in (1, 2))
@@ -103,7 +101,7 @@ def test_blocks_compose_and_are_no_longer_block() -> None:
     assert GaussianLoss(0.5).epsilon(1e-5, 1) == pytest.approx(9.9973, abs=1e-4)
 
 
-def test_it_is_below_cohorts_of_a_fixed_size_and_above_nothing() -> None:
+def test_it_is_below_cohorts_of_a_fixed_size_and_above_nothing():
     fixed = secret_epsilon(
         GaussianLoss(0.5), 1e-5, drawn=10, population=100, rounds=10, neighbours=Neighbours.SUBSTITUTION
     )
@@ -111,7 +109,7 @@ def test_it_is_below_cohorts_of_a_fixed_size_and_above_nothing() -> None:
     assert loss_of(1.0, 1).delta(3.0) == pytest.approx(float(GaussianLoss(0.5).curve(np.array([3.0]))[0]))
 
 
-def test_dealt_into_equal_cohorts_is_another_thing() -> None:
+def test_dealt_into_equal_cohorts_is_another_thing():
     """Two clients, two rounds, one each, the other sends -C: 23.6 times the delta of independent draws."""
     m, epsilon = 0.5, 3.0
     y = np.linspace(-11.0, 11.0, 2201)
@@ -123,7 +121,7 @@ def test_dealt_into_equal_cohorts_is_another_thing() -> None:
     assert dealt > 20.0 * loss_of(1.0 / m, 2).delta(epsilon)
 
 
-def test_the_curve_is_above_its_nodes_and_never_above_a_known_round() -> None:
+def test_the_curve_is_above_its_nodes_and_never_above_a_known_round():
     loss, places = loss_of(1.0, 10), np.linspace(-4.0, 14.0, 60)
     curve = loss.curve(places)
     assert (np.diff(curve) <= 1e-12).all()
@@ -134,7 +132,7 @@ def test_the_curve_is_above_its_nodes_and_never_above_a_known_round() -> None:
 
 
 @pytest.mark.parametrize(("multiplier", "rounds"), [(0.01, 10), (0.03, 10), (1.0, 100_000)])
-def test_what_no_transform_holds_is_the_known_round(multiplier: float, rounds: int) -> None:
+def test_what_no_transform_holds_is_the_known_round(multiplier, rounds):
     loss, known = AllocatedGaussianLoss(multiplier, rounds), GaussianLoss(multiplier)
     epsilons = np.array([-1.0, 0.0, 1.0, 50.0])
     assert np.array_equal(loss.curve(epsilons), known.curve(epsilons))
@@ -142,6 +140,6 @@ def test_what_no_transform_holds_is_the_known_round(multiplier: float, rounds: i
 
 
 @pytest.mark.parametrize(("multiplier", "rounds"), [(0.0, 10), (math.inf, 10), (1.0, 0)])
-def test_senseless_numbers_are_refused(multiplier: float, rounds: int) -> None:
+def test_senseless_numbers_are_refused(multiplier, rounds):
     with pytest.raises(ValueError, match=r"noise_multiplier > 0 and rounds >= 1 are needed"):
         AllocatedGaussianLoss(multiplier, rounds)

@@ -15,14 +15,14 @@ from tests.described import Setting, privacy_report
 DELTA = 1e-5
 
 
-def drawn(mechanism, clients=1000, cohort=40, fraction=0.02, **settings) -> Setting:
+def drawn(mechanism, clients=1000, cohort=40, fraction=0.02, **settings):
     context = context_of(mechanism, cohort, 50)
     return Setting(
         context, 10, DELTA, secure_aggregation=True, max_corrupt=fraction, num_clients=clients, **settings
     )
 
 
-def beyond(clients: int, colluders: int, cohort: int, counted: int) -> float:
+def beyond(clients, colluders, cohort, counted):
     """Chance that a cohort with a given honest client has more colluders than are counted, in integers."""
     others = range(counted + 1, min(colluders, cohort - 1) + 1)
     ways = sum(comb(colluders, k) * comb(clients - 1 - colluders, cohort - 1 - k) for k in others)

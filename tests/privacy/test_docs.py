@@ -42,7 +42,7 @@ def test_the_tables_numbers_are_ours():
     assert checked == 16
 
 
-def behind(mechanism, clients: int, dim: int, rounds: int) -> float:
+def behind(mechanism, clients, dim, rounds):
     groups, start = [], 0
     for size in mechanism.group_sizes(clients):
         groups.append(tuple(range(start, start + size)))

@@ -39,12 +39,12 @@ FORBIDDEN = {
 MODULES = {"random"}
 
 
-def findings(source: str, name: str = "x.py") -> list[str]:
+def findings(source, name="x.py"):
     tree = ast.parse(source)
     return [*_generators(tree, name), *_float_coins(tree)]
 
 
-def _generators(tree: ast.Module, name: str) -> list[str]:
+def _generators(tree, name):
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -58,7 +58,7 @@ def _generators(tree: ast.Module, name: str) -> list[str]:
     return found
 
 
-def _is_uniform(node: ast.AST, names: set[str]) -> bool:
+def _is_uniform(node, names):
     return any(
         (isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "uniforms")
         or (isinstance(part, ast.Name) and part.id in names)
@@ -66,13 +66,13 @@ def _is_uniform(node: ast.AST, names: set[str]) -> bool:
     )
 
 
-def _float_coins(tree: ast.Module) -> list[str]:
+def _float_coins(tree):
     """Comparisons with a float uniform, directly or through a name of the same function."""
     found = []
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
-        names: set[str] = set()
+        names = set()
         for node in ast.walk(function):
             if isinstance(node, ast.Assign) and _is_uniform(node.value, names):
                 names |= {

@@ -12,7 +12,7 @@ from lightning_fedq.privacy.grid import LossGrid, grid_from_curve, loss_grid
 from lightning_fedq.privacy.losses import GaussianLoss
 
 
-def response(epsilon: float, half: int = 1) -> LossGrid:
+def response(epsilon, half=1):
     high = 1.0 / (1.0 + math.exp(-epsilon))
     step = epsilon / half
     points = step * np.arange(-half, half + 1)
@@ -20,7 +20,7 @@ def response(epsilon: float, half: int = 1) -> LossGrid:
     return grid_from_curve(step, -half, hockey_stick(p, q, points))
 
 
-def theirs(grid: LossGrid) -> PrivacyLossDistribution:
+def theirs(grid):
     pmf = pld_pmf.DensePLDPmf(grid.step, grid.lowest, grid.masses, grid.infinite, True)
     return PrivacyLossDistribution(pmf)
 

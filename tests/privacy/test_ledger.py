@@ -16,7 +16,7 @@ from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 
 
-def engine(num_clients: int = 6, epsilon: float = 1.0, **planner) -> RoundEngine:
+def engine(num_clients=6, epsilon=1.0, **planner):
     return RoundEngine(
         LDPQ(epsilon),
         RoundPlanner(num_clients, 0, **planner),
@@ -27,7 +27,7 @@ def engine(num_clients: int = 6, epsilon: float = 1.0, **planner) -> RoundEngine
     )
 
 
-def play(server: RoundEngine, rounds: int) -> None:
+def play(server, rounds):
     for _ in range(rounds):
         plan = server.start()
         server.receive(plan.survivors, torch.full((len(plan.survivors), 8), 0.1))
@@ -121,7 +121,7 @@ def test_of_servers_that_take_turns_each_has_streams_of_its_own(mechanism, plann
     """An old state put back, and another server with the same clients in between: no stream is used twice."""
     ledger = Ledger(6, repr(mechanism))
 
-    def begun() -> RoundEngine:
+    def begun():
         start = torch.zeros(8), [8], FixedRange(1.0)
         return RoundEngine(mechanism, planner, AgreedKeys(range(6)), *start, ledger=ledger)
 
@@ -172,11 +172,11 @@ def test_another_epsilon_cannot_take_over_a_checkpoint():
 # ---- with a journal --------------------------------------------------------------------------------------
 
 
-def journal(path: Path, clients: int = 6, mechanism: str = "LDPQ(epsilon=1.0)", position: int = 0) -> Journal:
+def journal(path, clients=6, mechanism="LDPQ(epsilon=1.0)", position=0):
     return Journal(path, mechanism, clients, position)
 
 
-def lines(path: Path) -> int:
+def lines(path):
     return len(path.read_text().splitlines()) - 1
 
 
@@ -200,7 +200,7 @@ def test_nothing_is_charged_where_the_journal_cannot_be_written(tmp_path):
     assert server.plan is None and server.ledger.most_charged == 0
 
 
-def resumed(state: dict, path: Path, repeatable: bool, **planner) -> RoundEngine:
+def resumed(state, path, repeatable, **planner):
     server = engine(**planner)
     server.load_state_dict(state)
     recorded, position = server.ledger.recorded
@@ -337,16 +337,16 @@ class Known:
     def __init__(self, ledger: Ledger, charges: set) -> None:
         self.ledger, self.charges = ledger, charges
 
-    def read(self, written: dict, position: int) -> None:
+    def read(self, written, position):
         path = str(self.ledger.journal.path)
         self.charges |= {charge for end, charge in written.setdefault(path, []) if end > position}
 
-    def check(self) -> None:
+    def check(self):
         wanted = [sum(client in clients for _, clients in self.charges) for client in range(4)]
         assert self.ledger.charges.tolist() == wanted and self.ledger.rounds == len(self.charges)
 
 
-def step(draw: random.Random, number: int, ledgers: list, states: list, written: dict, folder: Path) -> None:
+def step(draw, number, ledgers, states, written, folder):
     """One random thing that processes do: charge, save, resume, begin, copy."""
     one = draw.choice(ledgers)
     action = draw.choice(["charge"] * 4 + ["save"] * 2 + ["load", "resume", "begin", "copy"])

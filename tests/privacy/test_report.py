@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
-from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS
 from tests.described import privacy_report
 
 
-def context(mechanism: Mechanism, clients: int, dim: int = 10) -> RoundContext:
+def context(mechanism, clients, dim=10):
     groups, start = [], 0
     for size in mechanism.group_sizes(clients):
         groups.append(tuple(range(start, start + size)))

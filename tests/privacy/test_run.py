@@ -1,9 +1,6 @@
 """A run is described whole: a field that is forgotten is an error, never the weakest adversary."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, fields, replace
-from typing import Any
 
 import pytest
 
@@ -17,12 +14,12 @@ PARTS = [RUN, RUN.sampling, RUN.threat, ASSUMED]
 FIELDS = [(part, field.name) for part in PARTS for field in fields(part)]
 
 
-def given(part: Any) -> dict[str, Any]:
+def given(part):
     return {field.name: getattr(part, field.name) for field in fields(part)}
 
 
 @pytest.mark.parametrize(("part", "name"), FIELDS)
-def test_a_forgotten_field_is_an_error(part: Any, name: str) -> None:
+def test_a_forgotten_field_is_an_error(part, name):
     settings = given(part)
     type(part)(**settings)
     del settings[name]
@@ -31,14 +28,14 @@ def test_a_forgotten_field_is_an_error(part: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Run, Sampling, SecureSum, ThreatModel])
-def test_no_field_has_a_default(kind: Any) -> None:
+def test_no_field_has_a_default(kind):
     assert all(f.default is MISSING and f.default_factory is MISSING and f.kw_only for f in fields(kind))
     with pytest.raises(TypeError):
         kind(*range(len(fields(kind))))
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)
-def test_nobody_changes_it(part: Any) -> None:
+def test_nobody_changes_it(part):
     with pytest.raises(AttributeError):
         setattr(part, fields(part)[0].name, None)
 
@@ -53,19 +50,19 @@ def test_nobody_changes_it(part: Any) -> None:
         (RUN, {"sampling": replace(RUN.sampling, num_clients=3)}, "num_clients >= the cohort .* got 3"),
     ],
 )
-def test_what_contradicts_itself_is_refused(part: Any, change: dict[str, Any], why: str) -> None:
+def test_what_contradicts_itself_is_refused(part, change, why):
     with pytest.raises(ValueError, match=why):
         replace(part, **change)
 
 
 @pytest.mark.parametrize("survivors", [0, 5])
-def test_survivors_are_of_the_cohort(survivors: int) -> None:
+def test_survivors_are_of_the_cohort(survivors):
     sums = replace(ASSUMED, min_survivors=survivors)
     with pytest.raises(ValueError, match=f"min_survivors must be in .* got {survivors}"):
         replace(RUN, threat=replace(RUN.threat, secure_sum=sums))
 
 
-def test_what_follows_from_a_run() -> None:
+def test_what_follows_from_a_run():
     drawn = replace(RUN, sampling=replace(RUN.sampling, num_clients=8, dropout_probability=0.5))
     assert (drawn.participation, drawn.horizon, drawn.most_rounds) == (0.25, 3, None)
     charged = replace(drawn, charges=[1, 2, 0, 0, 0, 0, 0, 0])
@@ -93,7 +90,7 @@ def test_what_follows_from_a_run() -> None:
         ("context", context_of(LDPQ(1.0), 3, 10), "clients_per_round"),
     ],
 )
-def test_what_a_price_hangs_on_is_a_term(part: str, change: Any, name: str) -> None:
+def test_what_a_price_hangs_on_is_a_term(part, change, name):
     """Ledgers, checkpoints and journals hold these names and values: other ones would refuse older files."""
     before = RUN.terms
     assert before == {
@@ -109,7 +106,7 @@ def test_what_a_price_hangs_on_is_a_term(part: str, change: Any, name: str) -> N
     assert {key for key in {**before, **after} if before.get(key) != after.get(key)} == {name}
 
 
-def test_a_price_of_nothing_has_no_terms() -> None:
+def test_a_price_of_nothing_has_no_terms():
     assert RUN.of(FedAvg()).terms == {"claims": "nothing"}
     short = RUN.of(PrivUnitG(4.0, clip_norm=1.0))
     assert short.terms["parameters"] == "10"

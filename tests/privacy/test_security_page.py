@@ -1,7 +1,5 @@
 """SECURITY.md names every assumption of a privacy report, and no others."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -18,19 +16,19 @@ from tests.contract.test_mechanisms import ROWS
 PAGE = (Path(lightning_fedq.privacy.__file__).parents[2] / "SECURITY.md").read_text()
 
 
-def table() -> list[tuple[set[str], str]]:
+def table():
     """Words of assumptions, and who sees to them, row by row."""
     section = PAGE.split("## What has to hold")[1].split("\n## ")[0]
     rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
     return [(set(re.findall(r"`([^`]+)`", words)), who.strip()) for words, who in rows]
 
 
-def of_mechanisms() -> set[str]:
+def of_mechanisms():
     claims = [claim for row in ROWS for claim in row.claims(context_of(row, tuple(range(12))))]
     return {text for claim in claims if not isinstance(claim.loss, NonPrivate) for text in claim.assumptions}
 
 
-def of_account() -> set[str]:
+def of_account():
     """What `Account` adds: texts of its source that are assigned to a name which an assumption is made of."""
     tree = ast.parse(Path(account.__file__).read_text())
     names = {
@@ -59,7 +57,7 @@ def of_account() -> set[str]:
     return found
 
 
-def of_protocols() -> set[str]:
+def of_protocols():
     kinds = [SecAgg(), SecAgg(run="accounted"), SecAgg(active=True)]
     sparse = SecAgg(degree=58, max_corrupt=0.05, max_dropout=0.1)
     assert isinstance(sparse, terms.SecAgg)
@@ -73,11 +71,11 @@ SENTENCES = sorted(
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_each_assumption_has_its_row(sentence: str) -> None:
+def test_each_assumption_has_its_row(sentence):
     assert any(words in sentence for known, _ in table() for words in known), sentence
 
 
-def test_each_row_is_of_an_assumption_and_says_who() -> None:
+def test_each_row_is_of_an_assumption_and_says_who():
     for known, who in table():
         assert re.search(r"You|Library|Nobody|Nothing", who)
         for words in known:

@@ -21,19 +21,12 @@ from lightning_fedq.mechanisms import (
     PerCoordinateLaplace,
     StratifiedCorBin,
 )
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    CoinSum,
-    ConcentratedLoss,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Adversary, CoinSum, ConcentratedLoss, NonPrivate, RoundContext
 from lightning_fedq.privacy.accounting import spent
 from tests.described import Setting, privacy_report
 
 
-def context(mechanism, clients: int, dim: int = 10) -> RoundContext:
+def context(mechanism, clients, dim=10):
     groups, start = [], 0
     for size in mechanism.group_sizes(clients):
         groups.append(tuple(range(start, start + size)))
@@ -41,7 +34,7 @@ def context(mechanism, clients: int, dim: int = 10) -> RoundContext:
     return RoundContext(0, tuple(groups), (dim,), torch.zeros(1).double(), torch.ones(1).double())
 
 
-def behind(mechanism, clients=20, max_corrupt=0.0, dim=10, **settings) -> PrivacyClaim:
+def behind(mechanism, clients=20, max_corrupt=0.0, dim=10, **settings):
     setting = Setting(
         context(mechanism, clients, dim),
         1,
@@ -181,7 +174,7 @@ def test_noise_whose_law_is_known_to_a_distance_has_no_pure_epsilon():
 # ---- clients that lie --------------------------------------------------------------------------------------
 
 
-def among_liars(mechanism, liars: int, clients: int = 20, **settings) -> dict[Adversary, PrivacyClaim]:
+def among_liars(mechanism, liars, clients=20, **settings):
     settings = {"secure_aggregation": True, **settings}
     return Setting(context(mechanism, clients), 1, 1e-5, num_byzantine=liars, **settings).claims(mechanism)
 

@@ -1,23 +1,21 @@
 import csv
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from reproductions.bench import Rows, curve, curve_values
 
 
-def counted(calls: list[str], name: str) -> Any:
-    def compute() -> dict[str, Any]:
+def counted(calls, name):
+    def compute():
         calls.append(name)
         return {"acc": 1 / 3, "published": math.nan, "val_acc_by_round": curve([1.5, 2.25])}
 
     return compute
 
 
-def test_the_table_is_on_disk_after_every_row(tmp_path: Path) -> None:
+def test_the_table_is_on_disk_after_every_row(tmp_path):
     rows = Rows(str(tmp_path / "run"), {"seed": 0}, resume=False)
     rows.add({"method": "a", "lr": 0.1}, counted([], "a"))
     with (rows.folder / "table.csv").open(newline="") as file:
@@ -30,8 +28,8 @@ def test_the_table_is_on_disk_after_every_row(tmp_path: Path) -> None:
     assert summary["table"] == rows.rows and summary["settings"] == {"seed": 0}
 
 
-def test_a_resumed_experiment_computes_only_what_is_missing(tmp_path: Path) -> None:
-    calls: list[str] = []
+def test_a_resumed_experiment_computes_only_what_is_missing(tmp_path):
+    calls = []
     out = str(tmp_path / "run")
     first = Rows(out, {"seed": 0, "seeds": (1, 2)}, resume=False)
     old = first.add({"method": "a", "lr": 1.0}, counted(calls, "a"))
@@ -48,13 +46,13 @@ def test_a_resumed_experiment_computes_only_what_is_missing(tmp_path: Path) -> N
     assert [r["lr"] for r in again.rows] == [1.0, 0.1]
 
 
-def test_without_resume_a_taken_folder_is_left_alone(tmp_path: Path) -> None:
+def test_without_resume_a_taken_folder_is_left_alone(tmp_path):
     out = str(tmp_path / "run")
     Rows(out, {}, resume=False).add({"method": "a"}, counted([], "a"))
     assert Rows(out, {}, resume=False).folder.name == "run-2"
 
 
-def test_rows_of_other_settings_are_refused(tmp_path: Path) -> None:
+def test_rows_of_other_settings_are_refused(tmp_path):
     out = str(tmp_path / "run")
     Rows(out, {"rounds": 30}, resume=False)
     with pytest.raises(ValueError, match=r"holds rows of other settings: rounds = 30 \(here 2\); use those"):

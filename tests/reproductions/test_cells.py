@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ Printed = tuple[tuple[str, ...], str, str]
 """Where a cell stands, by the first cells of its row and its column's head, and what the code prints."""
 
 
-def cell(page: str, heading: str, labels: Sequence[str], column: str) -> str:
+def cell(page, heading, labels, column):
     """A cell of the first table behind `heading` that has such a column and such a row.
 
     A label that is empty is the one above it; heads that come more than once are counted: "stated#2".
@@ -45,7 +45,7 @@ def cell(page: str, heading: str, labels: Sequence[str], column: str) -> str:
     raise AssertionError(f"{heading}: no cell in row {labels}, column {column!r}")
 
 
-def of_table_v(rows: Iterable[Row]) -> Iterable[Printed]:
+def of_table_v(rows):
     for row in rows:
         variant, rate = row["variant"], row["lr"]
         known = variant in ("stated rates", "unbiased")
@@ -55,19 +55,19 @@ def of_table_v(rows: Iterable[Row]) -> Iterable[Printed]:
         yield labels, column + ("#2" if known and rate == 0.1 else ""), printed
 
 
-def of_table_ii(rows: Iterable[Row]) -> Iterable[Printed]:
+def of_table_ii(rows):
     for row in rows:
         errors = "" if row["method"] == "FedAvg" else f"/{row['distance_from_fedavg']:.2g}/{row['mse']:.2g}"
         yield (str(row["clients"]), row["method"]), "5 samples a user", f"{row['acc']:.1f}{errors}"
 
 
-def of_table_iii(rows: Iterable[Row]) -> Iterable[Printed]:
+def of_table_iii(rows):
     authors = [row for row in rows if row["method"] == "CPA, authors"]
     for row, (labels, column, printed) in zip(authors, of_table_ii(authors), strict=True):
         yield (f"{row['epsilon']:g}", labels[1]), column, printed
 
 
-def of_figure_6(rows: Iterable[Row]) -> Iterable[Printed]:
+def of_figure_6(rows):
     found = {(row["method"], row["epsilon"], row["variant"]): row for row in rows}
     for (method, epsilon, variant), row in found.items():
         if variant == "authors":
@@ -77,7 +77,7 @@ def of_figure_6(rows: Iterable[Row]) -> Iterable[Printed]:
             yield labels, f"epsilon {epsilon:g}", "/".join(f"{value:.1f}" for value in values)
 
 
-def of_figure_7(rows: Iterable[Row]) -> Iterable[Printed]:
+def of_figure_7(rows):
     for row in rows:
         labels = f"K = {row['clients']}", f"{row['epsilon']:g}"
         yield labels, row["method"], f"{row['acc_best_val']:.1f}±{row['acc_std_over_seeds']:.1f}"
@@ -107,7 +107,7 @@ PARTS = {
 SLOW = [name for name in PARTS if name != "table V, one method"]
 
 
-def stale(page: str, heading: str, found: Iterable[Printed]) -> list[str]:
+def stale(page, heading, found):
     """Cells of the page that say something else than the code prints."""
     said = [(printed, cell(page, heading, labels, column), labels) for labels, column, printed in found]
     return [f"{labels}: the page says {there}, the code {now}" for now, there, labels in said if now != there]
@@ -116,7 +116,7 @@ def stale(page: str, heading: str, found: Iterable[Printed]) -> list[str]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PARTS]
 )
-def test_cells_of_the_pages(name: str, tmp_path: Path) -> None:
+def test_cells_of_the_pages(name, tmp_path):
     root = os.environ.get("FEDQ_DATA")
     if root is None or not (Path(root) / "MNIST" / "raw").is_dir():
         pytest.skip("FEDQ_DATA names no folder with MNIST")
@@ -131,7 +131,7 @@ def test_cells_of_the_pages(name: str, tmp_path: Path) -> None:
     assert len(stale(page, part.heading, [(labels, column, "1" + printed)])) == 1
 
 
-def quoted() -> Iterable[tuple[int, str, tuple[str, ...], str, int]]:
+def quoted():
     """Rows of docs/papers.md that quote cells: row, heading, labels, column, and the part between slashes."""
     few, v = "5 samples a user", "## Table V"
     for clients in ("50", "100", "400"):
@@ -161,7 +161,7 @@ def quoted() -> Iterable[tuple[int, str, tuple[str, ...], str, int]]:
         yield 107, "## Figure 7", ("K = 50", "0.5"), method, 0
 
 
-def test_the_papers_table_quotes_the_pages() -> None:
+def test_the_papers_table_quotes_the_pages():
     """What a row of docs/papers.md says is what the page of that table says."""
     papers, page = (DOCS / "papers.md").read_text(), (DOCS / PAGE).read_text()
     rows = {int(line.split("|")[1]): line for line in re.findall(r"^\| \d+ \|.*", papers, re.M)}
@@ -173,7 +173,7 @@ def test_the_papers_table_quotes_the_pages() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_figures_of_the_theorems(tmp_path: Path) -> None:
+def test_figures_of_the_theorems(tmp_path):
     """Every figure that the rows of docs/papers.md take from these experiments is one that they print."""
     page = (DOCS / "papers.md").read_text()
     rows = {int(line.split("|")[1]): line for line in re.findall(r"^\| \d+ \|.*", page, re.M)}

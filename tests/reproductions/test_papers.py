@@ -1,7 +1,5 @@
 """docs/papers.md: one table of 125 rows; every row has a verdict, and commands that are there and parse."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from functools import lru_cache
@@ -9,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from jsonargparse import ArgumentParser, auto_cli, capture_parser
+from jsonargparse import auto_cli, capture_parser
 
 from lightning_fedq import mechanisms
 from lightning_fedq.cli import OTHERS
@@ -35,13 +33,13 @@ COMMANDS = sorted(
 )
 
 
-def test_every_thing_in_the_papers_has_a_row() -> None:
+def test_every_thing_in_the_papers_has_a_row():
     assert [int(row[0]) for row in ROWS] == list(range(1, 126))
     assert {len(row) for row in ROWS} == {7}, "a bar in a cell?"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"row {row[0]}")
-def test_a_row_has_a_command_or_a_reason_and_a_verdict(row: list[str]) -> None:
+def test_a_row_has_a_command_or_a_reason_and_a_verdict(row):
     _, claim, where, command, ours, theirs, verdict = row
     assert all((claim, where, ours, theirs))
     word = next(word for word in sorted(VERDICTS, key=len, reverse=True) if verdict.startswith(word))
@@ -52,15 +50,14 @@ def test_a_row_has_a_command_or_a_reason_and_a_verdict(row: list[str]) -> None:
 
 
 @lru_cache
-def parser_of(name: str) -> ArgumentParser:
+def parser_of(name):
     """The parser that `fedq reproduce NAME` builds."""
     module = import_module(f"reproductions.{EXPERIMENTS[name]}")
     experiment = getattr(module, name.replace("-", "_"))
-    parser: ArgumentParser = capture_parser(lambda: auto_cli(experiment, args=[], as_positional=False))
-    return parser
+    return capture_parser(lambda: auto_cli(experiment, args=[], as_positional=False))
 
 
-def accepted(words: list[str]) -> None:
+def accepted(words):
     """Refuse a command that is not there, or whose options are not."""
     tool, *rest = words
     if tool == "pytest":
@@ -85,11 +82,11 @@ def accepted(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_there_and_parses(command: str) -> None:
+def test_every_command_is_there_and_parses(command):
     accepted(shlex.split(command))
 
 
-def test_a_command_that_is_not_there_is_found() -> None:
+def test_a_command_that_is_not_there_is_found():
     """What the test above is worth."""
     for broken in ("pytest tests/gone.py", "fedq gone", "fedq privacy digits_gone", "fedq attack --gone 3"):
         with pytest.raises(AssertionError):

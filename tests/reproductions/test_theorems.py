@@ -1,10 +1,5 @@
 """The papers' theorems by number: verdicts and the figures that the pages give."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from lightning_fedq.lab.commands.reproduce import main
@@ -15,15 +10,15 @@ from reproductions.cpa.theorems import cpa_theorems
 from reproductions.optimal.theorems import optimal_theorems
 
 
-def verdicts(summary: dict[str, Any]) -> dict[str, list[bool]]:
+def verdicts(summary):
     """Verdicts by the statement's name."""
-    found: dict[str, list[bool]] = {}
+    found = {}
     for claim in summary["claims"]:
         found.setdefault(claim["paper"].split(":")[0].split(",")[0], []).append(claim["held"])
     return found
 
 
-def test_corbin(tmp_path: Path) -> None:
+def test_corbin(tmp_path):
     summary = corbin_theorems(out=str(tmp_path / "run"))
     assert verdicts(summary) == {
         "proposition 1": [True],
@@ -42,7 +37,7 @@ def test_corbin(tmp_path: Path) -> None:
     assert corbin.theorem_4_errors(1.0, 1e-9)[0] == pytest.approx(2.32790682748, rel=1e-6)  # no dropouts
 
 
-def test_cpa(tmp_path: Path) -> None:
+def test_cpa(tmp_path):
     summary = cpa_theorems(out=str(tmp_path / "run"), steps=20_000)
     assert verdicts(summary) == {
         "proposition 1": [False],
@@ -58,7 +53,7 @@ def test_cpa(tmp_path: Path) -> None:
     assert cpa.recursion(1, 50.0, 200_000) == pytest.approx(547.5, abs=0.1)
 
 
-def test_near_optimal_utility(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_near_optimal_utility(tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["optimal-theorems", "--samples", "100000", "--worlds", "500", "--out", str(out)]) == 0
     assert "NOT held: theorem 6.11, the headline" in capsys.readouterr().out

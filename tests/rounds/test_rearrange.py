@@ -1,7 +1,5 @@
 """The server when parameters join and leave."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

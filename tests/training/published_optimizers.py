@@ -1,7 +1,5 @@
 """Optimisers as people publish them, which keep more than their state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ class SAM(Optimizer):
         self.param_groups = self.base_optimizer.param_groups
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure=None):
         parameters = self.param_groups[0]["params"]
         loss = torch.enable_grad()(closure)()
         old = [p.clone() for p in parameters]
@@ -35,10 +33,10 @@ class Lookahead(SGD):
 
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, **settings)
-        self.slow: Any = [p.detach().clone() for p in self.param_groups[0]["params"]]
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
         self.calls = 0
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure=None):
         loss = super().step(closure)
         self.calls += 1
         for slow, p in zip(self.slow, self.param_groups[0]["params"], strict=False):
@@ -56,7 +54,7 @@ class Estimates(SGD):
         self.param_groups[0]["d"], self.param_groups[0]["tensor"] = 0.0, torch.zeros(())
         self.most = 0.0
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure=None):
         loss, group = super().step(closure), self.param_groups[0]
         norm = float(sum(p.grad.square().sum() for p in group["params"]))
         self.most = group["d"] = max(group["d"], norm)

@@ -1,10 +1,8 @@
 """Features that a run over several ranks must agree with one process in: a table, and what each run found."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +48,7 @@ from tests.training.test_constraints import Normaliser
 CLIENTS, SIZE = 7, 4
 
 
-def _plain_sgd() -> Any:
+def _plain_sgd():
     return Model(optimizer=torch.optim.SGD)
 
 
@@ -64,30 +62,30 @@ class Data(pl.LightningDataModule):
         super().__init__()
         self.options = options
 
-    def _set(self, seed: int, size: int) -> TensorDataset:
+    def _set(self, seed, size):
         generator = torch.Generator().manual_seed(seed)
         inputs = torch.randn(size, 6, generator=generator)
         return TensorDataset(inputs, torch.randint(3, (size,), generator=generator))
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(self._set(1, 49), **{"batch_size": SIZE, "shuffle": True, **self.options})
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         return DataLoader(self._set(0, SIZE), batch_size=SIZE)
 
 
 class Stream(IterableDataset[Any]):
     """Samples without end."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         while True:
             yield torch.randn(6), torch.zeros((), dtype=torch.int64)
 
 
-def _own(kind: Any) -> Any:
+def _own(kind):
     whole = Data()._set(1, 49)
-    parts: list[Any] = [torch.utils.data.Subset(whole, range(7 * c, 7 * c + 7)) for c in range(CLIENTS)]
-    sets: Any = [
+    parts = [torch.utils.data.Subset(whole, range(7 * c, 7 * c + 7)) for c in range(CLIENTS)]
+    sets = [
         Stream() if kind is Stream else DataLoader(part, batch_size=2 + c % 3) for c, part in enumerate(parts)
     ]
     return FederatedDataModule(clients=sets, val=Data()._set(0, SIZE), batch_size=SIZE)
@@ -100,8 +98,8 @@ class ByHand(Model):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
         loss = nn.functional.cross_entropy(self.head(self.backbone(batch[0])), batch[1])
         optimizer.zero_grad()
         self.manual_backward(loss)
@@ -113,17 +111,17 @@ class ByHand(Model):
 class Draws(Model):
     """Draws random numbers in training and in validation, from torch's own generator."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return super().training_step([batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]], batch_idx)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         super().validation_step([batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]], batch_idx)
 
 
 class Drawing(torch.optim.SGD):
     """Steps with noise from torch's default generator."""
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         found = super().step(closure)
         for parameter in self.param_groups[0]["params"]:
             parameter.data.add_(torch.randn_like(parameter), alpha=0.01)
@@ -146,7 +144,7 @@ class Judged(Model):
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(3)
         self.count = torchmetrics.SumMetric()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.accuracy(self.head(self.backbone(batch[0])), batch[1])
         self.count(len(batch[1]))
         self.log("val_acc", self.accuracy)
@@ -174,29 +172,29 @@ class Feature(NamedTuple):
     stops: bool = False  # it stops in mid-round, which is elsewhere on several ranks
 
 
-def _schedule(make: Callable[[Any], Any], **options: Any) -> Callable[[], Any]:
-    def module() -> Any:
+def _schedule(make, **options):
+    def module():
         return Model(schedule=lambda optimizer: {"scheduler": make(optimizer), **options})
 
     return module
 
 
-def _kept(folder: Path) -> Any:
+def _kept(folder):
     return pl.callbacks.ModelCheckpoint(
         folder / "kept", filename="{epoch}-{step}", save_top_k=-1, save_last=True
     )
 
 
-def _folder(folder: Path, **options: Any) -> Any:
+def _folder(folder, **options):
     return RunFolder("run", str(folder), monitor="val_loss", mode="min", show=False, **options)
 
 
 _STEPS = torch.optim.lr_scheduler
 _WITHIN_ROUNDS = ("checkpoints every step", "checkpoints by time")
 _REFUSED_ON_RANKS = {"a metric object": "metric object that clients update"}
-TURNS: dict[str, Any] = {"clients_per_round": CLIENTS // 2, "participation": "cyclic"}
+TURNS = {"clients_per_round": CLIENTS // 2, "participation": "cyclic"}
 HANDED_ON = HandedOnGaussian(clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2)
-FEATURES: dict[str, Feature] = {
+FEATURES = {
     "nothing": Feature(),
     **{
         name: Feature(
@@ -317,13 +315,13 @@ FEATURES: dict[str, Feature] = {
 }
 
 
-def _digest(value: Any) -> str:
+def _digest(value):
     if isinstance(value, Tensor):
         return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value):
     """Tensors by their bits, and everything else as it is, where it says the same in every process."""
     if isinstance(value, Tensor):
         return _digest(value)
@@ -334,7 +332,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bool | type(None)) else type(value).__name__
 
 
-def _checkpoints(folder: Path) -> dict[str, Any]:
+def _checkpoints(folder):
     found = {}
     for path in sorted(folder.rglob("*.ckpt")):
         state = torch.load(path, map_location="cpu", weights_only=False)
@@ -346,14 +344,14 @@ def _checkpoints(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _files(folder: Path) -> list[str]:
+def _files(folder):
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     kinds = {"ledger-": "a journal", "records-": "its records"}
     named = [next((kind for part, kind in kinds.items() if part in name), name) for name in names]
     return sorted(name for name in named if "out.tfevents" not in name)
 
 
-def findings(fed: Federated, trainer: Any, module: Any, folder: Path) -> dict[str, Any]:
+def findings(fed, trainer, module, folder):
     """What every rank must find as one process does."""
     engine = fed.engine
     assert engine is not None
@@ -391,10 +389,10 @@ def findings(fed: Federated, trainer: Any, module: Any, folder: Path) -> dict[st
     }
 
 
-def run(feature: Feature, folder: Path, devices: int, nodes: int = 1, rounds: int = 3) -> dict[str, Any]:
+def run(feature, folder, devices, nodes=1, rounds=3):
     """Train, and say what came of it, an error included."""
     folder.mkdir(parents=True, exist_ok=True)
-    resume: dict[str, Any] = {}
+    resume = {}
     for part in range(1 if feature.then is None else 2):
         pl.seed_everything(7, verbose=False)
         module = feature.module()

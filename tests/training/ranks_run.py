@@ -3,8 +3,6 @@
 Words are "resume", "private", "target", "die0", "die1" and "elsewhere".
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -12,7 +10,6 @@ import signal
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,12 +27,12 @@ RANK = int(os.environ.get("LOCAL_RANK", 0))
 class Dies(pl.Callback):
     """One rank is killed in the middle of its third round."""
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if f"die{RANK}" in sys.argv and (trainer.current_epoch, batch_idx) == (2, 1):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def accelerator() -> Any:
+def accelerator():
     """The CPU, or a device that is not the CPU."""
     if "elsewhere" not in sys.argv:
         return "cpu"
@@ -44,7 +41,7 @@ def accelerator() -> Any:
     return ElsewhereAccelerator()
 
 
-def main() -> None:
+def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     devices, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -60,7 +57,7 @@ def main() -> None:
         privacy=PrivacyTarget(50.0, 1e-5, "outsider") if targeted else None,
     )
     keep = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True)
-    callbacks: list[Any] = [fed, keep, Dies()]
+    callbacks = [fed, keep, Dies()]
     trainer = pl.Trainer(
         max_epochs=rounds,
         callbacks=callbacks,

@@ -1,25 +1,19 @@
 """Run some features over ranks, as a program: FOLDER DEVICES NODES FEATURE-NUMBERS|all."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tests.training.ranks_features import FEATURES, run
 
 
-def table(
-    folder: Path, devices: int, nodes: int, chosen: Sequence[str], written: Path | None = None
-) -> dict[str, Any]:
+def table(folder, devices, nodes, chosen, written=None):
     """What each of these features has found, written to a file after each."""
     found = {}
     for name in chosen:
@@ -29,7 +23,7 @@ def table(
     return found
 
 
-def main() -> None:
+def main():
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)

@@ -1,28 +1,24 @@
 """LoRA adapters, tied weights, frozen layers, compiled parts: a stack against one client at a time."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 
 
-def trained(module: nn.Module) -> Tensor:
+def trained(module):
     return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
 
 
-def rest(module: nn.Module) -> Tensor:
+def rest(module):
     parts = [p.detach().reshape(-1) for p in module.parameters() if not p.requires_grad]
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
-def adam(parameters: Any) -> torch.optim.Optimizer:
+def adam(parameters):
     return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=0.01)
 
 
@@ -33,11 +29,11 @@ class Mixer(nn.Module):
         self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 10)
         self.encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.encoder(self.embed(x.view(-1, 8, 8))).mean(1))
 
 
-def lora() -> nn.Module:
+def lora():
     peft = pytest.importorskip("peft")
     layers = {"target_modules": ["linear1", "linear2"], "modules_to_save": ["head"]}
     return peft.get_peft_model(Mixer(), peft.LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, **layers))
@@ -52,11 +48,11 @@ class Tied(nn.Module):
         self.inward, self.outward = nn.Linear(64, 10), nn.Linear(64, 10)
         self.outward.weight = self.inward.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.outward(self.inward(x) @ self.inward.weight)
 
 
-def frozen() -> nn.Module:
+def frozen():
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
     net[0].requires_grad_(False)
@@ -66,7 +62,7 @@ def frozen() -> nn.Module:
 @pytest.mark.filterwarnings("ignore::UserWarning:peft")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("build", [lora, Tied, frozen])
-def test_a_stack_is_one_client_after_the_other(build: Any) -> None:
+def test_a_stack_is_one_client_after_the_other(build):
     found = []
     for size in (1, 5, "auto"):
         module = Classifier(build(), adam)
@@ -84,20 +80,20 @@ def test_a_stack_is_one_client_after_the_other(build: Any) -> None:
     assert not torch.equal(found[0], trained(Classifier(build(), adam)))
 
 
-def test_tied_weights_stay_tied() -> None:
+def test_tied_weights_stay_tied():
     module = Classifier(Tied(), adam)
     make_trainer(Federated(FedAvg(), 5, seed=0)).fit(module, datamodule=Digits(100))
-    tied: Any = module.backbone
+    tied = module.backbone
     assert tied.inward.weight is tied.outward.weight
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_part_is_mapped_and_a_compiled_module_is_not() -> None:
+def test_a_compiled_part_is_mapped_and_a_compiled_module_is_not():
     found = []
     for compiled in (False, True):
         torch.manual_seed(1)
-        net: Any = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+        net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
         module = Classifier(torch.compile(net, backend="aot_eager") if compiled else net)
         fed = Federated(FedAvg(), 5, seed=0, clients_per_step=5)
         make_trainer(fed).fit(module, datamodule=Digits(100))

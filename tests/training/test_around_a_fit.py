@@ -3,10 +3,7 @@
 `tests/test_lightning_binding.py` runs this file under the other import name.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,58 +27,58 @@ class Normed(pl.LightningModule):
         layers = [nn.Linear(64, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout)]
         self.net = nn.Sequential(*layers, nn.Linear(hidden, 10))
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x):
         return self.net(x)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
+    def test_step(self, batch, batch_idx):
         self.log("test_acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+    def predict_step(self, batch, batch_idx):
         return self(batch[0]).argmax(1)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2)}
 
 
-def train() -> DataLoader[Any]:
+def train():
     inputs, labels = digits()
     return DataLoader(TensorDataset(inputs[:256], labels[:256]), batch_size=8, shuffle=True)
 
 
-def val() -> DataLoader[Any]:
+def val():
     inputs, labels = digits()
     return DataLoader(TensorDataset(inputs[256:512], labels[256:512]), batch_size=64)
 
 
-def federated(mechanism: Any = None, **settings: Any) -> Federated:
+def federated(mechanism=None, **settings):
     return Federated(mechanism or FedAvg(), CLIENTS, **{"seed": 0, "clients_per_step": 4, **settings})
 
 
-def made(**settings: Any) -> Normed:
+def made(**settings):
     torch.manual_seed(0)
     return Normed(**settings)
 
 
-def saving(folder: Path, **settings: Any) -> Any:
+def saving(folder, **settings):
     return pl.callbacks.ModelCheckpoint(dirpath=folder, **settings)
 
 
-def same_state(one: nn.Module, other: nn.Module) -> None:
+def same_state(one, other):
     for name, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("buffers", ["share", "local"])
-def test_the_best_file_loads_and_goes_on_federated_or_centrally(tmp_path: Path, buffers: Any) -> None:
+def test_the_best_file_loads_and_goes_on_federated_or_centrally(tmp_path, buffers):
     module, keep = made(hidden=12), saving(tmp_path, monitor="val_acc", mode="max")
     trainer = make_trainer(federated(buffers=buffers), keep, max_epochs=3, enable_checkpointing=True)
     trainer.fit(module, train(), val())
@@ -95,7 +92,7 @@ def test_the_best_file_loads_and_goes_on_federated_or_centrally(tmp_path: Path, 
     make_trainer(max_epochs=1).fit(best, train(), val())
 
 
-def test_the_saved_model_is_the_module(tmp_path: Path) -> None:
+def test_the_saved_model_is_the_module(tmp_path):
     module, trainer = made(), make_trainer(federated())
     trainer.fit(module, train(), val())
     trainer.save_checkpoint(tmp_path / "end.ckpt")
@@ -111,7 +108,7 @@ class Middle(pl.Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, *args):
         if trainer.current_epoch == 1 and args[-1] == 1:
             trainer.save_checkpoint(self.path)
 
@@ -120,10 +117,10 @@ class Middle(pl.Callback):
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize("file", ["last", "end of a round", "middle of a round"])
-def test_resumes_from_the_user_s_own_model_checkpoint(tmp_path: Path, file: str) -> None:
+def test_resumes_from_the_user_s_own_model_checkpoint(tmp_path, file):
     whole, cut = made(), made()
     make_trainer(federated(clients_per_step=1), max_epochs=4).fit(whole, train(), val())
-    keep: pl.Callback = saving(tmp_path, save_last=True, every_n_epochs=1, filename="{epoch}")
+    keep = saving(tmp_path, save_last=True, every_n_epochs=1, filename="{epoch}")
     if file == "middle of a round":
         keep = Middle(tmp_path / "middle.ckpt")
     first = make_trainer(federated(clients_per_step=1), keep, max_epochs=2, enable_checkpointing=True)
@@ -137,7 +134,7 @@ def test_resumes_from_the_user_s_own_model_checkpoint(tmp_path: Path, file: str)
     same_state(module, whole)
 
 
-def test_the_same_trainer_validates_tests_and_predicts_the_global_model(tmp_path: Path) -> None:
+def test_the_same_trainer_validates_tests_and_predicts_the_global_model(tmp_path):
     keep = saving(tmp_path, monitor="val_acc", mode="max")
     module, trainer = made(), make_trainer(federated(), keep, enable_checkpointing=True)
     trainer.validate(module, val(), verbose=False)
@@ -145,7 +142,7 @@ def test_the_same_trainer_validates_tests_and_predicts_the_global_model(tmp_path
     weights = weights_of(module)
     shown = trainer.validate(module, val(), verbose=False)[0]["val_acc"]
     tested = trainer.test(module, val(), verbose=False)[0]["test_acc"]
-    predicted = torch.cat(trainer.predict(module, val()))  # type: ignore[arg-type]
+    predicted = torch.cat(trainer.predict(module, val()))
     accuracy = (predicted == digits()[1][256:512]).float().mean().item()
     assert shown == pytest.approx(tested) == pytest.approx(accuracy)
     assert torch.equal(weights_of(module), weights)
@@ -153,7 +150,7 @@ def test_the_same_trainer_validates_tests_and_predicts_the_global_model(tmp_path
     assert best == pytest.approx(float(keep.best_model_score))
 
 
-def test_one_trainer_goes_on_after_a_look_between_fits() -> None:
+def test_one_trainer_goes_on_after_a_look_between_fits():
     whole, module, fed = made(), made(), federated()
     make_trainer(federated(), max_epochs=4).fit(whole, train(), val())
     trainer = make_trainer(fed, max_epochs=2)
@@ -165,7 +162,7 @@ def test_one_trainer_goes_on_after_a_look_between_fits() -> None:
     assert fed.ledger.charges.tolist() == [4] * CLIENTS
 
 
-def test_one_federated_object_serves_several_fits_and_remembers_what_they_cost() -> None:
+def test_one_federated_object_serves_several_fits_and_remembers_what_they_cost():
     fed = federated(CorBin(epsilon=5.0), seed=None)
     for fit, hidden in enumerate((16, 16, 24), start=1):
         make_trainer(fed, max_epochs=2).fit(Normed(hidden=hidden), train(), val())
@@ -173,14 +170,14 @@ def test_one_federated_object_serves_several_fits_and_remembers_what_they_cost()
         assert fed.ledger.charges.tolist() == [2 * fit] * CLIENTS, "of all fits"
 
 
-def test_a_compiled_module_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
+def test_a_compiled_module_trains_as_it_does_uncompiled(tmp_path):
     plain, whole, part = made(dropout=0.0), made(dropout=0.0), made(dropout=0.0)
     make_trainer(federated(clients_per_step=1)).fit(plain, train(), val())
-    compiled: Any = torch.compile(whole, backend="eager")
+    compiled = torch.compile(whole, backend="eager")
     trainer = make_trainer(federated(clients_per_step="auto"))
     with pytest.warns(UserWarning, match=r"one client at a time.*torch.compile\(module\)"):
         trainer.fit(compiled, train(), val())
-    part.net = torch.compile(part.net, backend="eager")  # type: ignore[assignment]
+    part.net = torch.compile(part.net, backend="eager")
     make_trainer(federated(clients_per_step="auto")).fit(part, train(), val())
     torch.testing.assert_close(weights_of(whole), weights_of(plain), atol=1e-5, rtol=1e-4)
     trainer.test(compiled, val(), verbose=False)
@@ -189,7 +186,7 @@ def test_a_compiled_module_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be provided")
-def test_files_of_central_trainings_and_of_federated_ones_are_each_other_s(tmp_path: Path) -> None:
+def test_files_of_central_trainings_and_of_federated_ones_are_each_other_s(tmp_path):
     for order in ((False, True), (True, False)):
         first, second = ([federated()] if is_federated else [] for is_federated in order)
         trainer = make_trainer(*first, max_epochs=1)
@@ -208,13 +205,13 @@ HOME = ("setup", "on_fit_start", "on_train_start", "on_validation_epoch_end", "o
     [(whose, hook) for whose in ("module", "callback") for hook in HOME]
     + [("callback", "on_train_epoch_end")],
 )
-def test_nothing_but_a_client_s_training_draws_batches(whose: str, hook: str) -> None:
+def test_nothing_but_a_client_s_training_draws_batches(whose, hook):
     """Where the global model's hooks run, the loader holds all clients' data, and hands none of it out."""
 
-    class Weighted(Classifier if whose == "module" else pl.Callback):  # type: ignore[misc]
+    class Weighted(Classifier if whose == "module" else pl.Callback):
         seen = 0
 
-    def look(self: Any, *args: Any, **kwargs: Any) -> None:
+    def look(self, *args, **kwargs):
         trainer = self.trainer if whose == "module" else args[0]
         if not hasattr(trainer, "home"):
             loader = trainer.train_dataloader

@@ -1,11 +1,6 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
@@ -19,24 +14,24 @@ class Globals(pl.Callback):
     """Keeps the global model of every round."""
 
     def __init__(self) -> None:
-        self.models: list[Tensor] = []
+        self.models = []
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.models.append(weights_of(pl_module))
 
 
-def federated(mechanism: Any = None, **settings: Any) -> Federated:
+def federated(mechanism=None, **settings):
     return Federated(mechanism or FedAvg(), 3, seed=1, **{"clients_per_step": 1, **settings})
 
 
-def averagings() -> list[Any]:
+def averagings():
     swa = pl.callbacks.StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=1)
     return [pl.callbacks.WeightAveraging(), pl.callbacks.EMAWeightAveraging(decay=0.5), swa]
 
 
 @pytest.mark.parametrize("kind", range(3))
 @pytest.mark.parametrize("after", [False, True])
-def test_averages_are_of_what_the_server_sent(tmp_path: Path, kind: int, after: bool) -> None:
+def test_averages_are_of_what_the_server_sent(tmp_path, kind, after):
     averaging, module, fed = averagings()[kind], Classifier(), federated(Silent())
     keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=1, filename="{step}")
     order = [fed, averaging, keep] if after else [averaging, fed, keep]
@@ -51,7 +46,7 @@ def test_averages_are_of_what_the_server_sent(tmp_path: Path, kind: int, after: 
 
 @pytest.mark.parametrize("clients_per_step", [1, 3])
 @pytest.mark.parametrize("after", [False, True])
-def test_an_average_is_the_mean_of_the_global_models(clients_per_step: int, after: bool) -> None:
+def test_an_average_is_the_mean_of_the_global_models(clients_per_step, after):
     seen, module, fed = Globals(), Classifier(), federated(clients_per_step=clients_per_step)
     averaging = pl.callbacks.WeightAveraging()
     order = [fed, averaging, seen] if after else [averaging, fed, seen]
@@ -60,7 +55,7 @@ def test_an_average_is_the_mean_of_the_global_models(clients_per_step: int, afte
     assert not torch.equal(weights_of(module), seen.models[-1])
 
 
-def test_a_moving_average_counts_the_steps_of_one_client() -> None:
+def test_a_moving_average_counts_the_steps_of_one_client():
     """Two steps of each client a round: those of round r are 2r and 2r + 1."""
     seen, module = Globals(), Classifier()
     averaging = pl.callbacks.EMAWeightAveraging(decay=0.5, update_every_n_steps=3, update_starting_at_step=1)
@@ -69,16 +64,16 @@ def test_a_moving_average_counts_the_steps_of_one_client() -> None:
     torch.testing.assert_close(weights_of(module), (first + second) / 2)
 
 
-def test_a_round_that_is_stopped_enters_no_average() -> None:
+def test_a_round_that_is_stopped_enters_no_average():
     class Stop(pl.Callback):
         crosses_clients = True
 
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, *args):
             if trainer.current_epoch == 1:
                 raise RuntimeError("power cut")
 
     class Epochs(pl.callbacks.WeightAveraging):
-        def should_update(self, step_idx: Any = None, epoch_idx: Any = None) -> bool:
+        def should_update(self, step_idx=None, epoch_idx=None):
             return epoch_idx is not None
 
     seen, module = Globals(), Classifier()
@@ -91,7 +86,7 @@ def test_a_round_that_is_stopped_enters_no_average() -> None:
     assert torch.equal(weights_of(module), seen.models[0])
 
 
-def test_statistics_from_a_pass_over_everybodys_data_are_refused() -> None:
+def test_statistics_from_a_pass_over_everybodys_data_are_refused():
     module = Classifier(nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))
     with pytest.raises(
         ValueError, match=r"^StochasticWeightAveraging ends with a pass .* backbone.1, .* use"

@@ -1,7 +1,5 @@
 """The model goes down in few bits: what clients get, what the server keeps, what is counted and claimed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from tests.flower.loop import LoopGrid, clients, deployment, federated as deploy
 SEGMENTS = 640, 10
 
 
-def run(bits: int | None, mechanism: Any = None, rate: float = 0.5, rounds: int = 3, **settings: Any) -> Any:
+def run(bits, mechanism=None, rate=0.5, rounds=3, **settings):
     torch.manual_seed(1)
     federated = Federated(mechanism or FedAvg(), 8, broadcast_bits=bits, **{"seed": 3, **settings})
     module = Classifier(optimizer=lambda params: torch.optim.SGD(params, lr=rate))
@@ -30,7 +28,7 @@ def run(bits: int | None, mechanism: Any = None, rate: float = 0.5, rounds: int 
 
 @pytest.mark.parametrize("bits", [1, 2, 5, 8, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bytes_hold_the_model_that_clients_get(bits: int, dtype: torch.dtype) -> None:
+def test_bytes_hold_the_model_that_clients_get(bits, dtype):
     weights = torch.cat([torch.randn(640), torch.full((10,), 3.0), torch.tensor([-1e38, 3e38])]).to(dtype)
     segments, sent = (640, 10, 2), Broadcast(bits)
     rounded, stream = sent.rounded(weights, segments), sent.pack(weights, segments)
@@ -46,7 +44,7 @@ def test_bytes_hold_the_model_that_clients_get(bits: int, dtype: torch.dtype) ->
         sent.unpack(stream[:-1], segments, dtype)
 
 
-def test_downlink_is_counted_and_nothing_else_changes_its_price() -> None:
+def test_downlink_is_counted_and_nothing_else_changes_its_price():
     mechanism = CorBin(epsilon=2.0, shared_bits=5)
     (full, _, one), (short, _, other_one) = run(None, mechanism, seed=None), run(4, mechanism, seed=None)
     ranges = 64 * len(SEGMENTS)
@@ -57,14 +55,14 @@ def test_downlink_is_counted_and_nothing_else_changes_its_price() -> None:
     assert outcome(full, one) == outcome(short, other_one)
 
 
-def test_the_servers_model_is_kept_in_full() -> None:
+def test_the_servers_model_is_kept_in_full():
     """Clients that learn nothing leave it as it was, round after round: rounding does not add up."""
     start = weights_of(Classifier())
     _, module, _ = run(2, rate=1e-9, rounds=5)
     assert (weights_of(module) - start).abs().max() < 1e-6
 
 
-def test_clients_train_from_what_they_are_sent() -> None:
+def test_clients_train_from_what_they_are_sent():
     federated, module, _ = run(3, rounds=1)
     start = weights_of(Classifier())
     sent = Broadcast(3).rounded(start, SEGMENTS)
@@ -79,7 +77,7 @@ def test_clients_train_from_what_they_are_sent() -> None:
 
 
 @pytest.mark.parametrize("target", ["updates", "weights"])
-def test_side_by_side_and_alone_are_the_same(target: Any) -> None:
+def test_side_by_side_and_alone_are_the_same(target):
     settings = {
         "target": target,
         "mechanism": GaussianNoise(1.0, 0.1) if target == "updates" else CorBin(4.0, 5),
@@ -89,9 +87,9 @@ def test_side_by_side_and_alone_are_the_same(target: Any) -> None:
     assert torch.allclose(weights_of(together), weights_of(alone), atol=1e-4)
 
 
-def test_a_round_that_was_given_up_leaves_the_model_in_full() -> None:
+def test_a_round_that_was_given_up_leaves_the_model_in_full():
     class Stops(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             if self.trainer.current_epoch == 1:
                 raise KeyError("given up")
             return super().training_step(batch, batch_idx)
@@ -105,7 +103,7 @@ def test_a_round_that_was_given_up_leaves_the_model_in_full() -> None:
     assert torch.equal(federated.engine.weights, weights_of(expected))
 
 
-def test_a_resumed_run_ends_as_one(tmp_path: Any) -> None:
+def test_a_resumed_run_ends_as_one(tmp_path):
     _, expected, _ = run(4, rounds=3)
     _, _, trainer = run(4, rounds=2)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
@@ -123,7 +121,7 @@ def test_a_resumed_run_ends_as_one(tmp_path: Any) -> None:
 )
 @pytest.mark.parametrize("masked", [False, True])
 def test_real_clients_end_with_the_simulations_weights(masked: bool, tmp_path: Any) -> None:
-    masks: dict[str, Any] = {"secure_aggregation": SecAgg()} if masked else {}
+    masks = {"secure_aggregation": SecAgg()} if masked else {}
     mechanism = GaussianNoise(1.0, 0.1) if masked else CorBin(epsilon=4.0, shared_bits=5)
     make = lambda: deployed(mechanism, broadcast_bits=6, **masks)  # noqa: E731
     expected, plain = simulate(make(), 2), simulate(deployed(mechanism, **masks), 2)
@@ -143,12 +141,12 @@ def test_a_client_that_expects_floats_is_told_the_difference(tmp_path: Any) -> N
         deployment(deployed(mechanism, broadcast_bits=6), 2, tmp_path).run(grid)
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     for bits in (0, 17):
         with pytest.raises(ValueError, match=r"broadcast_bits must be in \[1, 16\]"):
             Federated(FedAvg(), 2, broadcast_bits=bits)
     with pytest.raises(TypeError, match="broadcast_bits must be an integer"):
-        Federated(FedAvg(), 2, broadcast_bits=2.5)  # type: ignore[arg-type]
+        Federated(FedAvg(), 2, broadcast_bits=2.5)
     norm = Classifier(nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))
     with pytest.raises(ValueError, match=r"broadcast_bits rounds .*running_mean.*buffers='frozen'"):
         make_trainer(Federated(FedAvg(), 4, seed=1, broadcast_bits=8)).fit(norm, Digits())

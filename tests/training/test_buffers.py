@@ -1,14 +1,8 @@
 """Buffers that training changes: shared, local or frozen."""
 
-from __future__ import annotations
-
-from collections import OrderedDict
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.clients.vector import num_coordinates
@@ -19,26 +13,26 @@ from tests.digits_run import Classifier, Digits, digits, make_trainer
 CLIENTS, BATCH = 4, 5
 
 
-def normed(momentum: float | None = 0.1) -> Classifier:
+def normed(momentum=0.1):
     torch.manual_seed(0)
     layers = [nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=momentum), nn.Tanh(), nn.Linear(8, 10)]
     return Classifier(nn.Sequential(*layers))
 
 
-def federated(buffers: Any = "share", mechanism: Any = None, **settings: Any) -> Federated:
+def federated(buffers="share", mechanism=None, **settings):
     return Federated(
         mechanism or FedAvg(), CLIENTS, seed=1, buffers=buffers, **{"clients_per_step": 1, **settings}
     )
 
 
-def fit(fed: Federated, module: Any = None, rounds: int = 3, **trainer: Any) -> Classifier:
+def fit(fed, module=None, rounds=3, **trainer):
     module = module or normed()
     make_trainer(fed, max_epochs=rounds, **trainer).fit(module, datamodule=Digits(80, BATCH))
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 @pytest.mark.parametrize(("mode", "length"), [("share", 642), ("local", 626), ("frozen", 610)])
-def test_the_length_of_the_vector_is_known_beforehand(mode: str, length: int) -> None:
+def test_the_length_of_the_vector_is_known_beforehand(mode, length):
     """`fedq privacy` and `fedq plan` speak of a run that has not begun."""
     module, fed = normed(), federated(mode)
     if mode == "frozen":
@@ -48,11 +42,11 @@ def test_the_length_of_the_vector_is_known_beforehand(mode: str, length: int) ->
     assert fed.engine is not None and len(fed.engine.weights) == length
 
 
-def by_hand(fed: Federated, mode: str, rounds: int, momentum: float | None = 0.1) -> OrderedDict[str, Tensor]:
+def by_hand(fed, mode, rounds, momentum=0.1):
     """Clients one after the other, without Lightning: a mean of parameters and, shared, of statistics."""
     model = normed(momentum).backbone
     inputs, labels = digits()
-    own: dict[int, dict[str, Tensor]] = {}
+    own = {}
     buffers = [name for name, _ in model.named_buffers()]
     for round in range(rounds):
         plan = fed.planner.plan(round, fed.mechanism)
@@ -82,12 +76,12 @@ def by_hand(fed: Federated, mode: str, rounds: int, momentum: float | None = 0.1
             else:
                 mean[name] = torch.stack([end[name] for end in ends]).mean(0)
         model.load_state_dict(mean)
-    return model.state_dict()  # type: ignore[return-value]
+    return model.state_dict()
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 @pytest.mark.parametrize("mode", ["share", "local", "frozen"])
-def test_is_the_loop_over_clients(mode: str, clients_per_step: int) -> None:
+def test_is_the_loop_over_clients(mode, clients_per_step):
     fed = federated(mode, clients_per_step=clients_per_step)
     module = fit(fed)
     assert fed.clients_per_step_chosen == clients_per_step
@@ -99,7 +93,7 @@ def test_is_the_loop_over_clients(mode: str, clients_per_step: int) -> None:
     assert module.backbone[1].training
 
 
-def test_cumulative_statistics_and_counters() -> None:
+def test_cumulative_statistics_and_counters():
     """Without momentum the counter itself enters the statistics, so it has to start where the round does."""
     fed = federated()
     module = fit(fed, normed(None))
@@ -108,7 +102,7 @@ def test_cumulative_statistics_and_counters() -> None:
     assert int(module.backbone[1].num_batches_tracked) == 3 * 4
 
 
-def test_variances_are_not_below_zero_whatever_is_decoded() -> None:
+def test_variances_are_not_below_zero_whatever_is_decoded():
     module = fit(federated(mechanism=LDPQ(epsilon=0.1)))
     assert bool((module.backbone[1].running_var >= 0).all())
     assert not torch.equal(module.backbone[1].running_mean, torch.zeros(8))
@@ -116,7 +110,7 @@ def test_variances_are_not_below_zero_whatever_is_decoded() -> None:
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 @pytest.mark.parametrize("mode", ["share", "local", "frozen"])
-def test_statistics_go_through_the_mechanism(mode: str, clients_per_step: int) -> None:
+def test_statistics_go_through_the_mechanism(mode, clients_per_step):
     module = fit(federated(mode, Silent(), clients_per_step=clients_per_step))
     for name, value in normed().state_dict().items():
         found = module.state_dict()[name]
@@ -132,7 +126,7 @@ class Queue(Classifier):
         self.register_buffer("pointer", torch.zeros(1, dtype=torch.int64))
         self.register_buffer("large", torch.tensor(2**40 + 1))
 
-    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, inputs, labels):
         scores = self.backbone(inputs)
         start = int(self.pointer)
         rows = torch.arange(start, start + len(scores)) % len(self.queue)
@@ -142,12 +136,12 @@ class Queue(Classifier):
         self.large += 1
         return nn.functional.cross_entropy(scores, labels) + 0.1 * contrast
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return self.loss(*batch)
 
 
 @pytest.mark.parametrize("clients_per_step", ["auto", 4])
-def test_a_queue_with_an_integer_pointer_is_each_client_s_own(clients_per_step: Any) -> None:
+def test_a_queue_with_an_integer_pointer_is_each_client_s_own(clients_per_step):
     fed, module = federated("local", clients_per_step=clients_per_step), Queue()
     if clients_per_step == 4:
         with pytest.warns(UserWarning, match=r"one client at a time.*integers of its own \(pointer, large\)"):
@@ -181,7 +175,7 @@ def test_a_queue_with_an_integer_pointer_is_each_client_s_own(clients_per_step: 
     assert torch.equal(module.pointer, torch.zeros(1, dtype=torch.int64)), "between rounds those of the start"
 
 
-def test_an_integer_pointer_that_nobody_keeps_is_named_with_a_cure_that_helps() -> None:
+def test_an_integer_pointer_that_nobody_keeps_is_named_with_a_cure_that_helps():
     with pytest.warns(UserWarning, match=r"changed pointer, large, which no update carries.*buffers='local'"):
         fit(federated("share"), Queue())
     fit(federated("local"), Queue(), rounds=1)
@@ -192,14 +186,14 @@ class QueueByHand(Queue):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(self.loss(*batch))
         optimizer.step()
 
 
-def test_a_queue_in_manual_optimisation_is_the_same_queue() -> None:
+def test_a_queue_in_manual_optimisation_is_the_same_queue():
     by_hand, automatic = (fit(federated("local"), kind()) for kind in (QueueByHand, Queue))
     for name, value in automatic.state_dict().items():
         assert torch.equal(by_hand.state_dict()[name], value), name
@@ -213,7 +207,7 @@ class Whitens(nn.Module):
         self.in_place = in_place
         self.register_buffer("mean", torch.zeros(64))
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         if self.training:
             new = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
             if self.in_place:
@@ -224,8 +218,8 @@ class Whitens(nn.Module):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_other_layers_with_statistics_are_found_by_a_rehearsal(in_place: bool) -> None:
-    def build() -> Classifier:
+def test_other_layers_with_statistics_are_found_by_a_rehearsal(in_place):
+    def build():
         return Classifier(nn.Sequential(Whitens(in_place), nn.Linear(64, 10)))
 
     fed = federated()
@@ -246,22 +240,22 @@ class Transfer(Classifier):
         if where == "before":
             self.backbone.eval()
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         if self.where == "epoch":
             self.backbone.eval()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         if self.where == "step":
             self.backbone.eval()
         return nn.functional.cross_entropy(self.head(self.backbone(batch[0])), batch[1])
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.head(self.backbone(batch[0]))
 
 
 @pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start of training")
 @pytest.mark.parametrize("where", ["before", "epoch", "step"])
-def test_a_frozen_backbone_in_eval_mode_stays_as_it_is(where: str) -> None:
+def test_a_frozen_backbone_in_eval_mode_stays_as_it_is(where):
     fed = federated(mechanism=LDPQ(epsilon=1.0))
     module = fit(fed, Transfer(where))
     fresh = Transfer(where)
@@ -271,7 +265,7 @@ def test_a_frozen_backbone_in_eval_mode_stays_as_it_is(where: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_resumed_with_shared_statistics(tmp_path: Path) -> None:
+def test_resumed_with_shared_statistics(tmp_path):
     whole = fit(federated())
     first = federated()
     trainer = make_trainer(first, max_epochs=2)
@@ -285,12 +279,12 @@ def test_resumed_with_shared_statistics(tmp_path: Path) -> None:
         assert torch.equal(value, again.state_dict()[name]), name
 
 
-def test_an_unknown_way() -> None:
+def test_an_unknown_way():
     with pytest.raises(ValueError, match="buffers must be one of share, local, frozen, got 'keep'"):
         federated("keep")
 
 
-def test_the_privacy_page_counts_buffers(tmp_path: Path) -> None:
+def test_the_privacy_page_counts_buffers(tmp_path):
     folder = RunFolder("run", str(tmp_path), show=False)
     make_trainer(federated(mechanism=LDPQ(epsilon=1.0)), folder, max_epochs=1).fit(
         normed(), datamodule=Digits(80, BATCH)

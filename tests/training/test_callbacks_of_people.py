@@ -1,9 +1,6 @@
 """Callbacks, loaders and modules as people write them, beside the federation."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from typing import Any
 
 import pytest
 import torch
@@ -20,9 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Federated trains one client at a
 class LossBar(pl.callbacks.TQDMProgressBar):
     """A progress bar that shows the loss of the batch."""
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         self.shown = (float(outputs["loss"]), len(batch[0]))
 
@@ -30,7 +25,7 @@ class LossBar(pl.callbacks.TQDMProgressBar):
 class OwnBar(pl.callbacks.ProgressBar):
     """A bar from scratch, which counts samples when a batch begins."""
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.samples = len(batch[0])
 
 
@@ -39,19 +34,17 @@ class CountsSamples(pl.callbacks.ModelCheckpoint):
 
     samples = 0
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.samples += len(batch[0])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return super().state_dict() | {"samples": self.samples}
 
 
 class SavesByLoss(pl.callbacks.ModelCheckpoint):
     """A checkpoint that looks at the outputs of a batch."""
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.last_loss = float(outputs["loss"]) / len(batch[0])
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
@@ -59,7 +52,7 @@ class SavesByLoss(pl.callbacks.ModelCheckpoint):
 class Mine(Federated):
     """A federation with a hook of one's own."""
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         super().on_train_epoch_end(trainer, pl_module)
         self.rounds_seen = getattr(self, "rounds_seen", 0) + 1
 
@@ -69,21 +62,21 @@ class Ordered(Classifier):
 
     def __init__(self) -> None:
         super().__init__()
-        self.history: OrderedDict[str, Any] = OrderedDict(losses=[], last=OrderedDict())
+        self.history = OrderedDict(losses=[], last=OrderedDict())
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.history["last"]["loss"] = float(loss.detach())
         return loss
 
 
-def by_worker(number: int) -> None:
+def by_worker(number):
     """Seeds a worker by its data set."""
     info = get_worker_info()
     torch.manual_seed(len(info.dataset) + number)
 
 
-def run(module: Any, *callbacks: Any, data: Any = None, kind: Any = Federated, **trainer: Any) -> Any:
+def run(module, *callbacks, data=None, kind=Federated, **trainer):
     fed = kind(FedAvg(), 4, seed=0)
     make_trainer(fed, *callbacks, **trainer).fit(module, datamodule=data or Digits(80, 10))
     assert len(fed.records) == 2
@@ -91,23 +84,23 @@ def run(module: Any, *callbacks: Any, data: Any = None, kind: Any = Federated, *
 
 
 @pytest.mark.parametrize("kind", [LossBar, OwnBar])
-def test_a_progress_bar_that_reads_outputs_and_batch(kind: Any) -> None:
+def test_a_progress_bar_that_reads_outputs_and_batch(kind):
     run(Classifier(), kind(), enable_progress_bar=True)
 
 
 @pytest.mark.parametrize("kind", [SavesByLoss, CountsSamples])
-def test_a_checkpoint_that_reads_outputs_and_batch(kind: Any, tmp_path: Any) -> None:
+def test_a_checkpoint_that_reads_outputs_and_batch(kind, tmp_path):
     run(Classifier(), kind(dirpath=tmp_path, every_n_epochs=1, save_top_k=-1), enable_checkpointing=True)
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
 
 
-def test_a_subclass_of_the_federation() -> None:
+def test_a_subclass_of_the_federation():
     assert run(Classifier(), kind=Mine).rounds_seen == 2
 
 
-def test_an_ordered_dict() -> None:
+def test_an_ordered_dict():
     run(Ordered())
 
 
-def test_a_worker_that_asks_for_its_data_set() -> None:
+def test_a_worker_that_asks_for_its_data_set():
     run(Classifier(), data=Digits(80, 10, num_workers=1, worker_init_fn=by_worker))

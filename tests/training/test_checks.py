@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from inspect import signature
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -20,13 +18,13 @@ from lightning_fedq.training.settings import Clients, Local, Protection, Server
 from tests.digits_run import Classifier, Digits, make_trainer
 
 
-def federated(**settings: Any) -> Federated:
+def federated(**settings):
     return Federated(
         **{"mechanism": FedAvg(), "num_clients": 4, "seed": 1, "clients_per_step": 1, **settings}
     )
 
 
-def refused(message: str, module: Any = None, data: Any = None, fed: Any = None, **trainer: Any) -> None:
+def refused(message, module=None, data=None, fed=None, **trainer):
     module, data = module or Classifier(), data or Digits(80)
     runner = make_trainer(fed or federated(), **trainer)
     with pytest.raises((ValueError, TypeError), match=message):
@@ -36,11 +34,11 @@ def refused(message: str, module: Any = None, data: Any = None, fed: Any = None,
 
 
 class Two(Classifier):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
 
 
-def test_several_devices() -> None:
+def test_several_devices():
     trainer = make_trainer(strategy="ddp", devices=2)
     with pytest.raises(
         ValueError, match="all clients on one device, got DDPStrategy on 2 devices; use Trainer"
@@ -48,20 +46,20 @@ def test_several_devices() -> None:
         check_setup(trainer, Classifier())
 
 
-def test_several_optimisers_need_manual_optimisation() -> None:
+def test_several_optimisers_need_manual_optimisation():
     """Lightning's own rule, in Lightning's own words."""
     with pytest.raises(RuntimeError, match="multiple optimizers is only supported with manual optimization"):
         make_trainer(federated()).fit(Two(), datamodule=Digits(80))
 
 
-def test_no_optimiser() -> None:
+def test_no_optimiser():
     trainer = make_trainer()
     trainer.strategy.optimizers = []
     with pytest.raises(ValueError, match="needs an optimiser, configure_optimizers returned none"):
         check_optimizers(trainer)
 
 
-def test_a_limit_that_leaves_a_client_without_a_batch() -> None:
+def test_a_limit_that_leaves_a_client_without_a_batch():
     """Lightning's own rule for a loader, for every client, and the cure that is named is one."""
     held = [torch.arange(size) for size in (30, 9, 4, 31)]
     work = LocalWork(held, 10, False, True, 1, None, 0.4)
@@ -80,19 +78,19 @@ def test_a_limit_that_leaves_a_client_without_a_batch() -> None:
         assert least_fraction(batches) <= 1.0
 
 
-def test_data_that_cannot_be_dealt_out() -> None:
+def test_data_that_cannot_be_dealt_out():
     refused("100 clients can't share 80 samples; use num_clients <= 80", fed=federated(num_clients=100))
 
     class Nothing(Digits):
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self):
             return [1, 2]
 
     refused("must return torch DataLoaders to federate, got list; return one, or a dict", data=Nothing(80))
 
 
-def test_a_loader_that_slips_in_would_train_centrally() -> None:
+def test_a_loader_that_slips_in_would_train_centrally():
     class Swaps(pl.Callback):
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_fit_start(self, trainer, pl_module):
             trainer.datamodule.train_dataloader = Digits(80).train_dataloader
 
     message = r"not the clients' own, .*datamodule=FederatedDataModule.from_loader\(loader, val_loader\)"
@@ -107,7 +105,7 @@ def test_a_loader_that_slips_in_would_train_centrally() -> None:
         (pl.callbacks.BatchSizeFinder, "give the loader the batch size found there"),
     ],
 )
-def test_searches_that_would_train_on_everybody_s_data(finder: Any, cure: str) -> None:
+def test_searches_that_would_train_on_everybody_s_data(finder, cure):
     data = Digits(80)
     data.batch_size = 10
     trainer = make_trainer(federated(), finder())
@@ -115,7 +113,7 @@ def test_searches_that_would_train_on_everybody_s_data(finder: Any, cure: str) -
         trainer.fit(Classifier(), datamodule=data)
 
 
-def test_a_refused_tuner_leaves_a_trainer_that_trains() -> None:
+def test_a_refused_tuner_leaves_a_trainer_that_trains():
     trainer, data, module = make_trainer(federated(), max_epochs=1), Digits(80), Classifier()
     module.lr = module.batch_size = 10
     tuner = pl.tuner.Tuner(trainer)
@@ -127,7 +125,7 @@ def test_a_refused_tuner_leaves_a_trainer_that_trains() -> None:
     assert trainer.callback_metrics["fed/round"] == 1
 
 
-def test_two_federations_in_one_trainer() -> None:
+def test_two_federations_in_one_trainer():
     class Other(Federated):
         state_key = "other"
 
@@ -135,8 +133,8 @@ def test_two_federations_in_one_trainer() -> None:
         make_trainer(federated(), Other(FedAvg(), 4)).fit(Classifier(), datamodule=Digits(80))
 
 
-def test_a_stack_needs_an_elementwise_optimiser() -> None:
-    def lbfgs(params: Any) -> Any:
+def test_a_stack_needs_an_elementwise_optimiser():
+    def lbfgs(params):
         return torch.optim.LBFGS(params, lr=0.1)
 
     refused(
@@ -157,7 +155,7 @@ class Lazy(Classifier):
         super().__init__(torch.nn.LazyLinear(10))
         self.warm = warm
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         if self.warm:
             self.backbone(torch.zeros(2, 64))
 
@@ -170,11 +168,11 @@ class Complex(Classifier):
         self.phase = torch.nn.Parameter(torch.ones(10, dtype=torch.complex64))
 
 
-def test_complex_parameters_are_refused_with_the_cure() -> None:
+def test_complex_parameters_are_refused_with_the_cure():
     refused(r"phase are complex, .* torch\.view_as_real", Complex())
 
 
-def test_nothing_to_train_is_said() -> None:
+def test_nothing_to_train_is_said():
     refused(r"has nothing to train: no parameter in an optimiser", Classifier().requires_grad_(False))
     module = Classifier(optimizer=lambda params: None)
     with pytest.warns(UserWarning, match="no optimizer"):
@@ -182,12 +180,12 @@ def test_nothing_to_train_is_said() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*no `val_dataloader`")
-def test_no_data_at_all_is_said() -> None:
+def test_no_data_at_all_is_said():
     with pytest.raises(ValueError, match=r"there is no training data, .* datamodule="):
         make_trainer(federated()).fit(Classifier())
 
 
-def test_layers_without_a_shape_are_refused_with_the_cure() -> None:
+def test_layers_without_a_shape_are_refused_with_the_cure():
     refused(r"backbone\.weight, backbone\.bias have no shape .* run a batch through .* setup", Lazy(False))
     make_trainer(federated(), max_epochs=1).fit(Lazy(True), datamodule=Digits(80))
 
@@ -220,7 +218,7 @@ def test_layers_without_a_shape_are_refused_with_the_cure() -> None:
         ({"ledger": 3}, "ledger must be the ledger of another Federated"),
     ],
 )
-def test_settings_of_another_kind_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
+def test_settings_of_another_kind_are_refused_at_once(settings, message):
     with pytest.raises(TypeError, match=message):
         Federated(**{"mechanism": LDPQ(1.0), "num_clients": 4, **settings})
 
@@ -234,12 +232,12 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("name", "words"), KINDS, ids=[name for name, _ in KINDS])
-def test_every_kind_is_asked_for_in_its_own_words(name: str, words: str) -> None:
+def test_every_kind_is_asked_for_in_its_own_words(name, words):
     with pytest.raises(TypeError, match=re.escape(f"{name} must be {words}; got ")):
         Federated(**{"mechanism": LDPQ(1.0), "num_clients": 4, name: object()})
 
 
-def test_every_argument_has_one_place_and_a_kind() -> None:
+def test_every_argument_has_one_place_and_a_kind():
     """Numpy's integers are integers."""
     arguments = set(signature(Federated.__init__).parameters) - {"self", "local"} | {"patterns"}
     places = [one.name for kind in (Protection, Clients, Local, Server) for one in fields(kind)]
@@ -250,7 +248,7 @@ def test_every_argument_has_one_place_and_a_kind() -> None:
     Federated(LDPQ(1.0), np.int64(4), dropout_probability=np.float64(0.1), seed=np.int32(1))
 
 
-def test_parameters_that_the_module_does_not_own_are_refused_with_a_cure_that_helps() -> None:
+def test_parameters_that_the_module_does_not_own_are_refused_with_a_cure_that_helps():
     class Loose(Classifier):
         """A scale in a plain list, which no module knows."""
 
@@ -259,10 +257,10 @@ def test_parameters_that_the_module_does_not_own_are_refused_with_a_cure_that_he
             scale = nn.Parameter(torch.ones(10))
             self.scales = nn.ParameterList([scale]) if owned else [scale]
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             return nn.functional.cross_entropy(self.scales[0] * self.backbone(batch[0]), batch[1])
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.SGD([*self.backbone.parameters(), *self.scales], lr=0.1)
 
     fed = Federated(FedAvg(), 3, seed=0)

@@ -1,14 +1,12 @@
 """A client's random numbers are its own: the same alone, and in stacks of any size."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from lightning_fedq._lightning import pl
@@ -17,42 +15,42 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 
-def dropout(scores: Tensor) -> Tensor:
+def dropout(scores):
     return nn.functional.dropout(scores, 0.5)
 
 
-def transposed(scores: Tensor) -> Tensor:
+def transposed(scores):
     """A mask is drawn in the order of memory."""
     return nn.functional.dropout(scores.t().contiguous().t(), 0.5)
 
 
-def feature_dropout(scores: Tensor) -> Tensor:
+def feature_dropout(scores):
     return nn.functional.dropout2d(scores[:, :, None, None], 0.5).flatten(1)
 
 
-def noise(scores: Tensor) -> Tensor:
+def noise(scores):
     return scores + 0.1 * torch.randn_like(scores) + 0.1 * torch.rand(10)
 
 
-def integers(scores: Tensor) -> Tensor:
+def integers(scores):
     return scores + 0.1 * torch.randint(3, (len(scores), 1)) + 0.1 * torch.randint_like(scores, 5)
 
 
-def gumbel(scores: Tensor) -> Tensor:
+def gumbel(scores):
     return nn.functional.gumbel_softmax(scores)
 
 
-def shuffled(scores: Tensor) -> Tensor:
+def shuffled(scores):
     return scores + 0.1 * scores[torch.randperm(len(scores))] + 0.1 * scores[torch.randperm(len(scores))]
 
 
-def coins(scores: Tensor) -> Tensor:
+def coins(scores):
     return (
         scores * torch.bernoulli(torch.full_like(scores, 0.5)) + torch.multinomial(scores.softmax(1), 2).sum()
     )
 
 
-def attention(scores: Tensor) -> Tensor:
+def attention(scores):
     heads = scores.reshape(1, 1, -1, 10)
     dropped = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.3)
     return dropped.reshape(-1, 10) + nn.functional.scaled_dot_product_attention(heads, heads, heads)[0, 0]
@@ -63,12 +61,12 @@ class Random(Classifier):
         super().__init__()
         self.draw, self.optimizer = draw, lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.5)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         return nn.functional.cross_entropy(self.draw(self.backbone(inputs)), labels)
 
 
-def fit(clients_per_step: Any, module: Any, data: Any = None) -> tuple[int, Tensor]:
+def fit(clients_per_step, module, data=None):
     fed = Federated(FedAvg(), 6, seed=0, clients_per_step=clients_per_step)
     make_trainer(fed).fit(module, datamodule=data or Digits(117))
     return fed.clients_per_step_chosen, weights_of(module)
@@ -77,7 +75,7 @@ def fit(clients_per_step: Any, module: Any, data: Any = None) -> tuple[int, Tens
 @pytest.mark.parametrize(
     "draw", [dropout, transposed, feature_dropout, noise, integers, gumbel, shuffled, coins, attention]
 )
-def test_random_numbers_do_not_depend_on_the_stack(draw: Any) -> None:
+def test_random_numbers_do_not_depend_on_the_stack(draw):
     _, alone = fit(1, Random(draw))
     for size in (2, 4, 6):
         chosen, weights = fit(size, Random(draw))
@@ -85,11 +83,11 @@ def test_random_numbers_do_not_depend_on_the_stack(draw: Any) -> None:
         torch.testing.assert_close(weights, alone, atol=2e-6, rtol=1e-5)
 
 
-def test_draws_that_begin_late_are_each_clients_own() -> None:
+def test_draws_that_begin_late_are_each_clients_own():
     """The rehearsal, and the first steps, draw nothing."""
 
     class Late(Random):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx):
             inputs, labels = batch
             scores = self.backbone(inputs)
             scores = dropout(scores) if self.trainer.current_epoch else scores
@@ -104,28 +102,28 @@ def test_draws_that_begin_late_are_each_clients_own() -> None:
 class Jittered(Dataset[Any]):
     """A random transform, as an augmentation is."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 117
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         inputs, labels = digits()
         return inputs[index] + 0.2 * torch.randn(64), labels[index]
 
 
 class JitteredDigits(Digits):
-    def train_set(self) -> Dataset[Any]:
+    def train_set(self):
         return Jittered()
 
 
-def test_random_transforms_and_masks_come_from_one_sequence() -> None:
+def test_random_transforms_and_masks_come_from_one_sequence():
     _, alone = fit(1, Random(dropout), JitteredDigits(117))
     chosen, weights = fit(4, Random(dropout), JitteredDigits(117))
     assert chosen == 4
     torch.testing.assert_close(weights, alone, atol=2e-6, rtol=1e-5)
 
 
-def test_in_place_draws_that_cannot_be_mapped_go_one_client_at_a_time() -> None:
-    def sampled(scores: Tensor) -> Tensor:
+def test_in_place_draws_that_cannot_be_mapped_go_one_client_at_a_time():
+    def sampled(scores):
         return torch.distributions.Normal(scores, 0.1, validate_args=False).rsample()
 
     with pytest.warns(UserWarning, match="draws in place") as caught:
@@ -135,7 +133,7 @@ def test_in_place_draws_that_cannot_be_mapped_go_one_client_at_a_time() -> None:
     assert torch.equal(weights, fit(1, Random(sampled))[1])
 
 
-def test_one_seed_is_one_run() -> None:
+def test_one_seed_is_one_run():
     """Six times, with dropout, the default `clients_per_step`, and whatever the global seed."""
     runs = []
     for seed in range(3):
@@ -165,7 +163,7 @@ class OwnTorch(torch.Generator):
     pass
 
 
-KEPT: dict[str, Any] = {
+KEPT = {
     "random.Random": lambda: random.Random(1),
     "a subclass": lambda: OwnRandom(1),
     "a subclass of RandomState": lambda: OwnState(1),
@@ -185,7 +183,7 @@ class Keeps(Classifier):
         super().__init__(nn.Linear(64, 10))
         self.draws = draws
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         draws = self.draws
         if isinstance(draws, torch.Generator):
             self.drawn.append(float(torch.randn((), generator=draws)))
@@ -197,7 +195,7 @@ class Keeps(Classifier):
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_a_generator_that_a_module_keeps_draws_anew_for_each_client_and_round(kind: str) -> None:
+def test_a_generator_that_a_module_keeps_draws_anew_for_each_client_and_round(kind):
     """Of a subclass all clients had the same draws, in every round."""
     runs = []
     for _ in range(2):

@@ -1,14 +1,11 @@
 """Evaluation by client: what is held out, what is measured on it, and where the numbers go."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -31,18 +28,18 @@ class Measured(Classifier):
         layers = [nn.Linear(64, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 10)]
         super().__init__(nn.Sequential(*layers))
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         scores = self.backbone(batch[0])
         self.log("val_acc", (scores.argmax(1) == batch[1]).float().mean(), prog_bar=True)
         self.log_dict({"val_loss": nn.functional.cross_entropy(scores, batch[1])})
 
 
-def federated(mechanism: Any = None, **settings: Any) -> Federated:
+def federated(mechanism=None, **settings):
     known = {"seed": 1, "partition": LabelShards(2), "evaluate_clients": ClientEvaluation(0.25)}
     return Federated(mechanism or FedAvg(), CLIENTS, **{**known, **settings})
 
 
-def fit(fed: Federated, module: Any = None, rounds: int = 3, data: Any = None, **trainer: Any) -> Any:
+def fit(fed, module=None, rounds=3, data=None, **trainer):
     module = module or Measured()
     more, ckpt_path = trainer.pop("more", ()), trainer.pop("ckpt_path", None)
     trainer = make_trainer(fed, *more, max_epochs=rounds, **trainer)
@@ -50,11 +47,11 @@ def fit(fed: Federated, module: Any = None, rounds: int = 3, data: Any = None, *
     return module, trainer
 
 
-def parts(fed: Federated) -> list[Tensor]:
+def parts(fed):
     return fed.fit.population.holdings.held_out
 
 
-def scores(module: Any, part: Tensor) -> tuple[float, float]:
+def scores(module, part):
     inputs, labels = digits()
     module.eval()
     with torch.no_grad():
@@ -63,7 +60,7 @@ def scores(module: Any, part: Tensor) -> tuple[float, float]:
     return float((found.argmax(1) == labels[part]).double().mean()), float(loss)
 
 
-def test_every_client_keeps_samples_out() -> None:
+def test_every_client_keeps_samples_out():
     fed = federated()
     fit(fed, rounds=1)
     for left, out in zip(fed.client_indices, parts(fed), strict=True):
@@ -73,7 +70,7 @@ def test_every_client_keeps_samples_out() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no:UserWarning")
-def test_they_are_not_trained_on() -> None:
+def test_they_are_not_trained_on():
     """The same clients without what they hold out, given by index, train the same model."""
     fed = federated()
     module, _ = fit(fed)
@@ -87,7 +84,7 @@ def test_they_are_not_trained_on() -> None:
 
 @pytest.mark.parametrize("clients_per_step", [1, 5])
 @pytest.mark.parametrize("local", [(), ("backbone.3.*",)])
-def test_values_are_those_of_the_models(local: Any, clients_per_step: int) -> None:
+def test_values_are_those_of_the_models(local, clients_per_step):
     fed = federated(local=local, clients_per_step=clients_per_step)
     module, _ = fit(fed)
     assert [measured.round for measured in fed.client_evaluations] == [0, 1, 2]
@@ -105,7 +102,7 @@ def test_values_are_those_of_the_models(local: Any, clients_per_step: int) -> No
             assert last.values["personal"]["val_loss"][client] == pytest.approx(loss, rel=1e-5)
 
 
-def test_own_heads_are_better_than_the_heads_of_nobody() -> None:
+def test_own_heads_are_better_than_the_heads_of_nobody():
     """Two labels a client: a head of one's own wins, so the two models are told apart."""
     fed = federated(local=("backbone.3.*",))
     fit(fed, rounds=8)
@@ -113,7 +110,7 @@ def test_own_heads_are_better_than_the_heads_of_nobody() -> None:
     assert last.spread("val_acc", "personal").mean > last.spread("val_acc").mean + 0.3
 
 
-def test_measuring_changes_nothing_in_the_training() -> None:
+def test_measuring_changes_nothing_in_the_training():
     """Dropout draws random numbers; they are the same with and without a measurement in between."""
     often, seldom = (federated(evaluate_clients=ClientEvaluation(0.25, every_n_rounds=n)) for n in (1, 2))
     one, other = fit(often)[0], fit(seldom)[0]
@@ -121,7 +118,7 @@ def test_measuring_changes_nothing_in_the_training() -> None:
     assert [measured.round for measured in seldom.client_evaluations] == [1, 2], "and the last round"
 
 
-def test_a_spread() -> None:
+def test_a_spread():
     values = torch.arange(20.0)
     assert vars(Spread.of("val_acc", values)) == pytest.approx(
         {"mean": 9.5, "worst_decile": 0.5, "std": float(values.double().std(correction=0))}
@@ -130,7 +127,7 @@ def test_a_spread() -> None:
     assert Spread.of("val_acc", torch.tensor([0.5, 1.0])).worst_decile == 0.5
 
 
-def test_without_a_claim_it_is_logged(tmp_path: Path) -> None:
+def test_without_a_claim_it_is_logged(tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
     fed = federated()
     _, trainer = fit(fed, logger=logger, more=[RunFolder("run", str(tmp_path), show=False)])
@@ -148,12 +145,12 @@ def test_without_a_claim_it_is_logged(tmp_path: Path) -> None:
     assert "score on clients' held-out samples, without noise: `clients/val_acc_mean`" in page(tmp_path)
 
 
-def page(folder: Path) -> str:
+def page(folder):
     return " ".join((folder / "run" / "privacy.md").read_text().split())
 
 
 @pytest.mark.pictures
-def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path: Path) -> None:
+def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
     fed = federated(LDPQ(epsilon=0.5), seed=None, local=("backbone.3.*",))
     _, trainer = fit(fed, logger=logger, more=[RunFolder("run", str(tmp_path), show=False)])
@@ -171,7 +168,7 @@ def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path: Path) ->
     assert "Not out: `val_acc`, `val_loss` on clients' held-out samples" in page(tmp_path)
 
 
-def test_whoever_decides_by_it_in_a_private_run_finds_no_such_metric() -> None:
+def test_whoever_decides_by_it_in_a_private_run_finds_no_such_metric():
     stop = pl.callbacks.EarlyStopping("clients/val_acc_mean", mode="max")
     with pytest.raises(RuntimeError, match="clients/val_acc_mean"):
         fit(federated(LDPQ(epsilon=0.5), seed=None), more=[stop])
@@ -185,9 +182,9 @@ class WithObjects(Classifier):
         super().__init__()
         self.accuracy = MulticlassAccuracy(10, average="micro")
         self.later = MulticlassAccuracy(10, average="micro")
-        self.seen: list[int] = []
+        self.seen = []
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
         scores = self.backbone(batch[0])
         self.accuracy(scores, batch[1])
         self.later.update(scores, batch[1])
@@ -195,14 +192,14 @@ class WithObjects(Classifier):
         self.log("val_acc", self.accuracy)
         self.log("val_most", float(len(batch[1])), reduce_fx="max")
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self.log("val_later", self.later.compute())
         self.log("val_seen", float(sum(self.seen)))
         self.later.reset()
         self.seen.clear()
 
 
-def test_metric_objects_and_hooks() -> None:
+def test_metric_objects_and_hooks():
     fed = federated(evaluate_clients=ClientEvaluation(0.6))  # 12 samples, in batches of 5, 5 and 2
     module, _ = fit(fed, WithObjects())
     found = fed.client_evaluations[-1].values["global"]
@@ -213,7 +210,7 @@ def test_metric_objects_and_hooks() -> None:
     assert found["val_most"].tolist() == [5.0] * CLIENTS
 
 
-def test_data_sets_of_each_client() -> None:
+def test_data_sets_of_each_client():
     inputs, labels = digits()
     own = [TensorDataset(inputs[c * 20 : c * 20 + 12], labels[c * 20 : c * 20 + 12]) for c in range(CLIENTS)]
     fed = federated(evaluate_clients=ClientEvaluation(own))
@@ -228,7 +225,7 @@ def test_data_sets_of_each_client() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_a_resumed_run_holds_out_the_same(tmp_path: Path) -> None:
+def test_a_resumed_run_holds_out_the_same(tmp_path):
     first = federated(LDPQ(epsilon=4.0), seed=None)
     _, trainer = fit(first, rounds=1)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
@@ -241,7 +238,7 @@ def test_a_resumed_run_holds_out_the_same(tmp_path: Path) -> None:
         fit(less, rounds=2, ckpt_path=tmp_path / "one.ckpt")
 
 
-def test_numbers_out_of_range() -> None:
+def test_numbers_out_of_range():
     for wrong in (0.0, 1.0, -0.2, 3):
         with pytest.raises(ValueError, match=r"held_out must be a fraction in \(0, 1\)"):
             ClientEvaluation(wrong)
@@ -251,7 +248,7 @@ def test_numbers_out_of_range() -> None:
         federated(evaluate_clients=0.2)
 
 
-def test_too_few_samples() -> None:
+def test_too_few_samples():
     with pytest.raises(
         ValueError, match=r"clients 0, 1.* hold too few samples to keep 0\.25.*still train on 1"
     ):
@@ -260,7 +257,7 @@ def test_too_few_samples() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")
-def test_without_a_validation_step() -> None:
+def test_without_a_validation_step():
     class Without(Classifier):
         validation_step = pl.LightningModule.validation_step
 
@@ -268,21 +265,21 @@ def test_without_a_validation_step() -> None:
         fit(federated(), Without(), limit_val_batches=0)
 
 
-def test_without_metrics() -> None:
+def test_without_metrics():
     class Mute(Classifier):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch, batch_idx):
             pass
 
     with pytest.raises(ValueError, match="logs the same metrics for every client, got"):
         fit(federated(), Mute())
 
 
-def test_where_metrics_are_dropped() -> None:
+def test_where_metrics_are_dropped():
     with pytest.raises(ValueError, match="client_metrics='none' drops what clients measure"):
         fit(federated(client_metrics="none"))
 
 
-def test_clients_with_loaders_of_their_own() -> None:
+def test_clients_with_loaders_of_their_own():
     inputs, labels = digits()
     own = [DataLoader(TensorDataset(inputs[:10], labels[:10]), batch_size=2 + c) for c in range(CLIENTS)]
     val = DataLoader(TensorDataset(inputs[:10], labels[:10]), batch_size=10)
@@ -298,7 +295,7 @@ def test_clients_with_loaders_of_their_own() -> None:
     assert found.tolist() == pytest.approx([expected] * CLIENTS, abs=1e-6), "batches of any size"
 
 
-def test_an_unknown_metric_is_answered_with_those_there_are() -> None:
+def test_an_unknown_metric_is_answered_with_those_there_are():
     fed = federated()
     fit(fed, rounds=1)
     with pytest.raises(KeyError, match="val_acc of the global model"):

@@ -1,13 +1,11 @@
 """A client's steps leave out what nobody listens to, and are Lightning's bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
@@ -17,7 +15,7 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CALLS: list[tuple[Any, ...]] = []
+CALLS = []
 """Hooks that have run, with the step, the learning rate and the weights that they saw."""
 
 
@@ -26,17 +24,17 @@ class Book(pl.loggers.Logger):
 
     name, version = "book", 0
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics, step=None):
         CALLS.append(("logged", step, sorted((k, v) for k, v in metrics.items() if "seconds" not in k)))
 
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, *args, **kwargs):
         """Nothing of a training."""
 
 
-def listening(name: str, parent: Any) -> Callable[..., Any]:
+def listening(name, parent):
     """A hook that notes that it was called, and does what Lightning's does."""
 
-    def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def hook(self, *args, **kwargs):
         module = self if isinstance(self, pl.LightningModule) else args[1] if len(args) > 1 else None
         if module is not None and name not in BATCH_HOOKS[:2]:
             CALLS.append((name, module.global_step, float(next(module.parameters()).double().sum())))
@@ -47,12 +45,12 @@ def listening(name: str, parent: Any) -> Callable[..., Any]:
     return hook
 
 
-def module_with(**members: Any) -> Callable[[], Classifier]:
+def module_with(**members):
     return lambda: type("Own", (Classifier,), members)(nn.Sequential(nn.Dropout(0.2), nn.Linear(64, 10)))
 
 
-def scheduled(interval: str) -> Callable[[Any], Any]:
-    def configure(self: Any) -> Any:
+def scheduled(interval):
+    def configure(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": interval}}
@@ -60,7 +58,7 @@ def scheduled(interval: str) -> Callable[[Any], Any]:
     return configure
 
 
-def noisy(self: Any, batch: Any, batch_idx: int) -> Any:
+def noisy(self, batch, batch_idx):
     """Logs of all kinds, a dictionary, and a step that is skipped."""
     loss = nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
     self.log("each", loss, on_step=True, on_epoch=True, prog_bar=True)
@@ -69,7 +67,7 @@ def noisy(self: Any, batch: Any, batch_idx: int) -> Any:
     return None if batch_idx == 1 else {"loss": loss, "more": loss.detach()}
 
 
-def begins_to_listen(self: Any, batch: Any, batch_idx: int) -> Any:
+def begins_to_listen(self, batch, batch_idx):
     """A hook that is there from the second step on, and a setting from the third."""
     if batch_idx == 1:
         self.on_after_backward = lambda: CALLS.append(("late", float(self.backbone[1].weight.grad.sum())))
@@ -77,27 +75,27 @@ def begins_to_listen(self: Any, batch: Any, batch_idx: int) -> Any:
     return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
 
 
-def without_number(self: Any, batch: Any) -> Tensor:
+def without_number(self, batch):
     return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
 
 
-def by_hand(self: Any, batch: Any, batch_idx: int) -> None:
+def by_hand(self, batch, batch_idx):
     optimizer = self.optimizers()
     optimizer.zero_grad()
     self.manual_backward(nn.functional.cross_entropy(self.backbone(batch[0]), batch[1]))
     optimizer.step()
 
 
-def automatic_off(self: Any) -> None:
+def automatic_off(self):
     Classifier.__init__(self, nn.Sequential(nn.Linear(64, 10)))
     self.automatic_optimization = False
 
 
-def twice(self: Any) -> Any:
+def twice(self):
     return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
 
 
-def callback_with(name: str) -> pl.Callback:
+def callback_with(name):
     return type("Listens", (pl.Callback,), {name: listening(name, pl.Callback)})()
 
 
@@ -105,7 +103,7 @@ MODULE_HOOKS = [*BATCH_HOOKS, "backward", "optimizer_step", "optimizer_zero_grad
 MODULE_HOOKS += ["configure_gradient_clipping", "on_before_batch_transfer", "transfer_batch_to_device"]
 MODULE_HOOKS += ["on_after_batch_transfer"]
 Row = tuple[Callable[[], Any], dict[str, Any], bool | None]
-ROWS: dict[str, Row] = {
+ROWS = {
     "plain": (module_with(), {}, True),
     "logs, dictionaries, skipped": (module_with(training_step=noisy), {}, True),
     "no number": (module_with(training_step=without_number), {}, True),
@@ -144,9 +142,7 @@ for one in BATCH_HOOKS:
     ROWS[f"a callback's {one}"] = (module_with(), {"callbacks": [callback_with(one)]}, False)
 
 
-def train(
-    make: Callable[[], Any], settings: dict[str, Any], size: int = 1
-) -> tuple[dict[str, Tensor], list[Any], Any]:
+def train(make, settings, size=1):
     CALLS.clear()
     torch.manual_seed(0)
     settings = dict(settings)
@@ -168,7 +164,7 @@ IN_STACKS += ["a callback of other hooks"]
 @pytest.mark.parametrize(
     ("name", "size"), [*((name, 1) for name in ROWS), *((name, 4) for name in IN_STACKS)]
 )
-def test_a_step_is_lightning_s(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_lightning_s(name, size, monkeypatch):
     make, settings, quiet = ROWS[name]
     found, own = [], ClientLoop.is_quiet
     monkeypatch.setattr(ClientLoop, "is_quiet", lambda self: found.append(own(self)) or found[-1])
@@ -184,8 +180,8 @@ def test_a_step_is_lightning_s(name: str, size: int, monkeypatch: pytest.MonkeyP
     assert "the module's" not in name or any(name.endswith(f" {call[0]}") for call in calls)
 
 
-def test_what_lightning_s_classes_are_given_is_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+def test_what_lightning_s_classes_are_given_is_listened_to(monkeypatch):
+    seen = []
     monkeypatch.setattr(pl.LightningModule, "on_after_backward", lambda self: seen.append(1))
     train(*ROWS["plain"][:2])
     assert len(seen) >= 2 * 16

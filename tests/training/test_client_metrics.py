@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
@@ -65,9 +64,7 @@ class WithMetric(Logs):
         return loss
 
 
-def run(
-    folder: Path, *callbacks, module=None, mechanism=None, rounds=ROUNDS, plugins=None, **settings
-) -> tuple[pl.Trainer, Federated]:
+def run(folder, *callbacks, module=None, mechanism=None, rounds=ROUNDS, plugins=None, **settings):
     settings = {"clients_per_step": 1, **settings}
     fed = Federated(mechanism or LDPQ(0.1), CLIENTS, **settings)
     trainer = make_trainer(
@@ -86,12 +83,12 @@ def run(
     return trainer, fed
 
 
-def columns(folder: Path) -> set[str]:
+def columns(folder):
     with next((folder / "log").rglob("metrics.csv")).open() as file:
         return set(next(csv.reader(file)))
 
 
-def numbers(thing) -> set[float]:
+def numbers(thing):
     """Every number that is reachable in a checkpoint."""
     if isinstance(thing, torch.Tensor):
         return set(thing.double().flatten().tolist())
@@ -102,7 +99,7 @@ def numbers(thing) -> set[float]:
     return {float(thing)} if isinstance(thing, int | float) else set()
 
 
-def outside(folder: Path) -> str:
+def outside(folder):
     """What can be read in all files of a run but those of the clients."""
     texts = []
     for path in folder.rglob("*"):

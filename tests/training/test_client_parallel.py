@@ -1,9 +1,6 @@
 """A stack of clients against the same clients one at a time."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 
-def fit(module: Any, clients_per_step: Any, data: Any = None, **settings: Any) -> tuple[Federated, Any]:
+def fit(module, clients_per_step, data=None, **settings):
     fed = Federated(FedAvg(), 6, seed=0, clients_per_step=clients_per_step)
     trainer = make_trainer(fed, **settings)
     trainer.fit(module, datamodule=data or Digits(120))
@@ -25,8 +22,8 @@ def fit(module: Any, clients_per_step: Any, data: Any = None, **settings: Any) -
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE_OPTIMIZERS, ids=lambda kind: kind.__name__)
-def test_every_elementwise_optimiser_gives_the_same_weights(kind: Any) -> None:
-    def build() -> Classifier:
+def test_every_elementwise_optimiser_gives_the_same_weights(kind):
+    def build():
         torch.manual_seed(0)
         backbone = nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
         return Classifier(backbone, lambda params: kind(params, lr=0.05, weight_decay=1e-3) if kind
@@ -42,7 +39,7 @@ def test_every_elementwise_optimiser_gives_the_same_weights(kind: Any) -> None:
 class Logs(Classifier):
     """Logs all there is to log, and returns a dictionary."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         scores = self.backbone(inputs)
         loss = nn.functional.cross_entropy(scores, labels)
@@ -54,7 +51,7 @@ class Logs(Classifier):
 
 
 @pytest.mark.parametrize("num_train", [120, 117])
-def test_logs_are_averaged_over_clients_and_samples(num_train: int) -> None:
+def test_logs_are_averaged_over_clients_and_samples(num_train):
     results = [fit(Logs(), n, Digits(num_train))[1].callback_metrics for n in (1, 4)]
     for name in ("epoch_loss", "acc", "one", "val_acc"):
         torch.testing.assert_close(results[0][name], results[1][name], atol=1e-6, rtol=1e-5)
@@ -68,13 +65,13 @@ class Outputs(pl.Callback):
     crosses_clients = True
 
     def __init__(self) -> None:
-        self.seen: list[Any] = []
+        self.seen = []
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *rest: Any) -> None:
+    def on_train_batch_end(self, trainer, module, outputs, *rest):
         self.seen.append(outputs)
 
 
-def test_outputs_of_training_step_reach_callbacks() -> None:
+def test_outputs_of_training_step_reach_callbacks():
     fed, outputs = Federated(FedAvg(), 6, seed=0, clients_per_step=6), Outputs()
     make_trainer(fed, outputs, max_epochs=1).fit(Logs(), datamodule=Digits(120))
     seen = outputs.seen
@@ -91,14 +88,14 @@ class TwoBiases(Classifier):
         self.gain = nn.Parameter(torch.tensor(1.5))
         self.first, self.second = nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(10))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         scores = self.gain * self.backbone(inputs) + (self.first + self.second)
         return nn.functional.cross_entropy(scores, labels)
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_scalar_parameters_and_shared_gradients(clip: float | None) -> None:
+def test_scalar_parameters_and_shared_gradients(clip):
     torch.manual_seed(0)
     alone, side_by_side = TwoBiases(), TwoBiases()
     side_by_side.load_state_dict(alone.state_dict())
@@ -108,9 +105,9 @@ def test_scalar_parameters_and_shared_gradients(clip: float | None) -> None:
     assert side_by_side.gain != 1.5
 
 
-def test_dropout_masks_differ_between_the_clients_of_a_stack() -> None:
+def test_dropout_masks_differ_between_the_clients_of_a_stack():
     class Masks(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             mask = nn.functional.dropout(torch.ones(50), 0.5)
             return {"loss": super().training_step(batch, batch_idx), "mask": mask}
 
@@ -120,14 +117,14 @@ def test_dropout_masks_differ_between_the_clients_of_a_stack() -> None:
 
 
 class Remembers(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.remembered = [loss.detach()]
         return loss
 
 
 class Branches(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss if loss > 1 else 2 * loss
 
@@ -139,7 +136,7 @@ class Unused(Classifier):
 
 
 class Hooks(Classifier):
-    def on_after_backward(self) -> None:
+    def on_after_backward(self):
         self.touched = True
 
 
@@ -153,9 +150,7 @@ class Hooks(Classifier):
     ],
 )
 @pytest.mark.parametrize("clients_per_step", [3, "auto"])
-def test_what_cannot_be_stacked_trains_one_at_a_time_with_one_warning(
-    module: Any, reason: str, clients_per_step: Any
-) -> None:
+def test_what_cannot_be_stacked_trains_one_at_a_time_with_one_warning(module, reason, clients_per_step):
     with pytest.warns(UserWarning) as caught:
         fed, _ = fit(module(), clients_per_step, max_epochs=1)
     said = [str(w.message) for w in caught if "one client at a time" in str(w.message)]
@@ -168,13 +163,13 @@ def test_what_cannot_be_stacked_trains_one_at_a_time_with_one_warning(
 class Skips(Classifier):
     """Returns no loss for every second batch, which skips it."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return None if batch_idx == 1 else super().training_step(batch, batch_idx)
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_a_step_without_a_loss_is_skipped_in_a_stack_too() -> None:
-    def build() -> Classifier:
+def test_a_step_without_a_loss_is_skipped_in_a_stack_too():
+    def build():
         return Skips(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
 
     alone, side_by_side = build(), build()
@@ -187,13 +182,13 @@ def test_a_step_without_a_loss_is_skipped_in_a_stack_too() -> None:
 class ScalesByNumPy(Classifier):
     """Draws a coefficient by NumPy, as MixUp's authors do."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002 (as tutorials have it)
         return super().training_step((share * inputs, labels), batch_idx)
 
 
-def test_numbers_of_numpy_in_the_training_step_are_each_clients_own() -> None:
+def test_numbers_of_numpy_in_the_training_step_are_each_clients_own():
     with pytest.warns(UserWarning, match="one client at a time.*Python's or NumPy's"):
         fed, _ = fit(ScalesByNumPy(), 3, max_epochs=1)
     assert fed.clients_per_step_chosen == 1

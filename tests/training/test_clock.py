@@ -1,16 +1,12 @@
 """What depends on time, against the same thing written out for one client after the other."""
 
-from __future__ import annotations
-
 import csv
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from torch.utils.data import TensorDataset
 
@@ -23,28 +19,19 @@ from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_o
 SAMPLES, BATCH = 120, 10
 
 
-def federated(num_clients: int = 5, **settings: Any) -> Federated:
+def federated(num_clients=5, **settings):
     return Federated(
         **{"mechanism": FedAvg(), "num_clients": num_clients, "seed": 1, "clients_per_step": 1, **settings}
     )
 
 
-def run(fed: Federated, module: Any, *callbacks: Any, **trainer: Any) -> tuple[Tensor, pl.Trainer]:
+def run(fed, module, *callbacks, **trainer):
     runner = make_trainer(fed, *callbacks, **trainer)
     runner.fit(module, datamodule=Digits(SAMPLES, BATCH))
     return weights_of(module), runner
 
 
-def by_hand(
-    fed: Federated,
-    rounds: int,
-    rate: Callable[[int], float],
-    k: int = 1,
-    longest: int | None = None,
-    max_steps: int | None = None,
-    shuffle: bool = True,
-    most_batches: int | None = None,
-) -> Tensor:
+def by_hand(fed, rounds, rate, k=1, longest=None, max_steps=None, shuffle=True, most_batches=None):
     """Federated averaging with the rate of one client's step, of k batches each, without Lightning."""
     inputs, labels = digits()
     model = Classifier().backbone
@@ -70,7 +57,7 @@ def by_hand(
                 loss = sum(
                     nn.functional.cross_entropy(model(inputs[part]), labels[part]) / k for part in group
                 )
-                gradients = torch.autograd.grad(loss, parameters)  # type: ignore[arg-type]
+                gradients = torch.autograd.grad(loss, parameters)
                 for p, gradient in zip(parameters, gradients, strict=True):
                     p.data.sub_(rate(round * longest + step) * gradient)
             for t, p, q in zip(total, parameters, start, strict=True):
@@ -80,7 +67,7 @@ def by_hand(
     return weights_of(model)
 
 
-def falling(step: int) -> float:
+def falling(step):
     return 0.5 / (1 + step)
 
 
@@ -93,21 +80,21 @@ class Falling(Classifier):
         super().__init__()
         self.frequency = frequency
 
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         self.seen.clear()  # of what the rehearsal's steps have seen
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.seen.append(self.optimizers().param_groups[0]["lr"])
         return super().training_step(batch, batch_idx)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
         schedule = LambdaLR(optimizer, lambda step: 1 / (1 + step))
         config = {"scheduler": schedule, "interval": "step", "frequency": self.frequency}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
-def same(found: Tensor, wanted: Tensor) -> None:
+def same(found, wanted):
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
 
 
@@ -115,26 +102,24 @@ def same(found: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("interval", [None, "step", "epoch"])
-def test_a_rate_that_follows_from_a_client_s_data_goes_with_the_client(
-    interval: str | None, tmp_path: Path
-) -> None:
+def test_a_rate_that_follows_from_a_client_s_data_goes_with_the_client(interval, tmp_path):
     """Else the last client's number is in every checkpoint, and is where the next round begins."""
 
     class Own(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             group = self.optimizers().param_groups[0]
             rates.append(group["lr"])
             group["lr"] = 1e-3 * float(batch[0].detach().double().abs().mean())
             return super().training_step(batch, batch_idx)
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
             if interval is None:
                 return optimizer
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)  # from the rate that it finds
             return [optimizer], [{"scheduler": schedule, "interval": interval}]
 
-    rates: list[float] = []
+    rates = []
     _, trainer = run(federated(), Own(), max_epochs=2)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     found = torch.load(tmp_path / "last.ckpt", weights_only=True)["optimizer_states"][0]["param_groups"][0]
@@ -148,27 +133,27 @@ def test_a_rate_that_follows_from_a_client_s_data_goes_with_the_client(
 
 @pytest.mark.parametrize("clients_per_step", [1, 3])
 @pytest.mark.parametrize("partition", [{}, {"partition": Dirichlet(0.5), "clients_per_round": 3}])
-def test_a_schedule_by_step_is_every_client_s_own(clients_per_step: int, partition: Any) -> None:
+def test_a_schedule_by_step_is_every_client_s_own(clients_per_step, partition):
     fed = federated(clients_per_step=clients_per_step, **partition)
     weights, _ = run(fed, Falling(), max_epochs=4)
     same(weights, by_hand(fed, 4, falling))
 
 
-def test_a_run_may_have_more_rounds_than_a_round_has_batches() -> None:
+def test_a_run_may_have_more_rounds_than_a_round_has_batches():
     """Two clients of two batches are four, and the number of the round is five."""
     fed = federated(2)
     weights, _ = run(fed, Falling(frequency=2), max_epochs=5, limit_train_batches=2)
     same(weights, by_hand(fed, 5, lambda step: 0.5 / (1 + step // 2), most_batches=2))
 
 
-def test_a_frequency_counts_one_client_s_batches() -> None:
+def test_a_frequency_counts_one_client_s_batches():
     fed, module = federated(4), Falling(frequency=2)  # 4 clients of 3 batches
     weights, _ = run(fed, module, max_epochs=3)
     same(weights, by_hand(fed, 3, lambda step: 0.5 / (1 + step // 3 + (step % 3 == 2))))
     assert module.seen[:6] == [0.5, 0.5, 0.25] * 2
 
 
-def test_the_rates_that_a_monitor_logs_are_one_client_s(tmp_path: Path) -> None:
+def test_the_rates_that_a_monitor_logs_are_one_client_s(tmp_path):
     for order in (0, 1):
         monitor = pl.callbacks.LearningRateMonitor(logging_interval="step")
         fed, module = federated(), Falling()
@@ -183,9 +168,9 @@ def test_the_rates_that_a_monitor_logs_are_one_client_s(tmp_path: Path) -> None:
         assert module.seen == pytest.approx(client[0] * 5 + client[1] * 5)
 
 
-def test_a_recipe_may_ask_how_many_steps_there_will_be() -> None:
+def test_a_recipe_may_ask_how_many_steps_there_will_be():
     class OneCycle(Classifier):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             self.steps = self.trainer.estimated_stepping_batches
             self.batches = len(self.trainer.datamodule.train_dataloader())
             optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
@@ -208,18 +193,18 @@ def test_a_recipe_may_ask_how_many_steps_there_will_be() -> None:
     assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == module.steps
 
 
-def test_a_module_may_ask_its_own_loader_and_leave_the_batch_number_out() -> None:
+def test_a_module_may_ask_its_own_loader_and_leave_the_batch_number_out():
     class Own(Falling):
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self):
             return Digits(SAMPLES, BATCH).train_dataloader()
 
-        def val_dataloader(self) -> Any:
+        def val_dataloader(self):
             return Digits().val_dataloader()
 
-        def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+        def training_step(self, batch):
             return super().training_step(batch, 0)
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             self.batches = len(self.train_dataloader())
             self.steps = self.trainer.estimated_stepping_batches
             return super().configure_optimizers()
@@ -230,18 +215,18 @@ def test_a_module_may_ask_its_own_loader_and_leave_the_batch_number_out() -> Non
     same(weights_of(module), by_hand(fed, 2, falling))
 
 
-def test_a_warm_up_that_reads_the_global_step_warms_every_client_up() -> None:
+def test_a_warm_up_that_reads_the_global_step_warms_every_client_up():
     class WarmUp(Classifier):
         seen: list[int] = []  # noqa: RUF012
 
-        def on_train_start(self) -> None:
+        def on_train_start(self):
             self.seen.clear()
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             self.seen.append(self.global_step)
             return super().training_step(batch, batch_idx)
 
-        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+        def optimizer_step(self, epoch, batch_idx, optimizer, closure=None):
             optimizer.param_groups[0]["lr"] = falling(self.trainer.global_step)
             optimizer.step(closure=closure)
 
@@ -252,13 +237,13 @@ def test_a_warm_up_that_reads_the_global_step_warms_every_client_up() -> None:
     assert trainer.global_step == 2 * 3
 
 
-def test_a_rate_that_is_set_at_the_start_of_an_epoch_holds_for_all_of_its_clients() -> None:
+def test_a_rate_that_is_set_at_the_start_of_an_epoch_holds_for_all_of_its_clients():
     class Hand(Classifier):
-        def on_train_epoch_start(self) -> None:
+        def on_train_epoch_start(self):
             self.optimizers().param_groups[0]["lr"] = falling(self.current_epoch)
 
     class Callback(pl.Callback):
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_epoch_start(self, trainer, pl_module):
             trainer.optimizers[0].param_groups[0]["lr"] = falling(trainer.current_epoch)
 
     for clients_per_step in (1, 5):
@@ -268,9 +253,9 @@ def test_a_rate_that_is_set_at_the_start_of_an_epoch_holds_for_all_of_its_client
             same(weights, by_hand(fed, 3, lambda step: falling(step // 3)))
 
 
-def test_a_schedule_by_round_beside_one_by_step_keeps_its_own_time() -> None:
+def test_a_schedule_by_round_beside_one_by_step_keeps_its_own_time():
     class Both(Classifier):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
             by_round = torch.optim.lr_scheduler.MultiplicativeLR(optimizer, lambda epoch: 0.5)
             by_step = torch.optim.lr_scheduler.MultiplicativeLR(optimizer, lambda step: 0.9)
@@ -286,13 +271,13 @@ def test_a_schedule_by_round_beside_one_by_step_keeps_its_own_time() -> None:
     same(weights, by_hand(fed, 3, lambda step: 0.5 * 0.9**step * 0.5 ** (step // longest)))
 
 
-def test_a_schedule_that_is_stepped_by_hand_is_every_client_s_own() -> None:
+def test_a_schedule_that_is_stepped_by_hand_is_every_client_s_own():
     class Manual(Falling):
         def __init__(self) -> None:
             super().__init__()
             self.automatic_optimization = False
 
-        def training_step(self, batch: Any, batch_idx: int) -> None:
+        def training_step(self, batch, batch_idx):
             optimizer = self.optimizers()
             optimizer.zero_grad()
             self.manual_backward(nn.functional.cross_entropy(self.backbone(batch[0]), batch[1]))
@@ -307,15 +292,15 @@ def test_a_schedule_that_is_stepped_by_hand_is_every_client_s_own() -> None:
         assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 3 * longest
 
 
-def test_a_plateau_of_batches_is_no_plateau() -> None:
+def test_a_plateau_of_batches_is_no_plateau():
     class Plateau(Classifier):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
             schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
             config = {"scheduler": schedule, "interval": "step", "monitor": "loss"}
             return {"optimizer": optimizer, "lr_scheduler": config}
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             self.log("loss", loss, on_step=True)
             return loss
@@ -331,7 +316,7 @@ def test_a_plateau_of_batches_is_no_plateau() -> None:
 
 @pytest.mark.parametrize("clients_per_step", [1, 5])
 @pytest.mark.parametrize("k", [2, 3, 7])
-def test_accumulates_the_batches_of_one_client(clients_per_step: int, k: int) -> None:
+def test_accumulates_the_batches_of_one_client(clients_per_step, k):
     fed = federated(3 if k == 3 else 5, clients_per_step=clients_per_step)  # 4, or 3, batches a client
     module = Falling()
     weights, trainer = run(fed, module, accumulate_grad_batches=k)
@@ -342,14 +327,14 @@ def test_accumulates_the_batches_of_one_client(clients_per_step: int, k: int) ->
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 3])
-def test_accumulation_with_clients_of_one_batch_and_of_several(clients_per_step: int) -> None:
+def test_accumulation_with_clients_of_one_batch_and_of_several(clients_per_step):
     fed = federated(6, partition=Dirichlet(0.6), clients_per_step=clients_per_step, seed=0)
     weights, _ = run(fed, Falling(), accumulate_grad_batches=2, gradient_clip_val=100.0)
     assert {1, 3} <= {-(-len(held) // BATCH) for held in fed.client_indices}, "choose another seed"
     same(weights, by_hand(fed, 2, falling, 2))
 
 
-def test_the_first_client_has_one_batch_and_the_second_waits() -> None:
+def test_the_first_client_has_one_batch_and_the_second_waits():
     """Lightning alone would never clear the gradient at the second batch of a round."""
     inputs, labels = digits()
     train = TensorDataset(inputs[:50], labels[:50])
@@ -362,7 +347,7 @@ def test_the_first_client_has_one_batch_and_the_second_waits() -> None:
     same(weights_of(module), by_hand(fed, 2, lambda step: 0.5, 2))
 
 
-def test_accumulation_that_starts_later() -> None:
+def test_accumulation_that_starts_later():
     for order in (0, 1):
         schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
         fed, module = federated(), Classifier()
@@ -380,7 +365,7 @@ def test_accumulation_that_starts_later() -> None:
 
 @pytest.mark.parametrize(("max_steps", "rounds"), [(6, 2), (7, 3), (1, 1)])
 @pytest.mark.parametrize("clients_per_step", [1, 5])
-def test_max_steps_are_one_client_s(max_steps: int, rounds: int, clients_per_step: int) -> None:
+def test_max_steps_are_one_client_s(max_steps, rounds, clients_per_step):
     fed = federated(clients_per_step=clients_per_step)
     weights, trainer = run(fed, Falling(), max_steps=max_steps, max_epochs=-1)
     assert len(fed.records) == rounds
@@ -391,18 +376,18 @@ def test_max_steps_are_one_client_s(max_steps: int, rounds: int, clients_per_ste
 
 @pytest.mark.parametrize("where", ["training_step", "on_train_batch_end"])
 @pytest.mark.parametrize("num_clients", [3, 12])  # of four batches, and of one
-def test_a_plateau_stepped_by_hand_on_batches_keeps_no_client_s_metric(where: str, num_clients: int) -> None:
+def test_a_plateau_stepped_by_hand_on_batches_keeps_no_client_s_metric(where, num_clients):
     fed, module = federated(num_clients), ByHand(where)
     with pytest.warns(UserWarning, match=r"begins in the next round where .*step it once a round"):
         run(fed, module)
-    assert module.lr_schedulers().best == math.inf  # type: ignore[union-attr]
+    assert module.lr_schedulers().best == math.inf
     assert len(fed.records) == 2
 
 
-def test_a_plateau_stepped_by_hand_once_a_round_is_welcome() -> None:
+def test_a_plateau_stepped_by_hand_once_a_round_is_welcome():
     module = ByHand("on_validation_epoch_end")
     run(federated(3), module, max_epochs=4, num_sanity_val_steps=0)
-    assert module.lr_schedulers().last_epoch == 4  # type: ignore[union-attr]
+    assert module.lr_schedulers().last_epoch == 4
 
 
 class ByHand(Classifier):
@@ -412,49 +397,49 @@ class ByHand(Classifier):
         super().__init__()
         self.automatic_optimization, self.where = False, where
 
-    def _plateau(self, where: str, metric: float) -> None:
+    def _plateau(self, where, metric):
         if where == self.where:
-            self.lr_schedulers().step(metric)  # type: ignore[union-attr, arg-type, call-arg]
+            self.lr_schedulers().step(metric)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss, optimizer = super().training_step(batch, batch_idx), self.optimizers()
-        optimizer.zero_grad()  # type: ignore[union-attr]
+        optimizer.zero_grad()
         self.manual_backward(loss)
-        optimizer.step()  # type: ignore[union-attr]
+        optimizer.step()
         self._plateau("training_step", float(loss.detach()))
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(self, *args):
         self._plateau("on_train_batch_end", float(self.backbone.weight.detach().norm()))
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self._plateau("on_validation_epoch_end", 1.0)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
         return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)]
 
 
-def test_max_steps_with_accumulation_and_a_schedule_over_them() -> None:
+def test_max_steps_with_accumulation_and_a_schedule_over_them():
     fed, module = federated(3), Falling()  # 4 batches, 2 steps a round
     weights, _ = run(fed, module, max_steps=5, max_epochs=-1, accumulate_grad_batches=2)
     assert len(fed.records) == 3
     same(weights, by_hand(fed, 3, falling, 2, max_steps=5))
 
 
-def test_overfits_each_client_s_first_batches() -> None:
+def test_overfits_each_client_s_first_batches():
     fed = federated()
     weights, _ = run(fed, Classifier(), overfit_batches=2)
     same(weights, by_hand(fed, 2, lambda step: 0.5, shuffle=False, most_batches=2))
 
 
-def test_validates_after_whole_rounds() -> None:
+def test_validates_after_whole_rounds():
     class Count(pl.Callback):
         epochs: list[int]
 
-        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_validation_start(self, trainer, pl_module):
             self.epochs.append(trainer.current_epoch)
 
-    flags: list[Any] = [
+    flags = [
         ({"val_check_interval": 6, "check_val_every_n_epoch": None}, [1, 3]),
         ({"val_check_interval": 3}, [0, 1, 2, 3]),
         ({"val_check_interval": 3, "check_val_every_n_epoch": 2}, [1, 3]),
@@ -475,16 +460,16 @@ def test_validates_after_whole_rounds() -> None:
         ({"val_check_interval": 8, "check_val_every_n_epoch": None}, "use check_val_every_n_epoch=3 to"),
     ],
 )
-def test_validation_in_mid_round_is_told_the_equivalent(flags: Any, cure: str) -> None:
+def test_validation_in_mid_round_is_told_the_equivalent(flags, cure):
     with pytest.raises(ValueError, match=f"in the middle of a round of 3 batches a client, .*{cure}"):
         run(federated(), Classifier(), **flags)
 
 
-def test_reloads_the_loader_on_the_same_split() -> None:
+def test_reloads_the_loader_on_the_same_split():
     class Reloaded(Digits):
         asked: list[int]
 
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self):
             self.asked.append(self.trainer.current_epoch)
             return super().train_dataloader()
 
@@ -495,7 +480,7 @@ def test_reloads_the_loader_on_the_same_split() -> None:
     same(weights_of(module), by_hand(fed, 5, lambda step: 0.5))
 
     class Growing(Reloaded):
-        def train_set(self) -> Any:
+        def train_set(self):
             self.num_train += 10
             return super().train_set()
 
@@ -517,18 +502,18 @@ class Keeps(pl.Callback):
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
 
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, *args):
         self.on_train_epoch_end(trainer)
 
-    def on_train_epoch_end(self, trainer: Any, *args: Any) -> None:
+    def on_train_epoch_end(self, trainer, *args):
         self.count += 1
         trainer.save_checkpoint(self.folder / f"{self.count}.ckpt")
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 5])
 @pytest.mark.parametrize("stop", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 5}])
-def test_resumes_bit_for_bit(tmp_path: Path, clients_per_step: int, stop: Any) -> None:
-    def fit(folder: str, resume: Any = None) -> tuple[Tensor, Federated]:
+def test_resumes_bit_for_bit(tmp_path, clients_per_step, stop):
+    def fit(folder, resume=None):
         keep = Keeps(tmp_path / folder)
         fed, module = federated(clients_per_step=clients_per_step), Falling()
         trainer = make_trainer(fed, keep, accumulate_grad_batches=2, **stop)
@@ -546,22 +531,22 @@ def test_resumes_bit_for_bit(tmp_path: Path, clients_per_step: int, stop: Any) -
 # ---- a loss scale -----------------------------------------------------------------------------------------
 
 
-def test_every_client_starts_with_the_round_s_loss_scale_and_the_smallest_is_left() -> None:
+def test_every_client_starts_with_the_round_s_loss_scale_and_the_smallest_is_left():
     """On a CPU with the plugin and a GradScaler of its own; Lightning's flag would make it bf16-mixed."""
 
     class Watch(pl.Callback):
         crosses_clients = True
 
         def __init__(self) -> None:
-            self.scales: list[float] = []
+            self.scales = []
 
-        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        def on_train_batch_start(self, trainer, *args):
             self.scales.append(trainer.precision_plugin.scaler.get_scale())
 
     class Overflows(Classifier):
         """The batch with a given sample has an infinite gradient, once."""
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             own = fed.planner.plan(0, fed.mechanism).survivors[1]
             second = fed.training_clients == (own,) and batch_idx == 1
@@ -584,7 +569,7 @@ def test_every_client_starts_with_the_round_s_loss_scale_and_the_smallest_is_lef
     assert fed.records[0].non_finite_clients == ()
 
 
-def test_a_checkpoint_in_mid_round_holds_the_round_s_loss_scale(tmp_path: Path) -> None:
+def test_a_checkpoint_in_mid_round_holds_the_round_s_loss_scale(tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
     plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
     trainer = make_trainer(federated(), Keeps(tmp_path), plugins=[plugin], max_epochs=1)

@@ -1,13 +1,10 @@
 """Buffers that travel stay what they are, whatever they are called and whatever was decoded."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_fedq.callbacks import Federated
@@ -25,7 +22,7 @@ class Normaliser(nn.Module):
         self.register_buffer("middle", torch.zeros(size))
         self.register_buffer(name, torch.ones(size))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         spread = getattr(self, self.name)
         if self.training:
             with torch.no_grad():
@@ -43,7 +40,7 @@ class Codebook(nn.Module):
         self.register_buffer("codes", nn.functional.normalize(torch.randn(12, 8), dim=1))
         self.register_buffer("often", torch.zeros(12))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         z = nn.functional.normalize(x, dim=1)
         nearest = nn.functional.one_hot((z @ self.codes.T).argmax(1), 12).to(x)
         if self.training:
@@ -61,7 +58,7 @@ class Whitening(nn.Module):
         super().__init__()
         self.register_buffer("cov", torch.eye(8))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.training:
             with torch.no_grad():
                 self.cov.lerp_(x.T @ x / len(x), 0.1)
@@ -77,7 +74,7 @@ class ActNorm(nn.Module):
         self.loc, self.scale = nn.Parameter(torch.zeros(1, size)), nn.Parameter(torch.ones(1, size))
         self.register_buffer("initialized", torch.tensor(0, dtype=torch.uint8))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.training and not self.initialized.item():
             self.loc.data.copy_(-x.detach().mean(0, keepdim=True))
             self.scale.data.copy_(1 / (x.detach().std(0, keepdim=True) + 1e-3))
@@ -89,7 +86,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*run can hardly learn"),
     pytest.mark.filterwarnings("ignore:Federated trains one client at a time"),
 ]
-KINDS: dict[str, Any] = {
+KINDS = {
     "input normaliser": lambda: [Normaliser(), nn.Linear(64, 8)],
     "counts and unit codes": lambda: [nn.Linear(64, 8), Codebook()],
     "running covariance": lambda: [nn.Linear(64, 8), nn.Tanh(), Whitening()],
@@ -104,12 +101,12 @@ MECHANISMS = {
 }
 
 
-def module(kind: str) -> Classifier:
+def module(kind):
     torch.manual_seed(0)
     return Classifier(nn.Sequential(*KINDS[kind](), nn.Linear(8, 10)))
 
 
-def fit(net: Classifier, mechanism: Any, rounds: int = 4, **settings: Any) -> Federated:
+def fit(net, mechanism, rounds=4, **settings):
     fed = Federated(mechanism, 4, seed=1, **settings)
     make_trainer(fed, max_epochs=rounds).fit(net, datamodule=Digits(80, 10))
     return fed
@@ -117,7 +114,7 @@ def fit(net: Classifier, mechanism: Any, rounds: int = 4, **settings: Any) -> Fe
 
 @pytest.mark.parametrize("mechanism", list(MECHANISMS))
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_what_is_decoded_is_valid(kind: str, mechanism: str) -> None:
+def test_what_is_decoded_is_valid(kind, mechanism):
     net = module(kind)
     fed = fit(net, MECHANISMS[mechanism]())
     assert not any(record.non_finite_clients for record in fed.records)
@@ -127,7 +124,7 @@ def test_what_is_decoded_is_valid(kind: str, mechanism: str) -> None:
     assert fed.fit.vector.constraints
 
 
-def test_what_is_found() -> None:
+def test_what_is_found():
     found = {kind: fit(module(kind), FedAvg(), 1).fit.vector.constraints for kind in KINDS}
     assert found["input normaliser"] == {"backbone.0.var": "positive"}
     assert found["counts and unit codes"] == {"backbone.1.codes": "unit:-1"}  # counts begin at zero
@@ -137,7 +134,7 @@ def test_what_is_found() -> None:
     assert found["batch norm"] == {"backbone.1.running_var": "positive"}
 
 
-def test_a_name_makes_no_difference() -> None:
+def test_a_name_makes_no_difference():
     """`running_var` was right before, `var` was not: both are the same run now."""
     ends = []
     for name in ("running_var", "var"):
@@ -149,14 +146,14 @@ def test_a_name_makes_no_difference() -> None:
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_in_stacks_as_one_by_one(clients_per_step: int) -> None:
+def test_in_stacks_as_one_by_one(clients_per_step):
     net = module("input normaliser")
     fed = fit(net, LDPQ(2.0), 2, clients_per_step=clients_per_step)
     assert fed.clients_per_step_chosen == clients_per_step
     assert float(net.get_buffer("backbone.0.var").min()) > 0
 
 
-def test_without_noise_nothing_is_repaired() -> None:
+def test_without_noise_nothing_is_repaired():
     """One client behind `FedAvg` is the plain training, buffers included."""
     for kind in KINDS:
         plain, ours = module(kind), module(kind)
@@ -167,12 +164,12 @@ def test_without_noise_nothing_is_repaired() -> None:
             torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-5, msg=f"{kind}: {name}")
 
 
-def test_a_flag_is_set_once() -> None:
+def test_a_flag_is_set_once():
     """Else every client would start anew from its own first batch in every round."""
-    seen: list[Tensor] = []
+    seen = []
 
     class Looks(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             if batch_idx == 0:
                 seen.append(self.get_buffer("backbone.1.initialized").clone())
             return super().training_step(batch, batch_idx)
@@ -191,12 +188,12 @@ class Drifting(Classifier):
         super().__init__()
         self.register_buffer("trend", torch.ones(3))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.trend -= 0.3
         return super().training_step(batch, batch_idx)
 
 
-def test_what_was_read_off_and_is_not_so_is_named() -> None:
+def test_what_was_read_off_and_is_not_so_is_named():
     with pytest.raises(ValueError, match=r"trend was taken to be 'positive'.*constraints=\{'trend': 'any'\}"):
         fit(Drifting(), FedAvg(), 2)
     net = Drifting()
@@ -204,7 +201,7 @@ def test_what_was_read_off_and_is_not_so_is_named() -> None:
     assert net.trend.tolist() == pytest.approx([-0.2] * 3)
 
 
-def test_one_s_own_constraint() -> None:
+def test_one_s_own_constraint():
     net = module("input normaliser")
     fit(net, LDPQ(1.0), 3, constraints={"*.middle": lambda value: value.clamp(0.0, 1.0)})
     middle = net.get_buffer("backbone.0.middle")
@@ -218,7 +215,7 @@ def test_one_s_own_constraint() -> None:
     with pytest.raises(ValueError, match=r"must be one of 'nonnegative'.*got 'postive'"):
         Federated(FedAvg(), 4, constraints={"var": "postive"})
     with pytest.raises(TypeError, match="constraints must map patterns"):
-        Federated(FedAvg(), 4, constraints=["var"])  # type: ignore[arg-type]
+        Federated(FedAvg(), 4, constraints=["var"])
 
 
 class Broken(Classifier):
@@ -226,23 +223,23 @@ class Broken(Classifier):
         super().__init__()
         self.register_buffer("level", torch.ones(2))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.level.mul_(float("inf") if int(batch[1][0]) % 2 else 1.1)
         return super().training_step(batch, batch_idx)
 
 
-def test_what_is_not_finite_is_named() -> None:
+def test_what_is_not_finite_is_named():
     with pytest.warns(
         UserWarning, match=r"clients \[.*\] held a NaN or an infinity \(level\) and count as zero"
     ):
         fit(Broken(), FedAvg(), 1)
 
 
-def test_observers() -> None:
+def test_observers():
     """Their ranges begin at infinity, which no update can leave; kept with the clients they train."""
     from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
 
-    def quantised() -> Classifier:
+    def quantised():
         torch.manual_seed(0)
         fake = FakeQuantize(MovingAverageMinMaxObserver, 0, 255)
         return Classifier(nn.Sequential(nn.Linear(64, 8), fake, nn.Linear(8, 10)))
@@ -260,7 +257,7 @@ def test_observers() -> None:
     assert fed.fit.vector.constraints["backbone.1.activation_post_process.max_val"].startswith("above:")
 
 
-def test_a_flag_is_one_of_integers() -> None:
+def test_a_flag_is_one_of_integers():
     with pytest.raises(ValueError, match=r"'flag'} matches no buffer; a flag is a buffer of integers"):
         fit(module("batch norm"), FedAvg(), 1, constraints={"nothing": "flag"})
     with pytest.raises(ValueError, match=r"matches \['backbone.1.running_var'\]; a flag is"):
@@ -270,7 +267,7 @@ def test_a_flag_is_one_of_integers() -> None:
 # ---- the functions ----------------------------------------------------------------------------------------
 
 
-def test_values_say_what_a_buffer_is() -> None:
+def test_values_say_what_a_buffer_is():
     torch.manual_seed(0)
     unit = nn.functional.normalize(torch.randn(5, 9), dim=1)
     assert of_values(torch.ones(16)) == "positive"
@@ -282,7 +279,7 @@ def test_values_say_what_a_buffer_is() -> None:
 
 
 @pytest.mark.parametrize("constraint", ["nonnegative", "positive", "unit", "unit:0", "simplex", "psd"])
-def test_a_repair_is_valid_and_leaves_what_is_valid(constraint: str) -> None:
+def test_a_repair_is_valid_and_leaves_what_is_valid(constraint):
     generator = torch.Generator().manual_seed(0)
     last = {
         "unit": torch.eye(6),
@@ -312,7 +309,7 @@ class Marks(Classifier):
         self.register_buffer("met", torch.zeros(10, dtype=torch.int64))
         self.register_buffer("level", torch.zeros(16))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.met[batch[1]] = 1
         self.level += batch[0].mean()
         return super().training_step(batch, batch_idx)
@@ -320,12 +317,12 @@ class Marks(Classifier):
 
 @pytest.mark.filterwarnings("ignore:training changed met")
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_what_the_first_client_holds_decides_nothing(sign: float) -> None:
+def test_what_the_first_client_holds_decides_nothing(sign):
     """The rehearsal is its first steps: no integer of it gets into the global model, and no sign either."""
 
     class Turned(Digits):
-        def train_set(self) -> Any:
-            inputs, labels = super().train_set().tensors  # type: ignore[attr-defined]
+        def train_set(self):
+            inputs, labels = super().train_set().tensors
             return TensorDataset(sign * inputs, labels)
 
     net, fed = Marks(), Federated(LDPQ(1.0), 4, seed=1)

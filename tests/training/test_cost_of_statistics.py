@@ -1,9 +1,5 @@
 """BatchNorm behind noise says what it costs before anybody has trained."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -15,7 +11,7 @@ from tests.digits_run import Classifier, Digits, make_trainer
 WORDS = "running statistics travel with noise: backbone.1.running_mean, backbone.1.running_var, 16 of 642"
 
 
-def run(mechanism: Any, caplog: Any, norm: Any = nn.BatchNorm1d, **settings: Any) -> str:
+def run(mechanism, caplog, norm=nn.BatchNorm1d, **settings):
     torch.manual_seed(0)
     module = Classifier(nn.Sequential(nn.Linear(64, 8), norm(8), nn.Linear(8, 10)))
     caplog.clear()
@@ -26,7 +22,7 @@ def run(mechanism: Any, caplog: Any, norm: Any = nn.BatchNorm1d, **settings: Any
 
 
 @pytest.mark.filterwarnings("ignore:.*run can hardly learn")
-def test_is_said_where_there_is_noise(caplog: Any) -> None:
+def test_is_said_where_there_is_noise(caplog):
     said = run(LDPQ(2.0), caplog)
     assert WORDS in said and "GroupNorm in its place" in said
     assert "travel with noise" not in run(FedAvg(), caplog)

@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,13 +22,13 @@ from tests.digits_run import Classifier, Digits, make_trainer
 SLOW = Deadline(30.0, durations=[10.0, 10.0, 90.0, 10.0, 10.0, 10.0])
 
 
-def run(federated: Federated, rounds: int = 2) -> Any:
+def run(federated, rounds=2):
     trainer = make_trainer(federated, max_epochs=rounds)
     trainer.fit(Classifier(), datamodule=Digits(120))
     return trainer
 
 
-def test_who_is_late_is_dropped_counted_and_charged() -> None:
+def test_who_is_late_is_dropped_counted_and_charged():
     federated = Federated(LDPQ(1.0), 6, seed=1, deadline=SLOW)
     trainer = run(federated)
     assert [record.num_dropped for record in federated.records] == [1, 1]
@@ -38,13 +37,13 @@ def test_who_is_late_is_dropped_counted_and_charged() -> None:
     assert trainer.callback_metrics["fed/num_dropped"] == 1
 
 
-def test_nobody_is_late_before_the_limit() -> None:
+def test_nobody_is_late_before_the_limit():
     federated = Federated(FedAvg(), 6, seed=1, deadline=Deadline(90.0, SLOW.durations))
     run(federated, 1)
     assert federated.records[0].num_dropped == 0
 
 
-def test_a_round_in_which_all_are_late_leaves_the_model() -> None:
+def test_a_round_in_which_all_are_late_leaves_the_model():
     federated = Federated(FedAvg(), 6, seed=1, deadline=Deadline(1.0, 5.0))
     module = Classifier()
     before = [parameter.clone() for parameter in module.parameters()]
@@ -54,7 +53,7 @@ def test_a_round_in_which_all_are_late_leaves_the_model() -> None:
     assert all((a == b).all() for a, b in zip(before, module.parameters(), strict=True))
 
 
-def test_a_client_is_late_as_often_as_its_durations_say() -> None:
+def test_a_client_is_late_as_often_as_its_durations_say():
     deadline = Deadline(30.0, durations=[20.0, 40.0], spread=0.5)
     planner = RoundPlanner(2, 3, deadline=deadline)
     late = [planner.plan(round, FedAvg()).dropped for round in range(2000)]
@@ -66,10 +65,10 @@ def test_a_client_is_late_as_often_as_its_durations_say() -> None:
 
 
 @pytest.mark.parametrize("masks", [None, SecAgg()])
-def test_claims_are_those_of_clients_that_may_be_silent(masks: SecAgg | None) -> None:
+def test_claims_are_those_of_clients_that_may_be_silent(masks):
     """Not those of a chance to drop out: who is late is not chance."""
 
-    def epsilons(federated: Federated) -> dict[str, float]:
+    def epsilons(federated):
         report = report_of(federated, run(federated, 1), 1e-3)
         return {row.adversary: row.epsilon_any_two for row in report.rows}
 
@@ -82,22 +81,22 @@ def test_claims_are_those_of_clients_that_may_be_silent(masks: SecAgg | None) ->
     assert found == pytest.approx(epsilons(real), rel=1e-9)
 
 
-def test_a_target_is_met_at_the_fewest_answers() -> None:
+def test_a_target_is_met_at_the_fewest_answers():
     target = PrivacyTarget(8.0, 1e-3, "secagg_server")
     settings = {"privacy": target, "secure_aggregation": SecAgg()}
-    late = Federated(LDPQ(1.0), 6, deadline=SLOW, **settings)  # type: ignore[arg-type]
-    every = Federated(LDPQ(1.0), 6, **settings)  # type: ignore[arg-type]
+    late = Federated(LDPQ(1.0), 6, deadline=SLOW, **settings)
+    every = Federated(LDPQ(1.0), 6, **settings)
     found = late.calibrated(50, 3, 0)
     assert found == of_real_clients(every).calibrated(50, 3, 0) != every.calibrated(50, 3, 0)
 
 
-def test_between_real_clients_it_is_the_time_to_answer() -> None:
+def test_between_real_clients_it_is_the_time_to_answer():
     federated = Federated(LDPQ(1.0), 6, deadline=SLOW)
     assert time_limit(federated, None) == time_limit(federated, 30.0) == 30.0
     assert time_limit(Federated(LDPQ(1.0), 6), None) == 3600.0
     with pytest.raises(ValueError, match=r"round_timeout=60.0 and Federated\(deadline=.* say two limits"):
         time_limit(federated, 60.0)
-    server = FederatedServer(federated, None, None)  # type: ignore[arg-type]
+    server = FederatedServer(federated, None, None)
     assert not server.planner.plan(0, LDPQ(1.0)).dropped
 
 
@@ -113,7 +112,7 @@ def test_between_real_clients_it_is_the_time_to_answer() -> None:
         ({"deadline": 30.0}, r"deadline must be Deadline\(seconds"),
     ],
 )
-def test_what_does_not_go_together(settings: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_together(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
         Federated(LDPQ(1.0), 6, **settings)
 
@@ -121,20 +120,20 @@ def test_what_does_not_go_together(settings: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     "name, value", [("seconds", 0.0), ("spread", -1.0), ("durations", []), ("durations", [0.0])]
 )
-def test_numbers_out_of_range(name: str, value: Any) -> None:
+def test_numbers_out_of_range(name, value):
     with pytest.raises(ValueError, match=rf"Deadline\({name}=...\) must be"):
         Deadline(**{"seconds": 1.0, "durations": 1.0, name: value})
     with pytest.raises(TypeError, match="one number or one a client"):
-        Deadline(1.0, durations=["1"])  # type: ignore[list-item]
+        Deadline(1.0, durations=["1"])
 
 
-def test_a_simulation_needs_durations() -> None:
+def test_a_simulation_needs_durations():
     with pytest.raises(ValueError, match=r"says not how long clients of a simulation need"):
         run(Federated(FedAvg(), 6, seed=1, deadline=Deadline(30.0)), 1)
 
 
 @pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = yaml.safe_load(find("digits_ldpq").read_text())
     trainer = config["trainer"] | {"max_epochs": 1}

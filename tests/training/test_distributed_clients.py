@@ -1,14 +1,10 @@
 """Ranks own disjoint clients: the same model for any number of them, and what is refused."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
@@ -34,7 +30,7 @@ from tests.digits_run import Classifier, Digits, make_trainer
 # ---- who owns whom --------------------------------------------------------------------------------------
 
 
-def schedule(num_clients: int = 9, dropped: float = 0.0) -> Schedule:
+def schedule(num_clients=9, dropped=0.0):
     held = [torch.arange(10 * (1 + client % 3)) for client in range(num_clients)]
     planner = RoundPlanner(num_clients, 3, dropout_probability=dropped)
     return Schedule(planner, CorBin(1.0), LocalWork(held, 10, False, True, 1, None), None, 0)
@@ -42,7 +38,7 @@ def schedule(num_clients: int = 9, dropped: float = 0.0) -> Schedule:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 20])
 @pytest.mark.parametrize("round", [0, 1, 5])
-def test_every_client_trains_on_one_rank_in_the_stacks_of_one_process(num_ranks: int, round: int) -> None:
+def test_every_client_trains_on_one_rank_in_the_stacks_of_one_process(num_ranks, round):
     whole = schedule(dropped=0.3)
     expected = whole.stacks(round, 0, 2)
     found = [RankSchedule(whole, rank, num_ranks).stacks(round, 0, 2) for rank in range(num_ranks)]
@@ -53,7 +49,7 @@ def test_every_client_trains_on_one_rank_in_the_stacks_of_one_process(num_ranks:
     assert RankSchedule(whole, 0, num_ranks).of_all_ranks(round, 0, 2, None) == expected
 
 
-def test_work_is_spread() -> None:
+def test_work_is_spread():
     stacks = [Stack((client,), (10,) * steps, 0, ()) for client, steps in enumerate((8, 1, 4, 4, 1, 6))]
     assert deal(stacks, 2) == [[0, 3], [1, 2, 4, 5]]
     assert deal(stacks, 1) == [[0, 1, 2, 3, 4, 5]]
@@ -67,38 +63,37 @@ class Meeting:
 
     def __init__(self, rank: int) -> None:
         self.rank, self.size = rank, 2
-        self.parts: list[Any] = []
-        self.sums: list[Tensor] = []
+        self.parts = []
+        self.sums = []
 
-    def broadcast(self, obj: Any, place: str) -> Any:
+    def broadcast(self, obj, place):
         return obj
 
-    def gather(self, obj: Any, place: str) -> list[Any]:
+    def gather(self, obj, place):
         if place.startswith("the start"):
             return [obj]
         self.parts[self.rank] = obj
         return self.parts
 
-    def add(self, tensor: Tensor) -> None:
+    def add(self, tensor):
         tensor.copy_(self.sums.pop(0))
 
 
 DIM = 12
 
 
-def engines(mechanism: Any, **options: Any) -> tuple[RoundEngine, list[RankEngine]]:
-    def make(kind: Any, **more: Any) -> Any:
+def engines(mechanism, **options):
+    def make(kind, **more):
         weights = torch.linspace(-0.5, 0.5, DIM)
         settings = {**options, **more}
         return kind(
             mechanism, RoundPlanner(5, 3), SeededKeys(3), weights, (8, 4), AdaptiveRange(), **settings
         )
 
-    def of_rank(rank: int) -> RankEngine:
+    def of_rank(rank):
         strategy = DistributedClientsStrategy()
-        strategy.group = Meeting(rank)  # type: ignore[assignment]
-        engine: RankEngine = make(RankEngine, strategy=strategy, stacks=stacks)
-        return engine
+        strategy.group = Meeting(rank)
+        return make(RankEngine, strategy=strategy, stacks=stacks)
 
     whole = make(RoundEngine)
     stacks = lambda: [Stack(whole.planner.plan(whole.round, mechanism).survivors, (1,), 0, ())]  # noqa: E731
@@ -107,7 +102,7 @@ def engines(mechanism: Any, **options: Any) -> tuple[RoundEngine, list[RankEngin
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("mechanism", [CorBin(2.0, 5), SubtractiveDither(bits=4), CPA(1.0), SignRR(1.0)])
-def test_the_server_of_every_rank_is_that_of_one_process(mechanism: Any, order: tuple[int, int]) -> None:
+def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
     whole, ranks = engines(mechanism)
     for number in range(3):
         plan = whole.start()
@@ -117,9 +112,9 @@ def test_the_server_of_every_rank_is_that_of_one_process(mechanism: Any, order: 
             update = torch.randn(1, DIM, generator=torch.Generator().manual_seed(10 * number + client))
             whole.receive([client], update.clone())
             ranks[order[place % 2]].receive([client], update.clone())
-        groups: list[Any] = [rank._strategy.group for rank in ranks]
+        groups = [rank._strategy.group for rank in ranks]
         sums = [rank._sum.integer_sum for rank in ranks]
-        exact = sum(rank._exact for rank in ranks)  # type: ignore[misc]
+        exact = sum(rank._exact for rank in ranks)
         for rank, group in zip(ranks, groups, strict=True):
             group.parts, group.sums = [None, None], [exact.clone()]
             if sums[0] is not None:
@@ -151,19 +146,17 @@ def test_the_server_of_every_rank_is_that_of_one_process(mechanism: Any, order: 
         ([2**31 - 2, 0], [1, 0], torch.int32),
     ],
 )
-def test_a_sum_travels_in_one_byte_if_it_fits(
-    first: list[int], second: list[int], travels_as: torch.dtype
-) -> None:
+def test_a_sum_travels_in_one_byte_if_it_fits(first, second, travels_as):
     """In the narrow type the sum is what it is in the wide one."""
     parts = [torch.tensor(part, dtype=torch.int32) for part in (first, second)]
     narrow = _dtype_of_sum([_Kind.of(part) for part in parts])
     assert narrow == travels_as
     total = sum(part.to(narrow) for part in parts)
-    assert total.to(torch.int32).tolist() == [a + b for a, b in zip(first, second, strict=True)]  # type: ignore[union-attr]
+    assert total.to(torch.int32).tolist() == [a + b for a, b in zip(first, second, strict=True)]
 
 
 @pytest.mark.parametrize("what", ["model", "range", "stacks of clients"])
-def test_ranks_that_begin_a_round_with_something_else_all_stop_before_it_is_charged(what: str) -> None:
+def test_ranks_that_begin_a_round_with_something_else_all_stop_before_it_is_charged(what):
     """With another cut into stacks some clients would send two messages from one stream, and others none."""
     _, ranks = engines(CorBin(2.0, 5))
     if what == "model":
@@ -172,29 +165,29 @@ def test_ranks_that_begin_a_round_with_something_else_all_stop_before_it_is_char
         ranks[1].ranges = Ranges(ranks[1].ranges.center, 2 * ranks[1].ranges.radius)
     else:
         ranks[1]._stacks = lambda: [Stack((0, 1, 2), (1,), 0, ()), Stack((3, 4), (1,), 0, ())]
-    found: list[Any] = [(0, rank._begins_with(), None) for rank in ranks]
+    found = [(0, rank._begins_with(), None) for rank in ranks]
     for rank in ranks:
-        rank._strategy.group.gather = lambda obj, place: found  # type: ignore[method-assign]
+        rank._strategy.group.gather = lambda obj, place: found
         with pytest.raises(RuntimeError, match=rf"rank 1 has (an)?other {what} than rank 0 in round 1"):
             rank.start()
         assert rank.ledger.rounds == 0
 
 
-def test_updates_that_somebody_changes_are_refused() -> None:
+def test_updates_that_somebody_changes_are_refused():
     _, (first, _) = engines(CorBin(2.0, 5))
     first.transform = lambda clients, updates: updates
     with pytest.raises(ValueError, match="need all clients in one process"):
         first.start()
 
 
-def test_keys_of_one_root_are_private_and_the_same_on_all_ranks() -> None:
+def test_keys_of_one_root_are_private_and_the_same_on_all_ranks():
     first, second, other = RootKeys(b"r" * 32), RootKeys(b"r" * 32), RootKeys(b"s" * 32)
     assert first.mode == "secure" and not isinstance(first, SeededKeys)
     assert first.private(3) == second.private(3) != other.private(3)
     assert first.peer((2, 1)) == second.peer((1, 2)) != other.peer((1, 2))
 
 
-def test_a_rank_takes_over_what_the_journal_of_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_takes_over_what_the_journal_of_rank_0_says(monkeypatch):
     _, (first, second) = engines(CorBin(2.0, 5))
     first.ledger.charge([1, 2], 7)
     state = first.ledger.state_dict()
@@ -206,15 +199,15 @@ def test_a_rank_takes_over_what_the_journal_of_rank_0_says(monkeypatch: pytest.M
     assert second.ledger.rounds == 1
 
 
-def test_a_round_that_is_given_up_is_void_on_all_ranks() -> None:
+def test_a_round_that_is_given_up_is_void_on_all_ranks():
     _, (first, second) = engines(CorBin(2.0, 5))
-    told: list[Any] = []
+    told = []
     for rank in (first, second):
-        group: Any = rank._strategy.group
+        group = rank._strategy.group
         group.parts = [None, None]
         rank.start()
         assert rank._strategy.on_its_own
-    second._strategy.group.gather = lambda obj, place: told.append((obj, place)) or [None, None]  # type: ignore[method-assign,func-returns-value]
+    second._strategy.group.gather = lambda obj, place: told.append((obj, place)) or [None, None]
     second.abandon()
     assert told == [(None, "the end of round 1")]
     assert not second._strategy.on_its_own
@@ -224,25 +217,25 @@ def test_a_round_that_is_given_up_is_void_on_all_ranks() -> None:
     assert first.attempt == second.attempt == 1
 
 
-def test_a_rank_that_fails_asks_nobody() -> None:
+def test_a_rank_that_fails_asks_nobody():
     _, (first, _) = engines(CorBin(2.0, 5))
     first.start()
     first._strategy.fails = True
-    first._strategy.group.gather = lambda obj, place: pytest.fail("asked")  # type: ignore[method-assign]
+    first._strategy.group.gather = lambda obj, place: pytest.fail("asked")
     first.abandon()
     assert first.attempt == 1
 
 
-def test_counts_of_all_kinds_are_those_of_rank_0() -> None:
-    told: list[Tensor] = []
+def test_counts_of_all_kinds_are_those_of_rank_0():
+    told = []
     strategies = [DistributedClientsStrategy(), DistributedClientsStrategy()]
     shares = told.append, lambda tensor: tensor.copy_(told[0])
     for strategy, share in zip(strategies, shares, strict=True):
-        strategy.group = SimpleNamespace(share=share)  # type: ignore[assignment]
+        strategy.group = SimpleNamespace(share=share)
     first, second = (torch.nn.BatchNorm1d(3) for _ in range(2))
     for module, factor in ((first, 1), (second, 5)):
         module.num_batches_tracked.add_(2**40 * factor)
-        module.running_mean.fill_(factor)  # type: ignore[union-attr]
+        module.running_mean.fill_(factor)
         module.register_buffer(
             "seen", torch.tensor([[True, False]]) if factor == 1 else torch.ones(1, 2).bool()
         )
@@ -251,25 +244,25 @@ def test_counts_of_all_kinds_are_those_of_rank_0() -> None:
     assert len(told) == 1
     assert second.num_batches_tracked == 2**40
     assert second.get_buffer("seen").tolist() == [[True, False]]
-    assert second.running_mean.tolist() == [5.0, 5.0, 5.0]  # type: ignore[union-attr]
+    assert second.running_mean.tolist() == [5.0, 5.0, 5.0]
     strategies[0].share_counts(torch.nn.Linear(1, 1))  # nothing to share, and nobody is asked
     assert len(told) == 1
 
 
-def test_a_round_that_is_about_to_start_is_not_waited_for_twice() -> None:
-    places: list[str] = []
+def test_a_round_that_is_about_to_start_is_not_waited_for_twice():
+    places = []
     strategy = DistributedClientsStrategy()
     strategy.parallel_devices = [torch.device("cpu")] * 2
     gather = lambda obj, place: places.append(place)  # noqa: E731
-    strategy.group = SimpleNamespace(gather=gather, is_lost=False)  # type: ignore[assignment]
+    strategy.group = SimpleNamespace(gather=gather, is_lost=False)
     for name in (None, "train_dataloader()", "val_dataloader()"):
         strategy.barrier(name)
     assert places == ["the barrier None", "the barrier val_dataloader()"]
 
 
-def test_a_fit_without_a_federation_is_refused() -> None:
+def test_a_fit_without_a_federation_is_refused():
     """Every rank would train its own model; `DPSGD` alone would charge each of them for itself."""
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"))
+    trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"))
     strategy = on("cpu")
     with pytest.raises(ValueError, match=r"the Trainer has none: each of 2 ranks .* DPSGD with devices=1"):
         strategy.setup(trainer)
@@ -278,17 +271,17 @@ def test_a_fit_without_a_federation_is_refused() -> None:
 # ---- refused --------------------------------------------------------------------------------------------
 
 
-def fed(mechanism: Any = None, **options: Any) -> Federated:
+def fed(mechanism=None, **options):
     return Federated(mechanism or CorBin(1.0), 4, seed=0, **options)
 
 
-def test_a_batch_rule_is_refused() -> None:
+def test_a_batch_rule_is_refused():
     with pytest.raises(ValueError, match="SimpleNamespace keeps every client's account in one process"):
         check_for_ranks(SimpleNamespace())
 
 
-def test_ranks_with_other_settings_are_refused_by_name() -> None:
-    group: Any = Meeting(1)
+def test_ranks_with_other_settings_are_refused_by_name():
+    group = Meeting(1)
     group.broadcast = lambda facts, place: {**facts, "mechanism": "CorBin(9)"}
     with pytest.raises(ValueError, match=r"rank 1 .* other settings .*: mechanism = LDPQ \(on rank 0 CorBin"):
         check_same_on_all_ranks(group, {"mechanism": "LDPQ", "seed": "3"})
@@ -296,7 +289,7 @@ def test_ranks_with_other_settings_are_refused_by_name() -> None:
     check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
 
 
-def test_ranks_without_work_are_said() -> None:
+def test_ranks_without_work_are_said():
     stacks = [Stack((0, 1, 2), (10,), 0, ()), Stack((3, 4), (10,), 0, ())]
     say_who_is_idle(stacks, 2)
     with pytest.warns(UserWarning, match="2 stacks of up to 3 clients, so only 2 of 4 ranks have work"):
@@ -306,34 +299,32 @@ def test_ranks_without_work_are_said() -> None:
 # ---- where it runs --------------------------------------------------------------------------------------
 
 
-def on(device: str, backend: Any = None, local_rank: int = 1) -> DistributedClientsStrategy:
+def on(device, backend=None, local_rank=1):
     strategy = DistributedClientsStrategy(backend)
     strategy.parallel_devices = [torch.device(device, index) for index in range(2)]
     strategy.local_rank = local_rank
     return strategy
 
 
-def test_the_sum_goes_by_nccl_on_gpus_and_by_gloo_elsewhere() -> None:
+def test_the_sum_goes_by_nccl_on_gpus_and_by_gloo_elsewhere():
     assert on("cuda").root_device == torch.device("cuda", 1)
     assert [on("cuda").backend, on("cuda", "gloo").backend, on("cpu").backend] == ["nccl", "gloo", "gloo"]
 
 
-def test_backends_that_do_not_fit_are_refused() -> None:
+def test_backends_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="NCCL adds up tensors on GPUs, and this rank's device is cpu"):
         _ = on("cpu", "nccl").backend
     with pytest.raises(ValueError, match="must be 'gloo', 'nccl' or None, got 'mpi'"):
-        DistributedClientsStrategy("mpi")  # type: ignore[arg-type]
+        DistributedClientsStrategy("mpi")
 
 
-def test_lightning_knows_the_strategy_by_name() -> None:
+def test_lightning_knows_the_strategy_by_name():
     assert "fedq_clients" in pl.strategies.StrategyRegistry.available_strategies()
     strategy = pl.strategies.StrategyRegistry.get("fedq_clients")
     assert isinstance(strategy, DistributedClientsStrategy)
 
 
-def test_the_end_of_a_fit_says_what_a_second_core_would_bring(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_end_of_a_fit_says_what_a_second_core_would_bring(monkeypatch, caplog):
     monkeypatch.setattr(rank_checks, "WORTH", 0.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
@@ -348,9 +339,7 @@ def test_the_end_of_a_fit_says_what_a_second_core_would_bring(
         assert all("1 of 3 cores" in line and "devices=2" in line for line in lines)  # of two stacks
 
 
-def test_nothing_is_said_of_cores_for_a_short_fit_a_single_stack_or_a_core_of_all_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_said_of_cores_for_a_short_fit_a_single_stack_or_a_core_of_all_threads(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert rank_checks.idle_cores(59.0, 10) is None

@@ -1,10 +1,5 @@
 """Whole fits on a device that is not the CPU (`tests.elsewhere`) end with the CPU's weights, bit for bit."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -17,25 +12,23 @@ from tests import elsewhere
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 
-def backbone(*layers: Any) -> nn.Module:
+def backbone(*layers):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 8), *(layer() for layer in layers), nn.Tanh(), nn.Linear(8, 10))
 
 
-def momentum(params: Any) -> torch.optim.Optimizer:
+def momentum(params):
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
-def fit(
-    there: bool, module: Any, federated: Federated, *callbacks: Any, ckpt: Any = None, **settings: Any
-) -> Any:
+def fit(there, module, federated, *callbacks, ckpt=None, **settings):
     place = {"strategy": elsewhere.strategy(), "accelerator": "auto"} if there else {}
     trainer = make_trainer(federated, *callbacks, **{**place, **settings})
     trainer.fit(module, datamodule=Digits(120), ckpt_path=ckpt)
     return trainer
 
 
-RUNS: dict[str, Any] = {
+RUNS = {
     "FedAvg": lambda: (Federated(FedAvg(), 6, seed=0),),
     "one after the other": lambda: (Federated(FedAvg(), 6, seed=0, clients_per_step=1),),
     "a stack of 4": lambda: (Federated(FedAvg(), 6, seed=0, clients_per_step=4),),
@@ -54,7 +47,7 @@ RUNS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_fit_ends_with_the_weights_of_the_cpu(run: str) -> None:
+def test_a_fit_ends_with_the_weights_of_the_cpu(run):
     weights = []
     for there in (False, True):
         module = Classifier(backbone(), momentum)
@@ -66,7 +59,7 @@ def test_a_fit_ends_with_the_weights_of_the_cpu(run: str) -> None:
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_batch_norm_ends_with_the_buffers_of_the_cpu(clients_per_step: int) -> None:
+def test_batch_norm_ends_with_the_buffers_of_the_cpu(clients_per_step):
     states = []
     for there in (False, True):
         module = Classifier(backbone(lambda: nn.BatchNorm1d(8)), momentum)
@@ -76,7 +69,7 @@ def test_batch_norm_ends_with_the_buffers_of_the_cpu(clients_per_step: int) -> N
         assert torch.equal(value, states[1][name]), name
 
 
-def test_a_fit_that_goes_on_there_ends_where_it_would_have(tmp_path: Path) -> None:
+def test_a_fit_that_goes_on_there_ends_where_it_would_have(tmp_path):
     whole = Classifier(backbone(), momentum)
     fit(False, whole, Federated(CorBin(5.0), 6, seed=0), max_epochs=4)
     first, path = Classifier(backbone(), momentum), tmp_path / "half.ckpt"
@@ -86,7 +79,7 @@ def test_a_fit_that_goes_on_there_ends_where_it_would_have(tmp_path: Path) -> No
     assert torch.equal(weights_of(second).cpu(), weights_of(whole))
 
 
-def test_dpsgd_runs_there() -> None:
+def test_dpsgd_runs_there():
     weights = []
     for there in (False, True):
         module = Classifier(backbone())
@@ -95,7 +88,7 @@ def test_dpsgd_runs_there() -> None:
     assert torch.equal(*weights)
 
 
-def test_a_model_of_bfloat16_ends_with_the_weights_of_the_cpu() -> None:
+def test_a_model_of_bfloat16_ends_with_the_weights_of_the_cpu():
     weights = []
     for there in (False, True):
         module = Classifier(backbone(), momentum)

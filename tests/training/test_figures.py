@@ -1,10 +1,6 @@
 """Loggers get epsilons that hold as the run was run; what masks would give has another name."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 from pytorch_lightning.loggers import CSVLogger
@@ -22,11 +18,11 @@ from tests.training.test_statement import DDG
 TARGET = PrivacyTarget(8.0, 1e-5, "secagg_server")
 
 
-def logged(folder: Path, federated: Federated) -> dict[str, float]:
+def logged(folder, federated):
     """The last value of everything that a fit with a CSV logger has logged."""
     trainer = make_trainer(federated, logger=CSVLogger(folder, "", ""))
     trainer.fit(Classifier(), datamodule=Digits(200))
-    found: dict[str, Any] = {}
+    found = {}
     for row in read_rows(folder / "metrics.csv"):
         found |= {name: value for name, value in row.items() if value == value}
     return found
@@ -34,7 +30,7 @@ def logged(folder: Path, federated: Federated) -> dict[str, float]:
 
 @pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
 @pytest.mark.parametrize("run", ["masked", "accounted"])
-def test_what_masks_would_give_is_no_epsilon_of_a_run_without(run: Any, tmp_path: Path) -> None:
+def test_what_masks_would_give_is_no_epsilon_of_a_run_without(run, tmp_path):
     values = logged(tmp_path, Federated(DDG, 20, secure_aggregation=SecAgg(run=run), privacy=TARGET))
     true, would = (
         ("fed/epsilon", "fed/sim_epsilon") if run == "masked" else ("fed/sim_epsilon", "fed/epsilon")
@@ -45,18 +41,18 @@ def test_what_masks_would_give_is_no_epsilon_of_a_run_without(run: Any, tmp_path
     assert values["fed/delta"] == 1e-5 and values["fed/megabytes_up"] > 0 < values["fed/bits_per_parameter"]
 
 
-def test_secret_cohorts_log_no_epsilon(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False}
+def test_secret_cohorts_log_no_epsilon(tmp_path):
+    settings = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False}
     values = logged(tmp_path, Federated(GaussianNoise(1.0, 1.0), 20, local_steps=1, **settings))
     assert not [name for name in values if "epsilon" in name or "delta" in name]
     assert values["fed/megabytes_up"] > 0
 
 
 @pytest.mark.parametrize("length", [{"max_epochs": 4}, {"max_epochs": -1, "max_steps": 8}])
-def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length: Any, tmp_path: Path) -> None:
+def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length, tmp_path):
     """Half of delta pays for unlucky rounds, of the whole run: of how many, has to be known."""
     target = PrivacyTarget(2.0, 1e-5, "secagg_server", over="round")
-    masks: dict[str, Any] = {"secure_aggregation": SecAgg(), "diagnostics": False}
+    masks = {"secure_aggregation": SecAgg(), "diagnostics": False}
     fed = Federated(LDPQ(1.0), 24, dropout_probability=0.2, privacy=target, **masks)
     trainer = make_trainer(fed, logger=CSVLogger(tmp_path, "", ""), **length)
     trainer.fit(Classifier(), datamodule=Digits(400))
@@ -68,10 +64,10 @@ def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length: Any, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
-def test_a_round_has_its_own_epsilon_or_none(tmp_path: Path) -> None:
+def test_a_round_has_its_own_epsilon_or_none(tmp_path):
     """A sum of coins is priced after the last round and rounds 32, 64, ...: 33 has not spent what 32 had."""
     target = PrivacyTarget(8.0, 1e-5, "secagg_server")
-    masks: dict[str, Any] = {"secure_aggregation": SecAgg(), "diagnostics": False}
+    masks = {"secure_aggregation": SecAgg(), "diagnostics": False}
     fed, folder = Federated(LDPQ(1.0), 24, privacy=target, **masks), RunFolder("run", root=tmp_path)
     trainer = make_trainer(fed, folder, max_epochs=34, logger=CSVLogger(tmp_path, "", ""))
     trainer.fit(Classifier(), datamodule=Digits(24))

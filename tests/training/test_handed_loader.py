@@ -1,11 +1,5 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
@@ -13,23 +7,23 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 
-def federated(**settings: Any) -> Federated:
+def federated(**settings):
     return Federated(FedAvg(), 4, seed=1, clients_per_step=1, **settings)
 
 
-def with_data_module(**trainer: Any) -> torch.Tensor:
+def with_data_module(**trainer):
     module = Classifier()
     make_trainer(federated(), **trainer).fit(module, datamodule=Digits(80))
     return weights_of(module)
 
 
 class Own(Classifier):
-    def train_dataloader(self) -> DataLoader[Any]:
-        return Digits(40).train_dataloader()  # type: ignore[no-any-return]
+    def train_dataloader(self):
+        return Digits(40).train_dataloader()
 
 
 @pytest.mark.parametrize("kind", [Classifier, Own])
-def test_is_dealt_out_like_a_data_module_s(kind: Any) -> None:
+def test_is_dealt_out_like_a_data_module_s(kind):
     """Whatever loader the module has of its own: the one that was handed over counts, as in Lightning."""
     loader, module = Digits(80).train_dataloader(), kind()
     fed = federated()
@@ -41,9 +35,9 @@ def test_is_dealt_out_like_a_data_module_s(kind: Any) -> None:
     assert trainer.fit_loop._data_source.instance is loader
 
 
-def test_everything_is_given_back_after_an_error() -> None:
+def test_everything_is_given_back_after_an_error():
     class Fails(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             raise RuntimeError("boom")
 
     loader, module = Digits(80).train_dataloader(), Fails()
@@ -55,7 +49,7 @@ def test_everything_is_given_back_after_an_error() -> None:
     assert trainer.limit_train_batches == 0.5
 
 
-def test_a_lightning_without_the_private_attribute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lightning_without_the_private_attribute_is_refused(monkeypatch):
     """As before: a loader that can't be taken over would train centrally."""
     import lightning_fedq.training.checks as checks
     import lightning_fedq.training.population as module
@@ -68,9 +62,9 @@ def test_a_lightning_without_the_private_attribute_is_refused(monkeypatch: pytes
             make_trainer(federated()).fit(kind(), Digits(80).train_dataloader(), Digits().val_dataloader())
 
 
-def test_callbacks_may_look_at_the_loader() -> None:
+def test_callbacks_may_look_at_the_loader():
     class Looks(pl.Callback):
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_start(self, trainer, pl_module):
             loader = trainer.train_dataloader
             self.seen = len(loader.dataset), loader.batch_size, loader.num_workers, loader.drop_last
             self.collate = loader.collate_fn
@@ -82,7 +76,7 @@ def test_callbacks_may_look_at_the_loader() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_resumes_with_loaders_handed_over(tmp_path: Path) -> None:
+def test_resumes_with_loaders_handed_over(tmp_path):
     keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     loaders = Digits(80).train_dataloader(), Digits().val_dataloader()
     module, again = Classifier(), Classifier()
@@ -92,7 +86,7 @@ def test_resumes_with_loaders_handed_over(tmp_path: Path) -> None:
     assert torch.equal(weights_of(again), weights_of(module))
 
 
-def test_a_trainer_of_the_other_package_is_told_so() -> None:
+def test_a_trainer_of_the_other_package_is_told_so():
     import lightning.pytorch as other
     from lightning.pytorch.demos.boring_classes import BoringModel
 

@@ -1,10 +1,5 @@
 """Where the journal lies, who finds it again, and what is refused without it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from lightning_fedq._lightning import pl
@@ -22,7 +17,7 @@ from tests.digits_run import Digits, make_trainer
 from tests.training.test_unfreezing import TwoLayers
 
 
-def lost_round(folder: Path, **settings: Any) -> Path:
+def lost_round(folder, **settings):
     """A run of all rounds, of which the last ones have lost their checkpoints; return the first."""
     fit(folder, 4, **{"seed": None, **settings})
     first, *later = sorted(folder.glob("*.ckpt"))
@@ -31,7 +26,7 @@ def lost_round(folder: Path, **settings: Any) -> Path:
     return first
 
 
-def test_a_folder_can_be_moved_with_its_journal(tmp_path: Path) -> None:
+def test_a_folder_can_be_moved_with_its_journal(tmp_path):
     lost_round(tmp_path / "old")
     (tmp_path / "old").rename(tmp_path / "moved")
     _, again = fit(tmp_path / "again", 4, resume=latest(tmp_path / "moved"), seed=None)
@@ -40,13 +35,13 @@ def test_a_folder_can_be_moved_with_its_journal(tmp_path: Path) -> None:
     assert not list((tmp_path / "again").glob("ledger-*.jsonl"))
 
 
-def test_a_checkpoint_elsewhere_finds_the_journal_where_it_was_written(tmp_path: Path) -> None:
+def test_a_checkpoint_elsewhere_finds_the_journal_where_it_was_written(tmp_path):
     lost_round(tmp_path / "old").rename(tmp_path / "copied-step=1.ckpt")
     _, again = fit(tmp_path / "again", 4, resume=tmp_path / "copied-step=1.ckpt", seed=None)
     assert again.engine is not None and again.engine.ledger.most_charged == 2 * ROUNDS - 1
 
 
-def test_without_its_journal_a_checkpoint_is_refused_and_with_a_seed_not(tmp_path: Path) -> None:
+def test_without_its_journal_a_checkpoint_is_refused_and_with_a_seed_not(tmp_path):
     for seed in (None, 3):
         checkpoint = lost_round(tmp_path / str(seed), seed=seed)
         next((tmp_path / str(seed)).glob("ledger-*.jsonl")).unlink()
@@ -58,7 +53,7 @@ def test_without_its_journal_a_checkpoint_is_refused_and_with_a_seed_not(tmp_pat
             assert again.engine is not None and again.engine.ledger.most_charged == ROUNDS
 
 
-def test_a_budget_counts_what_a_killed_run_had_sent(tmp_path: Path) -> None:
+def test_a_budget_counts_what_a_killed_run_had_sent(tmp_path):
     checkpoint = lost_round(tmp_path)
     limit = PrivacyBudget(1e9, 1e-5, Adversary.EAVESDROPPER)
     _, again = fit(tmp_path, 4, limit, resume=checkpoint, seed=None)
@@ -69,15 +64,15 @@ def test_a_budget_counts_what_a_killed_run_had_sent(tmp_path: Path) -> None:
         fit(tmp_path, 4, limit, resume=checkpoint, seed=None)
 
 
-def test_without_checkpoints_there_is_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_checkpoints_there_is_no_journal(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fed: Federated = federation(4)
+    fed = federation(4)
     make_trainer(fed, max_epochs=1).fit(module(), datamodule=Digits(120))
     assert fed.engine is not None and fed.engine.ledger.journal is None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_journal_of_another_federation_beside_the_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_journal_of_another_federation_beside_the_checkpoint_is_refused(tmp_path):
     checkpoint = lost_round(tmp_path)
     path = next(tmp_path.glob("ledger-*.jsonl"))
     path.unlink()
@@ -89,20 +84,16 @@ def test_a_journal_of_another_federation_beside_the_checkpoint_is_refused(tmp_pa
 class KilledInTheSecondRound(pl.Callback):
     """The process is killed when parameters have joined and the first client has answered for them."""
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.current_epoch == 1 and batch_idx == 1:
             raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("target", [None, PrivacyTarget(3e4, 1e-5, "server")])
-def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(
-    tmp_path: Path, target: PrivacyTarget | None
-) -> None:
+def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(tmp_path, target):
     """The checkpoint knows 90 coordinates, the round that was lost had 610: all charges count 610."""
 
-    def federated() -> Federated:
+    def federated():
         return Federated(LDPQ(1.0), 4, clients_per_step=1, privacy=target)
 
     keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, save_on_exception=False)
@@ -125,7 +116,7 @@ def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(
             trainer.fit(TwoLayers(change_at=9), datamodule=Digits(80), ckpt_path=checkpoint)
 
 
-def test_a_journal_elsewhere_is_found_by_the_names_that_it_was_charged_under(tmp_path: Path) -> None:
+def test_a_journal_elsewhere_is_found_by_the_names_that_it_was_charged_under(tmp_path):
     """A checkpoint names a path, and anybody may have written it: another run's charges stay its own."""
     journal = Journal(tmp_path / "there" / "ledger-0.jsonl", "LDPQ(1.0)", 3)
     recorded, checkpoint = str(journal.path), tmp_path / "last.ckpt"

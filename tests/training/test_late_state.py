@@ -1,9 +1,5 @@
 """State that training first writes after the rehearsal travels by a pattern, or stops the run."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -23,13 +19,13 @@ class MeanTeacher(Classifier):
         self.teacher = nn.Linear(64, 10).requires_grad_(False)
         self.teacher.load_state_dict(self.backbone.state_dict())
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs, batch, batch_idx):
         if self.trainer.global_step >= 6:
             with torch.no_grad():
                 for own, student in zip(self.teacher.parameters(), self.backbone.parameters(), strict=True):
                     own.lerp_(student, 0.1)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss + 0.1 * (self.backbone(batch[0]) - self.teacher(batch[0])).square().mean()
 
@@ -41,7 +37,7 @@ class LateQueue(Classifier):
         super().__init__()
         self.register_buffer("queue", torch.zeros(4, 10))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         if batch_idx % 3 == 2:
             with torch.no_grad():
                 self.queue.copy_(self.backbone(batch[0])[:4])
@@ -51,7 +47,7 @@ class LateQueue(Classifier):
 LATE = {MeanTeacher: ["teacher.*"], LateQueue: ["queue"]}
 
 
-def run(module: Any, clients: int, rounds: int = 2, **settings: Any) -> Any:
+def run(module, clients, rounds=2, **settings):
     fed = Federated(FedAvg(), clients, seed=0, **settings)
     make_trainer(fed, max_epochs=rounds).fit(module, datamodule=Digits(80 * clients, 10, shuffle=False))
     return fed
@@ -59,13 +55,13 @@ def run(module: Any, clients: int, rounds: int = 2, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("kind", list(LATE))
 @pytest.mark.parametrize("clients", [1, 2])
-def test_is_refused_with_a_cure(kind: Any, clients: int) -> None:
+def test_is_refused_with_a_cure(kind, clients):
     with pytest.raises(ValueError, match=rf"changed {LATE[kind][0].strip('.*')}.*no update carries.*shared="):
         run(kind(), clients)
 
 
 @pytest.mark.parametrize("kind", list(LATE))
-def test_one_client_is_the_plain_training(kind: Any) -> None:
+def test_one_client_is_the_plain_training(kind):
     plain, ours = kind(), kind()
     make_trainer(max_epochs=2).fit(plain, datamodule=Digits(80, 10, shuffle=False))
     fed = run(ours, 1, shared=LATE[kind])
@@ -75,7 +71,7 @@ def test_one_client_is_the_plain_training(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", list(LATE))
-def test_what_clients_wrote_is_averaged_or_stays_with_them(kind: Any) -> None:
+def test_what_clients_wrote_is_averaged_or_stays_with_them(kind):
     module = kind()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     run(module, 2, shared=LATE[kind])
@@ -83,6 +79,6 @@ def test_what_clients_wrote_is_averaged_or_stays_with_them(kind: Any) -> None:
     assert not torch.equal(before[late], module.state_dict()[late])
 
 
-def test_a_pattern_of_nothing() -> None:
+def test_a_pattern_of_nothing():
     with pytest.raises(ValueError, match=r"shared='techer.\*' matches no parameter"):
         run(MeanTeacher(), 1, shared=["techer.*"])

@@ -1,10 +1,7 @@
 """Bytes that a run writes grow with its rounds, and not with their square."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,12 +23,12 @@ class Counts(pl.Callback):
     def __init__(self, folder: Path) -> None:
         self.folder, self.written = folder, 0
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         trainer.save_checkpoint(self.folder / "each.ckpt")
         self.written += (self.folder / "each.ckpt").stat().st_size
 
 
-def bytes_of(folder: Path, rounds: int, **settings: Any) -> int:
+def bytes_of(folder, rounds, **settings):
     """Bytes that a private run writes: its checkpoints, and what files hold that are appended to."""
     fed = Federated(CorBin(1.0, 5), 3, local_steps=1, **settings)
     keep = pl.callbacks.ModelCheckpoint(folder / "kept", save_top_k=1)
@@ -47,12 +44,12 @@ def bytes_of(folder: Path, rounds: int, **settings: Any) -> int:
 
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("rounds", [30, *(pytest.param(n, marks=pytest.mark.slow) for n in (100, 1000))])
-def test_bytes_are_as_many_times_more_as_rounds(tmp_path: Path, rounds: int, seed: int | None) -> None:
+def test_bytes_are_as_many_times_more_as_rounds(tmp_path, rounds, seed):
     few, many = (bytes_of(tmp_path / str(n), n, seed=seed) for n in (10, rounds))
     assert many / few == pytest.approx(rounds / 10, rel=0.03)
 
 
-def test_a_client_reads_and_writes_as_much_in_a_late_round_as_in_an_early_one(tmp_path: Path) -> None:
+def test_a_client_reads_and_writes_as_much_in_a_late_round_as_in_an_early_one(tmp_path):
     """Its log of streams grows by a line a message; from time to time it writes down what the lines say."""
     sizes, read = [], []
     for round in range(600):
@@ -68,13 +65,13 @@ def test_a_client_reads_and_writes_as_much_in_a_late_round_as_in_an_early_one(tm
 # ---- what the file beside can meet --------------------------------------------------------------------
 
 
-def lost_records(folder: Path) -> tuple[Path, Path]:
+def lost_records(folder):
     """A run of three rounds, and the records of its last checkpoint."""
     fit(folder, 4, seed=3)
     return latest(folder), next(folder.glob("records-*.jsonl"))
 
 
-def test_records_are_those_of_the_run(tmp_path: Path) -> None:
+def test_records_are_those_of_the_run(tmp_path):
     _, whole = fit(tmp_path / "whole", 4, seed=3)
     first = sorted((tmp_path / "whole").glob("*.ckpt"))[0]
     _, again = fit(tmp_path / "again", 4, resume=first, seed=3)
@@ -87,7 +84,7 @@ def test_records_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another run's"])
-def test_records_that_are_not_the_checkpoint_s_are_named(tmp_path: Path, damage: str) -> None:
+def test_records_that_are_not_the_checkpoint_s_are_named(tmp_path, damage):
     checkpoint, records = lost_records(tmp_path)
     data = records.read_bytes()
     assert records.stat().st_mode & 0o777 == 0o600
@@ -103,14 +100,14 @@ def test_records_that_are_not_the_checkpoint_s_are_named(tmp_path: Path, damage:
     fit(tmp_path / "again", 4, resume=checkpoint, seed=3)
 
 
-def test_a_folder_moves_with_its_records(tmp_path: Path) -> None:
+def test_a_folder_moves_with_its_records(tmp_path):
     lost_records(tmp_path / "old")
     (tmp_path / "old").rename(tmp_path / "moved")
     _, again = fit(tmp_path / "again", 4, resume=sorted((tmp_path / "moved").glob("*.ckpt"))[0], seed=3)
     assert len(again.records) == 4
 
 
-def test_whoever_writes_there_too_is_left_alone(tmp_path: Path) -> None:
+def test_whoever_writes_there_too_is_left_alone(tmp_path):
     beside, kept = RecordsBeside(), [{"round": number} for number in range(4)]
     assert beside.named(0) is None
     beside.add(tmp_path, lambda first: kept[first:2])
@@ -126,7 +123,7 @@ def test_whoever_writes_there_too_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.tried
-def test_a_trial_of_isolation_writes_no_records(tmp_path: Path) -> None:
+def test_a_trial_of_isolation_writes_no_records(tmp_path):
     """In it checkpoints are saved, too, of clients whose data are changed."""
     keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)
     fed = Federated(CorBin(1.0, 5), 3, local_steps=1, check_isolation=True)

@@ -1,13 +1,10 @@
 """Manual optimisation and several optimisers: one client at a time, each with fresh optimisers."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
@@ -28,7 +25,7 @@ class Adversaries(pl.LightningModule):
         self.generator, self.critic = nn.Linear(8, 64), nn.Linear(64, 1)
         self.idle = nn.Linear(2, 2)
 
-    def losses(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def losses(self, images):
         made = self.generator(images[:, :8]).sigmoid()
         real, fake = self.critic(images), self.critic(made.detach())
         critic = nn.functional.softplus(-real).mean() + nn.functional.softplus(fake).mean()
@@ -37,8 +34,8 @@ class Adversaries(pl.LightningModule):
     critic_every = 1
     """The critic trains on every so-many-th batch."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        for index, optimizer in enumerate(self.optimizers()):  # type: ignore[arg-type]
+    def training_step(self, batch, batch_idx):
+        for index, optimizer in enumerate(self.optimizers()):
             if index == 1 and batch_idx % self.critic_every:
                 continue
             self.toggle_optimizer(optimizer)
@@ -50,24 +47,22 @@ class Adversaries(pl.LightningModule):
             self.untoggle_optimizer(optimizer)
             self.log(f"loss_{index}", loss, on_step=False, on_epoch=True)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return [
             torch.optim.Adam(self.generator.parameters(), lr=0.01),
             torch.optim.SGD(self.critic.parameters(), lr=0.1, momentum=0.9),
         ]
 
 
-def loader(num_samples: int = 60) -> DataLoader[Any]:
+def loader(num_samples=60):
     inputs, labels = digits()
     return DataLoader(TensorDataset(inputs[:num_samples], labels[:num_samples]), batch_size=BATCH)
 
 
-def by_hand(
-    module: Adversaries, parts: list[list[int]], max_steps: int | None = None
-) -> tuple[Tensor, list[float]]:
+def by_hand(module, parts, max_steps=None):
     """Client after client from the same weights with fresh optimisers, then the mean; losses by round."""
     inputs, _ = digits()
-    seen: list[float] = []
+    seen = []
     now, rounds = 0, 0
     while rounds < ROUNDS if max_steps is None else now < max_steps:
         trained, losses, most = [], [], 0
@@ -98,12 +93,12 @@ def by_hand(
     return weights_of(module), seen
 
 
-def test_a_gan_trains_as_by_hand_client_after_client() -> None:
+def test_a_gan_trains_as_by_hand_client_after_client():
     ours, seen = Adversaries(), []
     expected = copy.deepcopy(ours)
 
     class Watch(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        def on_train_epoch_end(self, trainer, module):
             seen.append(trainer.callback_metrics["loss_0"].item())
 
     fed = Federated(FedAvg(), NUM_CLIENTS, seed=0)
@@ -121,14 +116,14 @@ def test_a_gan_trains_as_by_hand_client_after_client() -> None:
     )
 
 
-def test_stacks_are_for_automatic_optimisation() -> None:
+def test_stacks_are_for_automatic_optimisation():
     with pytest.warns(UserWarning, match="one client at a time.*manual optimisation"):
         fed = Federated(FedAvg(), NUM_CLIENTS, seed=0, clients_per_step=4)
         make_trainer(fed, max_epochs=1).fit(Adversaries(), loader())
     assert fed.clients_per_step_chosen == 1
 
 
-def test_a_mechanism_stands_before_all_optimisers() -> None:
+def test_a_mechanism_stands_before_all_optimisers():
     """Of three clients' signs the mean is never zero."""
     fed = Federated(LDPQ(epsilon=5.0), 3, seed=0)
     module = Adversaries()
@@ -139,7 +134,7 @@ def test_a_mechanism_stands_before_all_optimisers() -> None:
     assert fed.records[0].uplink_bits > 0
 
 
-def test_resume_is_bit_for_bit(tmp_path: Any) -> None:
+def test_resume_is_bit_for_bit(tmp_path):
     """From the end of a round, and from the middle of one."""
     whole, module = Adversaries(), Adversaries()
     make_trainer(Federated(FedAvg(), NUM_CLIENTS, seed=0), max_epochs=ROUNDS).fit(whole, loader())
@@ -147,7 +142,7 @@ def test_resume_is_bit_for_bit(tmp_path: Any) -> None:
     class Stop(pl.Callback):
         crosses_clients = True
 
-        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, module, *args):
             if trainer.current_epoch == 1 and fed.training_clients == (1,) and args[-1] == 1:
                 trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
@@ -164,16 +159,14 @@ def test_resume_is_bit_for_bit(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("critic_every", [1, 2])
 @pytest.mark.parametrize("max_steps", [2, 5, 6, 7, 10])
-def test_max_steps_counts_the_steps_of_all_optimisers_of_one_client(
-    max_steps: int, critic_every: int
-) -> None:
+def test_max_steps_counts_the_steps_of_all_optimisers_of_one_client(max_steps, critic_every):
     """A client's last batch is the one in which they are reached, as in an ordinary training."""
     ours, steps = Adversaries(), []
     ours.critic_every = critic_every
     expected = copy.deepcopy(ours)
 
     class Watch(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        def on_train_epoch_end(self, trainer, module):
             steps.append(trainer.global_step)
 
     fed = Federated(FedAvg(), NUM_CLIENTS, seed=0)  # three batches a client, 6 (or 5) steps a round
@@ -185,7 +178,7 @@ def test_max_steps_counts_the_steps_of_all_optimisers_of_one_client(
     assert len(fed.records) == len(losses) == len(steps)
 
 
-def test_accumulation_by_hand_counts_the_steps_that_are_taken() -> None:
+def test_accumulation_by_hand_counts_the_steps_that_are_taken():
     """`trainer.global_step` and `max_steps` go by steps, of which there are fewer than batches."""
 
     class Slow(Adversaries):
@@ -193,19 +186,19 @@ def test_accumulation_by_hand_counts_the_steps_that_are_taken() -> None:
 
         seen: list[int] = []  # noqa: RUF012
 
-        def training_step(self, batch: Any, batch_idx: int) -> None:
+        def training_step(self, batch, batch_idx):
             optimizer = self.optimizers()
             self.seen.append(self.trainer.global_step)
             self.manual_backward(self.losses(batch[0])[1])
             if batch_idx % 2:
-                optimizer.step()  # type: ignore[union-attr]
-                optimizer.zero_grad()  # type: ignore[union-attr]
+                optimizer.step()
+                optimizer.zero_grad()
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.critic.parameters(), lr=0.1)
 
     class Begins(pl.Callback):
-        def on_train_start(self, *args: Any) -> None:
+        def on_train_start(self, *args):
             Slow.seen.clear()  # of the rehearsal's steps
 
     module, fed = Slow(), Federated(FedAvg(), 2, seed=0)

@@ -1,12 +1,8 @@
 """Two worlds in which one client's held-out data differ: nobody else's measurement moves."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
@@ -22,21 +18,21 @@ class ClearedAtTheEnd(Measured):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Tensor] = []
+        self.seen = []
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.seen.append(batch[0].mean())
         self.log("val", torch.stack(self.seen).mean())
 
-    def on_validation_end(self) -> None:
+    def on_validation_end(self):
         self.seen.clear()
 
 
 class ClearedAtTheStart(ClearedAtTheEnd):
-    def on_validation_start(self) -> None:
+    def on_validation_start(self):
         self.seen.clear()
 
-    def on_validation_end(self) -> None:
+    def on_validation_end(self):
         return
 
 
@@ -47,7 +43,7 @@ class MetricInADict(Measured):
         super().__init__()
         self.metrics = {"mean": MeanMetric()}
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.metrics["mean"].update(batch[0].mean())
         self.log("val", self.metrics["mean"].compute())
 
@@ -57,7 +53,7 @@ class RunningMean(Measured):
         super().__init__()
         self.running = 0.0
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.running = 0.9 * self.running + 0.1 * float(batch[0].mean())
         self.log("val", self.running)
 
@@ -69,7 +65,7 @@ class NormInTrainingMode(Measured):
         super().__init__()
         self.norm = nn.BatchNorm1d(64, affine=False)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.norm.train()
         self.norm(batch[0])
         self.log("val", self.norm.running_mean.mean())
@@ -78,7 +74,7 @@ class NormInTrainingMode(Measured):
 class Draws(Measured):
     """Draws once a sample, from the process's generator."""
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val", torch.rand(len(batch[0])).mean() + 0.01 * batch[0].mean())
 
 
@@ -87,13 +83,13 @@ class BatchHooks(Measured):
         super().__init__()
         self.total = 0.0
 
-    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def validation_step(self, batch, batch_idx):
         return batch[0].mean()
 
-    def on_validation_batch_end(self, outputs: Tensor, batch: Any, batch_idx: int) -> None:
+    def on_validation_batch_end(self, outputs, batch, batch_idx):
         self.total += float(outputs)
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self.log("val", self.total)
 
 
@@ -108,10 +104,10 @@ SHAPES = (
 )
 
 
-def world(shape: type[Measured], is_other: bool, release: NoisyMean | None = None, **settings: Any) -> Any:
+def world(shape, is_other, release=None, **settings):
     """Everything equal but what client 0 holds out: other values, and two batches more."""
     inputs, labels = digits()
-    held_out: list[Any] = []
+    held_out = []
     for client in range(CLIENTS):
         own = range(10 * client, 10 * client + 10)
         samples = inputs[list(own)]
@@ -126,7 +122,7 @@ def world(shape: type[Measured], is_other: bool, release: NoisyMean | None = Non
 
 @pytest.mark.parametrize("settings", [{}, {"clients_per_step": 3}, {"local": ["backbone.3.*"]}], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_no_other_client_s_value_moves(shape: type[Measured], settings: dict[str, Any]) -> None:
+def test_no_other_client_s_value_moves(shape, settings):
     one, other = world(shape, False, **settings), world(shape, True, **settings)
     for here, there in zip(one, other, strict=True):
         assert here.values.keys() == there.values.keys()
@@ -135,11 +131,11 @@ def test_no_other_client_s_value_moves(shape: type[Measured], settings: dict[str
             assert moved == [0], (model, moved)
 
 
-def test_each_client_draws_by_a_seed_of_its_own() -> None:
+def test_each_client_draws_by_a_seed_of_its_own():
     """Else clients with equal data have equal noise, and a value hangs on what was drawn before."""
 
     class OnlyDraws(Measured):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch, batch_idx):
             self.log("val", torch.rand(()))
 
     runs = []
@@ -151,22 +147,22 @@ def test_each_client_draws_by_a_seed_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_released_sum_moves_by_one_client_s_range_at_most(shape: type[Measured]) -> None:
+def test_a_released_sum_moves_by_one_client_s_range_at_most(shape):
     release = NoisyMean("val", std=0.05, low=-1.0, high=1.0)
     one, other = world(shape, False, release), world(shape, True, release)
     for here, there in zip(one, other, strict=True):
         assert abs(here.released.mean - there.released.mean) * CLIENTS <= 2.0 + 0.02  # the grid's rounding
 
 
-def test_the_hooks_of_a_validation_run_in_its_order() -> None:
-    called: list[str] = []
+def test_the_hooks_of_a_validation_run_in_its_order():
+    called = []
 
     class Says(Measured):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch, batch_idx):
             super().validation_step(batch, batch_idx)
             called.append("step")
 
-    def hook(name: str) -> Any:
+    def hook(name):
         return lambda self, *args, **kwargs: called.append(name)
 
     names = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")

@@ -1,10 +1,6 @@
 """What a checkpoint of an open round holds, and what a setting of the epoch's start is worth."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,13 +27,13 @@ class Saves(pl.Callback):
         self.hook, self.folder, self.count = hook, folder, 0
         setattr(self, hook, self._save)
 
-    def _save(self, trainer: Any, *args: Any) -> None:
+    def _save(self, trainer, *args):
         if not trainer.sanity_checking:
             self.count += 1
             trainer.save_checkpoint(self.folder / f"{self.count}.ckpt")
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value):
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -48,13 +44,13 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
-def adam(params: Any) -> Any:
+def adam(params):
     return torch.optim.Adam(params, lr=0.1)
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("after", [False, True])
-def test_no_checkpoint_holds_what_a_client_has_learned(tmp_path: Path, hook: str, after: bool) -> None:
+def test_no_checkpoint_holds_what_a_client_has_learned(tmp_path, hook, after):
     fed = Federated(Silent(), 3, seed=1, clients_per_step=1, local_epochs=2)
     saves, start = Saves(hook, tmp_path), weights_of(Classifier())
     order = (fed, saves) if after else (saves, fed)
@@ -69,7 +65,7 @@ def test_no_checkpoint_holds_what_a_client_has_learned(tmp_path: Path, hook: str
         assert state["global_step"] % 2 == 0, file
 
 
-def test_checkpoints_every_n_steps_hold_the_global_model(tmp_path: Path) -> None:
+def test_checkpoints_every_n_steps_hold_the_global_model(tmp_path):
     """Steps are one client's, three a round, and between two rounds there is one model to save."""
     fed = Federated(Silent(), 3, seed=1, clients_per_step=1, local_steps=3)
     keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=3)
@@ -94,11 +90,11 @@ class Tied(Classifier):
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_second_names_of_tied_weights_and_buffers_are_global_too(tmp_path: Path, weights_only: bool) -> None:
+def test_second_names_of_tied_weights_and_buffers_are_global_too(tmp_path, weights_only):
     class Keeps(pl.Callback):
         crosses_clients = True
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, i: int) -> None:
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, i):
             clients = fed.training_clients[0]
             trainer.save_checkpoint(tmp_path / f"{clients}-{i}.ckpt", weights_only=weights_only)
 
@@ -111,14 +107,14 @@ def test_second_names_of_tied_weights_and_buffers_are_global_too(tmp_path: Path,
         assert {name for name in start if not torch.equal(saved[name], start[name])} == set(), file
 
 
-def test_the_user_s_module_is_the_global_model_while_clients_train() -> None:
+def test_the_user_s_module_is_the_global_model_while_clients_train():
     class Watch(pl.Callback):
         crosses_clients = True
         far: list[tuple[bool, bool]] = []  # noqa: RUF012
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, pl_module, *args):
             pair = [weights_of(one) for one in (pl_module, module)]
-            self.far.append(tuple(bool((w != weights_of(Classifier())).any()) for w in pair))  # type: ignore[arg-type]
+            self.far.append(tuple(bool((w != weights_of(Classifier())).any()) for w in pair))
 
     fed, watch = Federated(Silent(), 3, seed=1, clients_per_step=1, local_steps=2), Watch()
     module = Classifier(optimizer=adam)
@@ -133,19 +129,19 @@ class Counts(pl.Callback):
     def __init__(self) -> None:
         self.count = 0
 
-    def on_train_epoch_start(self, *args: Any) -> None:
+    def on_train_epoch_start(self, *args):
         self.count += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"count": self.count}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict):
         self.count = state_dict["count"]
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_other_callbacks_go_on_where_a_round_ended(tmp_path: Path) -> None:
-    def fit(*callbacks: Any, resume: Any = None) -> int:
+def test_other_callbacks_go_on_where_a_round_ended(tmp_path):
+    def fit(*callbacks, resume=None):
         counts = Counts()
         fed = Federated(Silent(), 3, seed=1, clients_per_step=1)
         trainer = make_trainer(fed, counts, *callbacks, max_epochs=2)
@@ -161,26 +157,26 @@ class Halves(Classifier):
 
     rates: list[float] = []  # noqa: RUF012
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.optimizers().param_groups[0]["lr"] = 0.5 * 0.5**self.current_epoch
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.rates.append(self.optimizers().param_groups[0]["lr"])
         return super().training_step(batch, batch_idx)
 
 
 class HalvesBeside(pl.Callback):
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         trainer.optimizers[0].param_groups[0]["lr"] = 0.5 * 0.5**trainer.current_epoch
 
 
 class Watched(Halves):
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         pass
 
 
 @pytest.mark.parametrize("by", ["module", "callback before", "callback after"])
-def test_a_learning_rate_set_at_the_start_of_the_epoch_holds(by: str) -> None:
+def test_a_learning_rate_set_at_the_start_of_the_epoch_holds(by):
     fed = Federated(Silent(), 2, seed=1, clients_per_step=1, local_steps=1)
     callbacks = {"module": [fed], "callback before": [HalvesBeside(), fed]}.get(by, [fed, HalvesBeside()])
     module = Halves() if by == "module" else Watched()

@@ -1,7 +1,5 @@
 """A run whose noise swamps its updates is warned about before its first round, with what would do."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

@@ -1,12 +1,7 @@
 """Callbacks that look at one client's batch, gradients or weights: the same run, whatever the stack."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RoundProgressBar
@@ -17,7 +12,7 @@ from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 class Scales(pl.Callback):
     """Scales the gradients."""
 
-    def on_after_backward(self, trainer: Any, module: Any) -> None:
+    def on_after_backward(self, trainer, module):
         for parameter in module.parameters():
             parameter.grad.mul_(0.01)
 
@@ -25,7 +20,7 @@ class Scales(pl.Callback):
 class Clamps(pl.Callback):
     """Keeps the weights small."""
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.clamp_(-0.05, 0.05)
@@ -34,14 +29,14 @@ class Clamps(pl.Callback):
 class MixUp(pl.Callback):
     """Mixes the samples of a batch."""
 
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
         batch[0].copy_(0.7 * batch[0] + 0.3 * batch[0].flip(0))
 
 
 class GradientNorm(pl.Callback):
     """Logs the gradient's norm."""
 
-    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer, module, optimizer):
         norm = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).norm()
         module.log("gradient_norm", norm, on_step=False, on_epoch=True)
 
@@ -54,14 +49,12 @@ class Counts(pl.Callback):
     def __init__(self) -> None:
         self.samples, self.losses = 0, 0.0
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self.samples += len(batch[1])
         self.losses += float(outputs["loss"])
 
 
-def fit(
-    clients_per_step: Any, *callbacks: pl.Callback, **settings: Any
-) -> tuple[Federated, pl.Trainer, Tensor]:
+def fit(clients_per_step, *callbacks, **settings):
     fed, module = Federated(FedAvg(), 4, seed=0, clients_per_step=clients_per_step), Classifier()
     trainer = make_trainer(fed, *callbacks, **settings)
     trainer.fit(module, datamodule=Digits(120))
@@ -79,7 +72,7 @@ def fit(
         (Counts, "on_train_batch_end"),
     ],
 )
-def test_callbacks_see_one_client_at_a_time(callback: Any, hook: str, clients_per_step: Any) -> None:
+def test_callbacks_see_one_client_at_a_time(callback, hook, clients_per_step):
     alone, ours = callback(), callback()
     _, expected, weights = fit(1, alone)
     with pytest.warns(UserWarning, match=f"one client at a time.*{callback.__name__}.*{hook}") as caught:
@@ -98,22 +91,22 @@ def test_callbacks_see_one_client_at_a_time(callback: Any, hook: str, clients_pe
         assert ours.samples == 240
 
 
-def test_a_lambda_callback_is_a_callback() -> None:
-    seen: list[int] = []
-    watch: Any = pl.callbacks.LambdaCallback(on_train_batch_end=lambda *args: seen.append(len(args[3][1])))
+def test_a_lambda_callback_is_a_callback():
+    seen = []
+    watch = pl.callbacks.LambdaCallback(on_train_batch_end=lambda *args: seen.append(len(args[3][1])))
     watch.crosses_clients = True
     with pytest.warns(UserWarning, match="LambdaCallback.*on_train_batch_end"):
         fit(4, watch)
     assert sum(seen) == 240
 
 
-NORMS: list[float] = []
+NORMS = []
 
 
-def test_hooks_on_parameters_see_one_client_at_a_time() -> None:
+def test_hooks_on_parameters_see_one_client_at_a_time():
     """What `wandb.watch` registers."""
 
-    def run(clients_per_step: int) -> tuple[int, Tensor, list[float]]:
+    def run(clients_per_step):
         module, fed = Classifier(), Federated(FedAvg(), 4, seed=0, clients_per_step=clients_per_step)
         NORMS.clear()
         module.backbone.weight.register_hook(lambda gradient: NORMS.append(gradient.norm().item()))
@@ -128,7 +121,7 @@ def test_hooks_on_parameters_see_one_client_at_a_time() -> None:
     assert norms == alone and len(norms) >= 4 * 3
 
 
-def test_known_callbacks_keep_the_stack(tmp_path: Any) -> None:
+def test_known_callbacks_keep_the_stack(tmp_path):
     class Best(pl.callbacks.ModelCheckpoint):
         """A subclass that leaves the hooks alone."""
 

@@ -1,11 +1,8 @@
 """Clients that draw for themselves: laws of draws, two worlds through planner and adder, what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,16 +47,16 @@ ADDER = BandedGaussian(1.0, 2.0, band=1)
 OWN = ["poisson", "allocated"]
 
 
-def own(participation: str, mechanism: Any = ADDER, clients: int = 20, **settings: Any) -> Federated:
+def own(participation, mechanism=ADDER, clients=20, **settings):
     given = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False} | settings
     return Federated(mechanism, clients, participation=participation, **given)
 
 
-def planner(participation: str, clients: int = 12, size: int = 3) -> RoundPlanner:
+def planner(participation, clients=12, size=3):
     return RoundPlanner(clients, 7, size, participation=participation, cohort_key=CohortKey())
 
 
-def drawn(plan: RoundPlanner, rounds: int) -> np.ndarray:
+def drawn(plan, rounds):
     """`(rounds, clients)`, who is there."""
     there = np.zeros((rounds, plan.num_clients), dtype=np.int64)
     for round in range(rounds):
@@ -70,7 +67,7 @@ def drawn(plan: RoundPlanner, rounds: int) -> np.ndarray:
 # ---- the laws of the draws; every test of a law fails once in a million runs ---------------------------
 
 
-def test_coins_are_independent_of_each_other_over_clients_and_rounds() -> None:
+def test_coins_are_independent_of_each_other_over_clients_and_rounds():
     there = drawn(planner("poisson"), 6000)
     assert there.mean(0) == pytest.approx(np.full(12, 0.25), abs=5.5 * math.sqrt(0.25 * 0.75 / 6000))
     centred = (there - 0.25) / math.sqrt(0.25 * 0.75)
@@ -82,13 +79,13 @@ def test_coins_are_independent_of_each_other_over_clients_and_rounds() -> None:
     assert ((sizes - expected) ** 2 / expected).sum() < stats.chi2.isf(1e-6, 8)
 
 
-def test_every_client_has_one_round_of_every_block_uniform_and_its_own() -> None:
+def test_every_client_has_one_round_of_every_block_uniform_and_its_own():
     plan, blocks = planner("allocated"), 3000
     there = drawn(plan, 4 * blocks).reshape(blocks, 4, 12)
     assert (there.sum(1) == 1).all()
     places = there.argmax(1)  # (blocks, clients)
 
-    def chi2(*columns: np.ndarray) -> float:
+    def chi2(*columns):
         code = np.zeros(len(columns[0]), dtype=np.int64)
         for column in columns:
             code = 4 * code + column
@@ -105,7 +102,7 @@ def test_every_client_has_one_round_of_every_block_uniform_and_its_own() -> None
 
 
 @pytest.mark.parametrize("participation", OWN)
-def test_draws_do_not_follow_from_the_seed_and_are_the_same_when_asked_again(participation: str) -> None:
+def test_draws_do_not_follow_from_the_seed_and_are_the_same_when_asked_again(participation):
     one, two = (planner(participation, 1000, 100) for _ in range(2))
     assert one.cohort(0) != two.cohort(0) and one.cohort(0) == one.cohort(0)
     public = PublicRandomness(SeededKeys(7), 0).public("cohort").choice(1000, 100)
@@ -121,7 +118,7 @@ COPIES, BLOCKS, STRENGTH = 64, 700, 1.0
 """Coordinates with noise of their own, draws, and what one client moves over the std of the noise."""
 
 
-def played(participation: str) -> np.ndarray:
+def played(participation):
     """Releases of two clients in pairs of rounds, times the divisor, in stds of the noise.
 
     `(2 worlds, blocks x copies, 2 rounds)`. In half of the coordinates the first client sends its largest
@@ -152,7 +149,7 @@ def played(participation: str) -> np.ndarray:
     return rows.transpose(2, 0, 3, 1).reshape(2, -1, 2)
 
 
-def density(y: np.ndarray, sent: float, law: str, participation: str) -> np.ndarray:
+def density(y, sent, law, participation):
     """Density of two releases, if the first client sends this, by a law of the procedure."""
     total = np.zeros(len(y))
     if participation == "allocated":
@@ -179,7 +176,7 @@ def density(y: np.ndarray, sent: float, law: str, participation: str) -> np.ndar
     return total
 
 
-def excess(worlds: np.ndarray, epsilon: float, law: str, participation: str, claimed: float) -> float:
+def excess(worlds, epsilon, law, participation, claimed):
     """How far the best event of a law is above the claim, in standard errors over draws."""
     found = []
     for a, b in ((1.0, -1.0), (-1.0, 1.0)):
@@ -192,7 +189,7 @@ def excess(worlds: np.ndarray, epsilon: float, law: str, participation: str, cla
     return max(found)
 
 
-def claimed_of(participation: str, epsilon: float) -> float:
+def claimed_of(participation, epsilon):
     if participation == "allocated":
         return AllocatedGaussianLoss(0.5 / STRENGTH, 2).delta(epsilon)
     loss = PoissonGaussianLoss(0.5 / STRENGTH, 0.5)
@@ -200,7 +197,7 @@ def claimed_of(participation: str, epsilon: float) -> float:
     y = np.stack(np.meshgrid(points, points), -1).reshape(-1, 2)
     chance = loss.chance
 
-    def law(m: float) -> np.ndarray:
+    def law(m):
         return np.prod((1 - chance) * stats.norm.pdf(y) + chance * stats.norm.pdf(y, m), axis=1)
 
     positive = np.maximum(law(STRENGTH) - math.exp(epsilon) * law(-STRENGTH), 0.0)
@@ -208,7 +205,7 @@ def claimed_of(participation: str, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("participation", OWN)
-def test_no_event_of_two_worlds_is_above_the_claim(participation: str) -> None:
+def test_no_event_of_two_worlds_is_above_the_claim(participation):
     worlds = played(participation)
     for epsilon in (0.0, 1.0, 2.0):
         claimed = claimed_of(participation, epsilon)
@@ -216,7 +213,7 @@ def test_no_event_of_two_worlds_is_above_the_claim(participation: str) -> None:
             assert excess(worlds, epsilon, law, participation, claimed) < 5.0
 
 
-def test_equal_cohorts_are_above_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_cohorts_are_above_the_claim(monkeypatch):
     dealt = lambda self, clients, length, round: (  # noqa: E731
         [int(self._stream("dealt", round // length).permutation(clients)[round % length])]
     )
@@ -225,14 +222,14 @@ def test_equal_cohorts_are_above_the_claim(monkeypatch: pytest.MonkeyPatch) -> N
     assert excess(played("allocated"), 4.0, "equal", "allocated", exact_two_rounds(2.0, 4.0)) > 8.0
 
 
-def test_a_round_of_nobody_without_noise_is_above_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_of_nobody_without_noise_is_above_the_claim(monkeypatch):
     whole = RunningSum.mean
     monkeypatch.setattr(RunningSum, "mean", lambda self, plan: whole(self, plan) if self.received else None)
     monkeypatch.setitem(globals(), "STRENGTH", 2.0)
     assert excess(played("allocated"), 4.0, "empty", "allocated", exact_two_rounds(2.0, 4.0)) > 8.0
 
 
-def exact_two_rounds(m: float, epsilon: float) -> float:
+def exact_two_rounds(m, epsilon):
     """delta of one unknown round of two, by the integral of the pair itself."""
     y = np.linspace(-11.0, 11.0, 1101)
     up, down, none = (stats.norm.pdf(y, mean) for mean in (m, -m, 0.0))
@@ -241,7 +238,7 @@ def exact_two_rounds(m: float, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("fault", ["", "divisor by answers", "noise missing when empty"])
-def test_noise_and_divisor_are_the_same_whoever_is_there(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_and_divisor_are_the_same_whoever_is_there(fault, monkeypatch):
     """What is released, times the expected cohort, less the sum, is noise of one std, round for round."""
     if fault == "divisor by answers":
         monkeypatch.setattr(RunningSum, "total_weight", lambda self: float(max(len(self.received), 1)))
@@ -291,9 +288,7 @@ POISSON = [  # noise over two clips, chance, rounds, delta, epsilon
 ]
 
 
-def epsilon_of(
-    participation: Any, noise: float, drawn: int, clients: int, rounds: int, delta: float
-) -> float:
+def epsilon_of(participation, noise, drawn, clients, rounds, delta):
     return secret_epsilon(
         GaussianLoss(noise),
         delta,
@@ -306,7 +301,7 @@ def epsilon_of(
 
 
 @pytest.mark.parametrize(("noise", "chance", "rounds", "delta", "epsilon"), POISSON)
-def test_poisson_vectors(noise: float, chance: float, rounds: int, delta: float, epsilon: float) -> None:
+def test_poisson_vectors(noise, chance, rounds, delta, epsilon):
     found = epsilon_of("poisson", noise, round(1000 * chance), 1000, rounds, delta)
     assert found == pytest.approx(epsilon, rel=4e-4)
     assert found < epsilon_of("random", noise, round(1000 * chance), 1000, rounds, delta)
@@ -314,7 +309,7 @@ def test_poisson_vectors(noise: float, chance: float, rounds: int, delta: float,
 
 @pytest.mark.parametrize("m", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("chance", [1e-3, 0.2, 0.9, 1.0])
-def test_a_poisson_round_is_the_integral_of_its_pair(m: float, chance: float) -> None:
+def test_a_poisson_round_is_the_integral_of_its_pair(m, chance):
     y = np.linspace(-14.0, 14.0, 200_001)
     p, q = ((1 - chance) * stats.norm.pdf(y) + chance * stats.norm.pdf(y, mean) for mean in (m, -m))
     places = np.array([-3.0, -0.4, 0.0, 0.1, 1.0, 4.0])
@@ -323,12 +318,12 @@ def test_a_poisson_round_is_the_integral_of_its_pair(m: float, chance: float) ->
 
 
 @pytest.mark.parametrize(("noise", "chance"), [(0.0, 0.1), (math.inf, 0.1), (1.0, 0.0), (1.0, 1.1)])
-def test_senseless_poisson_losses_are_refused(noise: float, chance: float) -> None:
+def test_senseless_poisson_losses_are_refused(noise, chance):
     with pytest.raises(ValueError, match=r"noise_multiplier > 0 and a chance in \(0, 1\] are needed"):
         PoissonGaussianLoss(noise, chance)
 
 
-def test_a_block_that_is_not_over_counts_as_a_whole_one() -> None:
+def test_a_block_that_is_not_over_counts_as_a_whole_one():
     found = [epsilon_of("allocated", 0.5, 10, 100, rounds, 1e-5) for rounds in (1, 10, 11, 20)]
     assert 2.8450 < found[0] == found[1] < 1.003 * 2.8451  # issue and specification: 2.8451
     assert found[2] == found[3] > found[1]
@@ -344,8 +339,8 @@ def test_a_block_that_is_not_over_counts_as_a_whole_one() -> None:
         ({"neighbours": Neighbours.ZERO_OUT}, "secret cohorts need a claim"),
     ],
 )
-def test_other_losses_and_draws_have_no_account(change: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {"loss": GaussianLoss(1.0), "drawn": 4, "participation": "poisson"}
+def test_other_losses_and_draws_have_no_account(change, words):
+    given = {"loss": GaussianLoss(1.0), "drawn": 4, "participation": "poisson"}
     given |= {"population": 20, "rounds": 3, "neighbours": Neighbours.SUBSTITUTION} | change
     with pytest.raises(ValueError, match=words):
         secret_epsilon(given.pop("loss"), 1e-5, **given)
@@ -355,7 +350,7 @@ def test_other_losses_and_draws_have_no_account(change: dict[str, Any], words: s
 
 
 @pytest.mark.parametrize(("participation", "rounds"), [("poisson", 5), ("allocated", 7)])
-def test_a_training_states_the_theorem(participation: str, rounds: int) -> None:
+def test_a_training_states_the_theorem(participation, rounds):
     federated = own(participation)
     report = report_of(federated, fitted(federated, rounds=rounds), 1e-3)
     row = report.secret
@@ -378,7 +373,7 @@ def test_a_training_states_the_theorem(participation: str, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("participation", OWN)
-def test_targets_and_budgets_are_kept(participation: str) -> None:
+def test_targets_and_budgets_are_kept(participation):
     target = PrivacyTarget(2.0, 1e-3, "outsider", cohorts="secret")
     if participation == "poisson":  # of a block each noise takes two seconds
         federated = own(participation, privacy=target)
@@ -393,9 +388,7 @@ def test_targets_and_budgets_are_kept(participation: str) -> None:
     assert budget.epsilon_spent <= 2.0
 
 
-def write_all(
-    participation: str, sizes: list[int], path: Any, capsys: Any, monkeypatch: Any
-) -> dict[str, Any]:
+def write_all(participation, sizes, path, capsys, monkeypatch):
     """All that a run lets out, if so many clients draw its rounds."""
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: list(range(sizes[round])))
     federated, logger = own(participation), Kept()
@@ -414,7 +407,7 @@ def write_all(
         "fed/radius_max",
     }
 
-    def public(value: Any) -> Any:
+    def public(value):
         if isinstance(value, dict):
             return {key: public(item) for key, item in value.items() if key not in follows | {"name"}}
         return [public(item) for item in value] if isinstance(value, list) else value
@@ -442,9 +435,7 @@ def write_all(
     }
 
 
-def test_what_a_run_lets_out_is_the_same_whoever_and_however_many_took_part(
-    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_lets_out_is_the_same_whoever_and_however_many_took_part(tmp_path, capsys, monkeypatch):
     few, many = (
         write_all("poisson", sizes, tmp_path / str(sum(sizes)), capsys, monkeypatch)
         for sizes in ([0, 1, 0], [4, 7, 20])
@@ -460,7 +451,7 @@ class Counted(Line):
         self.layer = nn.Sequential(nn.Linear(4, 1), nn.BatchNorm1d(1))
 
 
-def in_pairs() -> Any:
+def in_pairs():
     return torch.utils.data.DataLoader(loader(40).dataset, batch_size=2)
 
 
@@ -487,14 +478,12 @@ MASKED = SecAgg(run="accounted")
         ({"privacy": PrivacyTarget(2.0, 1e-3, "outsider")}, "S5, .*limits the charges"),
     ],
 )
-def test_each_condition_is_refused_by_name_with_the_cure(
-    participation: str, settings: dict[str, Any], words: str
-) -> None:
+def test_each_condition_is_refused_by_name_with_the_cure(participation, settings, words):
     with pytest.raises(ValueError, match=words):
         own(participation, **settings)
 
 
-def test_blocks_are_of_whole_rounds() -> None:
+def test_blocks_are_of_whole_rounds():
     with pytest.raises(ValueError, match=r"a whole number, got 20 / 6; use clients_per_round=5"):
         own("allocated", clients_per_round=6)
     own("poisson", clients_per_round=6)
@@ -507,35 +496,33 @@ def test_blocks_are_of_whole_rounds() -> None:
         ({"module": Counted(), "data": in_pairs()}, "S8, .*num_batches_tracked.*buffers='frozen'"),
     ],
 )
-def test_each_condition_of_a_fit_is_refused_before_anything_is_charged(
-    options: dict[str, Any], words: str
-) -> None:
+def test_each_condition_of_a_fit_is_refused_before_anything_is_charged(options, words):
     federated = own("poisson")
     with pytest.raises(ValueError, match=words):
         fitted(federated, **options)
     assert federated.ledger.rounds == 0
 
 
-def test_frozen_counters_are_the_cure() -> None:
+def test_frozen_counters_are_the_cure():
     federated = own("poisson", buffers="frozen")
     fitted(federated, module=Counted(), data=in_pairs())
     assert federated.ledger.rounds == 3
 
 
-def test_processes_and_real_clients_are_refused() -> None:
+def test_processes_and_real_clients_are_refused():
     with pytest.raises(ValueError, match=r"S1, .*2 processes.*devices=1"):
-        check_processes(SimpleNamespace(world_size=2, strategy=None))  # type: ignore[arg-type]
+        check_processes(SimpleNamespace(world_size=2, strategy=None))
     with pytest.raises(ValueError, match="real clients"):
         RoundPlanner(12, 0, 3, participation="poisson", cohort_key=CohortKey(), real_clients=True)
 
 
-def test_a_round_that_was_given_up_voids_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_was_given_up_voids_the_claim(monkeypatch):
     federated = own("allocated")
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: [1, 2])
     trainer = trainer_of(federated)
     finish = RoundEngine.finish
 
-    def fails(self: RoundEngine) -> Any:
+    def fails(self):
         if self.round == 1:
             raise ArithmeticError("a client's")
         return finish(self)
@@ -549,7 +536,7 @@ def test_a_round_that_was_given_up_voids_the_claim(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("participation", OWN)
 @pytest.mark.parametrize("mechanism", [GaussianNoise(1.0, 1.0), BandedGaussian(1.0, 1.0, band=3)])
-def test_a_report_states_no_such_epsilon_for_other_noise(participation: str, mechanism: Any) -> None:
+def test_a_report_states_no_such_epsilon_for_other_noise(participation, mechanism):
     given = {
         "rounds": 3,
         "delta": 1e-3,
@@ -562,9 +549,7 @@ def test_a_report_states_no_such_epsilon_for_other_noise(participation: str, mec
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 3, "auto"])
-def test_clients_train_side_by_side_however_many_there_are(
-    clients_per_step: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_train_side_by_side_however_many_there_are(clients_per_step, monkeypatch):
     """With next to no noise the model of rounds of 0, 1 and 7 clients is that of clients one by one."""
     sizes, models = [3, 0, 1, 7], []
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: list(range(sizes[round])))

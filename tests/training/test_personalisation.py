@@ -1,14 +1,10 @@
 """Parameters that stay with the clients: FedPer and LG-FedAvg, written out, private, in stacks, resumed."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import FedProx
@@ -22,33 +18,31 @@ from tests.digits_run import Classifier, Digits, digits, make_trainer
 CLIENTS, BATCH, RATE = 4, 5, 0.5
 
 
-def build(norm: bool = False) -> Classifier:
+def build(norm=False):
     torch.manual_seed(0)
-    layers: list[nn.Module] = [nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10)]
+    layers = [nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10)]
     if norm:
         layers.insert(2, nn.BatchNorm1d(8))
     return Classifier(nn.Sequential(*layers))
 
 
-def federated(local: Any = ("backbone.2.*",), mechanism: Any = None, **settings: Any) -> Federated:
+def federated(local=("backbone.2.*",), mechanism=None, **settings):
     return Federated(
         mechanism or FedAvg(), CLIENTS, local=local, **{"seed": 1, "clients_per_step": 1, **settings}
     )
 
 
-def fit(fed: Federated, module: Any = None, rounds: int = 3, **trainer: Any) -> Classifier:
+def fit(fed, module=None, rounds=3, **trainer):
     module = module or build()
     more = trainer.pop("more", ())
     ckpt_path = trainer.pop("ckpt_path", None)
     make_trainer(fed, *more, max_epochs=rounds, **trainer).fit(
         module, datamodule=Digits(80, BATCH), ckpt_path=ckpt_path
     )
-    return module  # type: ignore[no-any-return]
+    return module
 
 
-def by_hand(
-    fed: Federated, local: tuple[str, ...], rounds: int, norm: bool = False, mu: float = 0.0
-) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+def by_hand(fed, local, rounds, norm=False, mu=0.0):
     """The papers' loop: every client goes on with its own layers, the server averages the others.
 
     Args:
@@ -56,7 +50,7 @@ def by_hand(
     """
     model = build(norm).backbone
     inputs, labels = digits()
-    own: dict[int, dict[str, Tensor]] = {}
+    own = {}
     for round in range(rounds):
         plan = fed.planner.plan(round, fed.mechanism)
         start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -84,7 +78,7 @@ def by_hand(
     return model.state_dict(), own
 
 
-def agrees(fed: Federated, module: Classifier, expected: Any, local: tuple[str, ...]) -> None:
+def agrees(fed, module, expected, local):
     common, own = expected
     for name, value in common.items():
         if not name.endswith("num_batches_tracked"):
@@ -109,7 +103,7 @@ WAYS = {
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 @pytest.mark.parametrize("way", WAYS)
-def test_is_the_papers_loop(way: str, clients_per_step: int) -> None:
+def test_is_the_papers_loop(way, clients_per_step):
     patterns, local, norm = WAYS[way]
     fed = federated(patterns, clients_per_step=clients_per_step)
     module = fit(fed, build(norm))
@@ -120,7 +114,7 @@ def test_is_the_papers_loop(way: str, clients_per_step: int) -> None:
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 2])
-def test_in_drawn_cohorts_a_client_waits_with_its_own(clients_per_step: int) -> None:
+def test_in_drawn_cohorts_a_client_waits_with_its_own(clients_per_step):
     fed = federated(clients_per_round=2, clients_per_step=clients_per_step)
     module = fit(fed, rounds=5)
     cohorts = [fed.planner.plan(r, FedAvg()).survivors for r in range(5)]
@@ -129,14 +123,14 @@ def test_in_drawn_cohorts_a_client_waits_with_its_own(clients_per_step: int) -> 
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_a_local_algorithm_corrects_what_travels_only(clients_per_step: int) -> None:
+def test_a_local_algorithm_corrects_what_travels_only(clients_per_step):
     fed = federated(algorithm=FedProx(0.5), clients_per_step=clients_per_step)
     module = fit(fed)
     agrees(fed, module, by_hand(fed, ("2.",), 3, mu=0.5), ("2.",))
 
 
 @pytest.mark.parametrize("buffers", ["share", "local", "frozen"])
-def test_the_length_of_the_vector_and_its_bits(buffers: Any) -> None:
+def test_the_length_of_the_vector_and_its_bits(buffers):
     """What stays is in no message: 520 of 610 parameters travel, and shared statistics."""
     module = build(norm=True)
     if buffers == "frozen":
@@ -151,7 +145,7 @@ def test_the_length_of_the_vector_and_its_bits(buffers: Any) -> None:
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_behind_a_mechanism_nothing_goes_around_it(clients_per_step: int) -> None:
+def test_behind_a_mechanism_nothing_goes_around_it(clients_per_step):
     """A mechanism that sends zeros: the global model is that of the start, clients' own parts have learnt."""
     fed = federated(("backbone.3.*", "backbone.2.*"), Silent(), clients_per_step=clients_per_step)
     module = fit(fed, build(norm=True))
@@ -161,11 +155,11 @@ def test_behind_a_mechanism_nothing_goes_around_it(clients_per_step: int) -> Non
         assert (fed.personal_state(client)["backbone.3.weight"] - value_of("backbone.3.weight")).norm() > 0.1
 
 
-def value_of(name: str) -> Tensor:
+def value_of(name):
     return build(norm=True).state_dict()[name]
 
 
-def test_a_private_run_without_a_seed_and_its_claim() -> None:
+def test_a_private_run_without_a_seed_and_its_claim():
     whole, part = (federated(local, LDPQ(epsilon=0.01), seed=None) for local in ((), ("backbone.2.*",)))
     fit(whole)
     fit(part)
@@ -179,7 +173,7 @@ def test_a_private_run_without_a_seed_and_its_claim() -> None:
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 @pytest.mark.parametrize("norm", [False, True])
-def test_resumed_as_if_never_stopped(norm: bool, clients_per_step: int, tmp_path: Path) -> None:
+def test_resumed_as_if_never_stopped(norm, clients_per_step, tmp_path):
     settings = {"local": ("backbone.2.*",), "clients_per_step": clients_per_step}
     one = federated(**settings)
     whole = fit(one, build(norm), rounds=4)
@@ -197,7 +191,7 @@ def test_resumed_as_if_never_stopped(norm: bool, clients_per_step: int, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_a_checkpoint_of_a_private_run_holds_nobody_s(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_private_run_holds_nobody_s(tmp_path):
     first = federated(mechanism=LDPQ(epsilon=1.0), seed=None)
     trainer = make_trainer(first, max_epochs=1)
     trainer.fit(build(), datamodule=Digits(80, BATCH))
@@ -209,7 +203,7 @@ def test_a_checkpoint_of_a_private_run_holds_nobody_s(tmp_path: Path) -> None:
         fit(again, rounds=2, ckpt_path=tmp_path / "one.ckpt")
 
 
-def test_a_second_fit_of_the_same_federation_goes_on() -> None:
+def test_a_second_fit_of_the_same_federation_goes_on():
     fed, module = federated(), build()
     fit(fed, module, rounds=2)
     fit(fed, module, rounds=2)
@@ -222,7 +216,7 @@ def test_a_second_fit_of_the_same_federation_goes_on() -> None:
     agrees(fed, other, by_hand(fed, ("2.",), 1), ("2.",))
 
 
-def test_the_same_with_buffers() -> None:
+def test_the_same_with_buffers():
     """`buffers="local"` is the special case: clients find theirs again in a second fit, too."""
     fed, module = federated((), buffers="local"), build(norm=True)
     fit(fed, module, rounds=1)
@@ -235,9 +229,9 @@ def test_the_same_with_buffers() -> None:
     torch.testing.assert_close(after, whole.personal_state(0)["backbone.2.running_mean"])
 
 
-def test_a_layer_that_joins_leaves_what_clients_keep() -> None:
+def test_a_layer_that_joins_leaves_what_clients_keep():
     class Thaws(Classifier):
-        def on_train_epoch_start(self) -> None:
+        def on_train_epoch_start(self):
             if self.current_epoch == 2:
                 self.backbone[0].requires_grad_(True)
 
@@ -248,7 +242,7 @@ def test_a_layer_that_joins_leaves_what_clients_keep() -> None:
     fed = federated(("backbone.2.weight", "backbone.0.bias"))
 
     class Looks(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             seen[trainer.current_epoch] = {c: fed.personal_state(c) for c in range(CLIENTS)}
 
     fit(fed, module, rounds=3, more=[Looks()])
@@ -260,21 +254,21 @@ def test_a_layer_that_joins_leaves_what_clients_keep() -> None:
     assert fed.engine is not None and fed.engine.weights.numel() == 10 + 512
 
 
-def test_patterns_that_match_nothing() -> None:
+def test_patterns_that_match_nothing():
     with pytest.raises(
         ValueError, match=r"'head\.\*' matches no parameter.*backbone\.0\.weight, backbone\.0\.bias"
     ):
         fit(federated(("backbone.2.*", "head.*")))
 
 
-def test_patterns_that_match_everything() -> None:
+def test_patterns_that_match_everything():
     with pytest.raises(
         ValueError, match=r"matches every parameter that is trained \(backbone\.0\.weight, .*leave out"
     ):
         fit(federated(("backbone.*",)))
 
 
-def test_one_name_of_a_tensor_with_two() -> None:
+def test_one_name_of_a_tensor_with_two():
     module = build()
     module.tied = module.backbone[2].weight
     with pytest.raises(ValueError, match=r"are one tensor, and local=.*match both, or neither"):
@@ -283,14 +277,14 @@ def test_one_name_of_a_tensor_with_two() -> None:
 
 
 @pytest.mark.parametrize("wrong, said", [("head.*", "be a list"), (3, "be a list"), ([3], "hold patterns")])
-def test_what_is_no_list_of_patterns(wrong: Any, said: str) -> None:
+def test_what_is_no_list_of_patterns(wrong, said):
     with pytest.raises(TypeError, match=f"local must {said}"):
         federated(wrong)
     with pytest.raises(ValueError, match="empty pattern"):
         federated([""])
 
 
-def test_what_stays_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_stays_is_said(caplog):
     with caplog.at_level(logging.INFO):
         fit(federated(), rounds=1)
     assert (
@@ -298,7 +292,7 @@ def test_what_stays_is_said(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
-def test_a_checkpoint_of_other_patterns_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_patterns_is_refused(tmp_path):
     trainer = make_trainer(federated(), max_epochs=1)
     trainer.fit(build(), datamodule=Digits(80, BATCH))
     trainer.save_checkpoint(tmp_path / "one.ckpt")
@@ -307,6 +301,6 @@ def test_a_checkpoint_of_other_patterns_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("callback", [lambda: DPSGD(1.0, 1.0, delta=1e-5), LeakageMonitor])
-def test_what_works_on_all_parameters_is_refused(callback: Any) -> None:
+def test_what_works_on_all_parameters_is_refused(callback):
     with pytest.raises(ValueError, match=r"local=\['backbone\.2\.\*'\] keeps some.*leave one out"):
         fit(federated(mechanism=LDPQ(epsilon=1.0)), more=[callback()])

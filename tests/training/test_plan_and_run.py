@@ -1,13 +1,11 @@
 """What `fedq plan` says a setting spends is what the report of a finished run with that setting says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from lightning_fedq import mechanisms as m
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.planning import Problem, context_of, plan
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
@@ -22,7 +20,7 @@ IN_TURN = (m.HandedOnGaussian,)
 """Mechanisms that are for two disjoint cohorts, which take turns."""
 
 
-def views(mechanism: Mechanism) -> list[Adversary]:
+def views(mechanism):
     """The first view of messages and the first of sums that a mechanism claims anything against."""
     setting = Setting(context_of(mechanism, CLIENTS, PARAMS), ROUNDS, DELTA, secure_aggregation=True)
     claims = setting.claims(mechanism)
@@ -42,7 +40,7 @@ CASES = [(kind, who) for kind in ALL if kind not in COINS[1:] for who in views(k
 
 
 @pytest.mark.parametrize(("mechanism", "who"), CASES, ids=[f"{type(k).__name__}-{w.name}" for k, w in CASES])
-def test_the_plan_says_what_the_run_reports(mechanism: Mechanism, who: Adversary) -> None:
+def test_the_plan_says_what_the_run_reports(mechanism, who):
     in_turn = isinstance(mechanism, IN_TURN)
     cohort = CLIENTS // 2 if in_turn else None
     target = PrivacyTarget(4.0, DELTA, who)

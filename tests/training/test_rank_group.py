@@ -1,10 +1,7 @@
 """The ranks' group, two ranks of which are threads of this process: objects, sums, a rank that is gone."""
 
-from __future__ import annotations
-
 import pickle
 import socket
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -19,32 +16,32 @@ from lightning_fedq.training.rank_group import _HEAD, RankGroup, RankLostError
 TIMEOUT = timedelta(seconds=60)
 
 
-def address() -> tuple[str, int]:
+def address():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return "127.0.0.1", found.getsockname()[1]
 
 
 @pytest.fixture
-def groups() -> Iterator[list[RankGroup]]:
+def groups():
     place = address()
     with ThreadPoolExecutor(2) as threads:
         yield list(threads.map(lambda rank: RankGroup(rank, 2, place, "gloo", TIMEOUT), range(2)))
 
 
-def on_both(groups: list[RankGroup], call: Callable[[RankGroup], Any]) -> list[Any]:
+def on_both(groups, call):
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(call, groups))
 
 
-def test_on_one_machine_nobody_else_reaches_the_ranks(groups: list[RankGroup]) -> None:
+def test_on_one_machine_nobody_else_reaches_the_ranks(groups):
     """They exchange keys, and pickles, which run whatever they say."""
     listening = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == "LISTEN"]
     assert len(listening) >= 3  # the store and each rank's own
     assert set(listening) <= {"127.0.0.1", "::1"}
 
 
-def test_objects_of_any_length_arrive_in_the_order_of_ranks(groups: list[RankGroup]) -> None:
+def test_objects_of_any_length_arrive_in_the_order_of_ranks(groups):
     words = ["short", {"long": torch.arange(1000)}]
     for first, second in on_both(groups, lambda group: group.gather(words[group.rank], "here")):
         assert first == "short"
@@ -54,7 +51,7 @@ def test_objects_of_any_length_arrive_in_the_order_of_ranks(groups: list[RankGro
 
 
 @pytest.mark.parametrize("more", [-9, -8, -7, 0, 1, 8000])
-def test_objects_around_the_size_that_travels_at_once(groups: list[RankGroup], more: int) -> None:
+def test_objects_around_the_size_that_travels_at_once(groups, more):
     empty = len(pickle.dumps(("here", bytes(1000)))) - 1000
     long = bytes(number % 251 for number in range(_HEAD - empty + more))
     assert len(pickle.dumps(("here", long))) == _HEAD + more
@@ -63,7 +60,7 @@ def test_objects_around_the_size_that_travels_at_once(groups: list[RankGroup], m
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32])
-def test_sums_are_exact_and_in_place(groups: list[RankGroup], dtype: torch.dtype) -> None:
+def test_sums_are_exact_and_in_place(groups, dtype):
     wide = [torch.arange(12).reshape(3, 4).to(dtype) * (rank + 1) for rank in range(2)]
     parts = [wide[0], wide[1].T.contiguous().T]  # one that is not contiguous
     on_both(groups, lambda group: group.add(parts[group.rank]))
@@ -72,18 +69,18 @@ def test_sums_are_exact_and_in_place(groups: list[RankGroup], dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
-def test_everybody_gets_the_values_of_rank_0(groups: list[RankGroup], dtype: torch.dtype) -> None:
+def test_everybody_gets_the_values_of_rank_0(groups, dtype):
     parts = [torch.tensor([1, 0, 1]).to(dtype), torch.zeros(3, dtype=dtype)]
     on_both(groups, lambda group: group.share(parts[group.rank]))
     assert torch.equal(parts[0], parts[1])
 
 
-def test_nobody_else_knows_of_the_group(groups: list[RankGroup]) -> None:
+def test_nobody_else_knows_of_the_group(groups):
     assert not dist.is_initialized()
 
 
-def test_ranks_at_different_places_stop(groups: list[RankGroup]) -> None:
-    def meet(group: RankGroup) -> str:
+def test_ranks_at_different_places_stop(groups):
+    def meet(group):
         with pytest.raises(RuntimeError, match="let all ranks do the same") as error:
             group.gather(None, f"place {group.rank}")
         return str(error.value)
@@ -93,7 +90,7 @@ def test_ranks_at_different_places_stop(groups: list[RankGroup]) -> None:
     assert second.startswith("rank 0 is at 'place 0' while rank 1 is at 'place 1'")
 
 
-def test_a_rank_that_is_gone_is_noticed_at_once(groups: list[RankGroup]) -> None:
+def test_a_rank_that_is_gone_is_noticed_at_once(groups):
     first = groups[0]
     groups.pop()  # and with it its connections
     with pytest.raises(RankLostError, match=r"rank 0 of 2 gets no answer.*fit\(ckpt_path=...\)"):
@@ -101,12 +98,12 @@ def test_a_rank_that_is_gone_is_noticed_at_once(groups: list[RankGroup]) -> None
     assert first.is_lost
 
 
-def test_one_that_never_comes_is_not_waited_for_without_end() -> None:
+def test_one_that_never_comes_is_not_waited_for_without_end():
     with pytest.raises(RankLostError, match="rank 0 of 2 gets no answer"):
         RankGroup(0, 2, address(), "gloo", timedelta(seconds=1))
 
 
-def test_on_gpus_tensors_go_by_nccl_and_objects_by_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_gpus_tensors_go_by_nccl_and_objects_by_gloo(monkeypatch):
     """What can be seen without a GPU: a double takes the place of NCCL's group."""
 
     class Nccl:

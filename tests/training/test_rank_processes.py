@@ -1,7 +1,5 @@
 """Real processes: what several ranks find is what one process finds, however they are launched and end."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -29,22 +27,22 @@ QUICK = [
 """Each of another kind of what ranks tell each other. All others are slow."""
 
 
-def free_port() -> str:
+def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
 
 
-def begin(command: list[Any], **variables: str) -> subprocess.Popen[str]:
+def begin(command, **variables):
     known = {
         k: v for k, v in os.environ.items() if "RANK" not in k and k not in ("WORLD_SIZE", "MASTER_PORT")
     }
     own = {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", **variables}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([sys.executable, *map(str, command)], env={**known, **own}, **pipes)
 
 
-def end(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
+def end(*processes):
     """Wait for processes and for all that hold their pipes. One that hangs is stopped, and fails."""
     found = []
     for process in processes:
@@ -57,17 +55,15 @@ def end(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
     return found
 
 
-def run(*arguments: object) -> tuple[int, str]:
+def run(*arguments):
     return end(begin([HERE / "ranks_run.py", *arguments]))[0]
 
 
-def result(folder: Path, rank: int = 0) -> Any:
+def result(folder, rank=0):
     return json.loads((folder / f"rank-{rank}.json").read_text())
 
 
-def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_on_the_cpu(
-    tmp_path: Path,
-) -> None:
+def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_on_the_cpu(tmp_path):
     for name, arguments in (("one", (1,)), ("two", (2, "elsewhere"))):
         (tmp_path / name).mkdir()
         code, said = run(arguments[0], 2, tmp_path / name, *arguments[1:])
@@ -82,14 +78,14 @@ Table = Callable[[int, tuple[str, ...]], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+def table(tmp_path_factory):
     """What each of some ranks has found, feature by feature; each number of ranks is run once.
 
     One rank is this process.
     """
 
     @cache
-    def found(ranks: int, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    def found(ranks, names):
         folder = tmp_path_factory.mktemp(f"ranks-{ranks}")
         if ranks == 1:
             with warnings.catch_warnings():
@@ -103,7 +99,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
     return found
 
 
-def check(name: str, one: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
+def check(name, one, ranks):
     feature = FEATURES[name]
     if feature.raises or feature.refused:
         assert feature.raises in one["error"] if feature.raises else "error" not in one, one.get("error")
@@ -139,7 +135,7 @@ def check(name: str, one: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_two_ranks_find_what_one_process_finds(name: str, table: Table) -> None:
+def test_two_ranks_find_what_one_process_finds(name, table):
     names = tuple(QUICK)
     check(name, table(1, names)[0][name], [rank[name] for rank in table(2, names)])
 
@@ -147,7 +143,7 @@ def test_two_ranks_find_what_one_process_finds(name: str, table: Table) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_find_what_one_process_finds(name: str, ranks: int, table: Table) -> None:
+def test_ranks_find_what_one_process_finds(name, ranks, table):
     names = tuple(NAMES)
     check(name, table(1, names)[0][name], [rank[name] for rank in table(ranks, names)])
 
@@ -159,7 +155,7 @@ NUMBERS = ",".join(str(NAMES.index(name)) for name in LAUNCHED)
 
 
 @pytest.mark.slow
-def test_torchrun(tmp_path: Path, table: Table) -> None:
+def test_torchrun(tmp_path, table):
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
     [(code, said)] = end(begin([*torchrun, HERE / "ranks_table.py", tmp_path, 2, 1, NUMBERS]))
     assert code == 0, said
@@ -168,7 +164,7 @@ def test_torchrun(tmp_path: Path, table: Table) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_with_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+def test_torchrun_with_another_number_of_processes_is_refused(tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
     [(code, said)] = end(begin([*torchrun, HERE / "ranks_table.py", tmp_path, 3, 1, NAMES.index("nothing")]))
     assert code == 0, said
@@ -177,7 +173,7 @@ def test_torchrun_with_another_number_of_processes_is_refused(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_the_environment_that_slurm_sets(nodes: int, tmp_path: Path, table: Table) -> None:
+def test_the_environment_that_slurm_sets(nodes, tmp_path, table):
     """Two tasks on one node, or one on each of two: faked variables, and real processes on loopback."""
     port, devices = free_port(), 2 // nodes
     tasks = []
@@ -206,9 +202,7 @@ def test_the_environment_that_slurm_sets(nodes: int, tmp_path: Path, table: Tabl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim, then", [(1, 1), (1, 4), (0, 2)])
-def test_a_rank_that_is_killed_ends_the_run_which_goes_on_with_any_number_of_ranks(
-    victim: int, then: int, tmp_path: Path
-) -> None:
+def test_a_rank_that_is_killed_ends_the_run_which_goes_on_with_any_number_of_ranks(victim, then, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     code, said = run(1, 4, whole)
     assert code == 0, said
@@ -222,7 +216,7 @@ def test_a_rank_that_is_killed_ends_the_run_which_goes_on_with_any_number_of_ran
 
 
 @pytest.mark.slow
-def test_what_a_killed_rank_has_sent_stays_charged_on_all_ranks(tmp_path: Path) -> None:
+def test_what_a_killed_rank_has_sent_stays_charged_on_all_ranks(tmp_path):
     """Keys of the operating system: the third round is repeated, and paid for twice."""
     assert run(2, 4, tmp_path, "private", "die1")[0] != 0
     code, said = run(2, 4, tmp_path, "private", "resume")
@@ -233,7 +227,7 @@ def test_what_a_killed_rank_has_sent_stays_charged_on_all_ranks(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_target_is_not_exceeded_by_ranks_that_are_killed_and_go_on(tmp_path: Path) -> None:
+def test_a_target_is_not_exceeded_by_ranks_that_are_killed_and_go_on(tmp_path):
     """Four rounds are paid for. The third is charged twice, so the run ends after it."""
     assert run(2, 4, tmp_path, "private", "target", "die1")[0] != 0
     code, said = run(2, 4, tmp_path, "private", "target", "resume")

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -14,12 +10,12 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 
-def test_the_run_does_not_notice_the_rehearsal() -> None:
+def test_the_run_does_not_notice_the_rehearsal():
     """The chosen stack by rehearsal and the same by number: bit for bit the same run."""
-    calls: list[int] = []
+    calls = []
 
     class Counting(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             calls.append(batch_idx)
             return super().training_step(batch, batch_idx)
 
@@ -37,9 +33,7 @@ def test_the_run_does_not_notice_the_rehearsal() -> None:
 @pytest.mark.parametrize(
     ("width", "num_clients", "chosen"), [(8, 6, 6), (8, 3, 1), (4000, 6, 1)], ids=["small", "few", "large"]
 )
-def test_the_automatic_choice_follows_from_sizes(
-    width: int, num_clients: int, chosen: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_the_automatic_choice_follows_from_sizes(width, num_clients, chosen, monkeypatch, caplog):
     monkeypatch.setitem(stack_size._STEP_FLOPS, "cpu", 1e6)
     fed = Federated(FedAvg(), num_clients, seed=0)
     module = Classifier(nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)))
@@ -49,13 +43,13 @@ def test_the_automatic_choice_follows_from_sizes(
     assert f"clients_per_step = {chosen}" in caplog.text
 
 
-def test_a_training_step_without_a_batch_index_is_mapped() -> None:
+def test_a_training_step_without_a_batch_index_is_mapped():
     class Bare(Classifier):
-        def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+        def training_step(self, batch):
             return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
 
     class Renamed(Classifier):
-        def training_step(self, batch: Any, number: int) -> Any:  # type: ignore[override]
+        def training_step(self, batch, number):
             return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
 
     for kind in (Bare, Renamed):
@@ -68,14 +62,14 @@ def test_a_training_step_without_a_batch_index_is_mapped() -> None:
         torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-5)
 
 
-def test_large_models_are_not_stacked_on_a_cpu() -> None:
+def test_large_models_are_not_stacked_on_a_cpu():
     fed = Federated(FedAvg(), 4, seed=0)
     wide = Classifier(nn.Sequential(nn.Linear(64, 20_000), nn.Linear(20_000, 10)))
     make_trainer(fed, max_epochs=1).fit(wide, datamodule=Digits(8))
     assert fed.clients_per_step_chosen == 1
 
 
-def test_elementwise() -> None:
+def test_elementwise():
     params = [nn.Parameter(torch.zeros(3))]
     assert elementwise(torch.optim.Adam(params))
     assert not elementwise(torch.optim.LBFGS(params))

@@ -1,11 +1,7 @@
 """Released evaluations: the law of the noise, what is charged, and that every epsilon of a run counts it."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,13 +29,13 @@ DELTA, RELEASE = 1e-3, NoisyMean("val_acc", std=0.4)
 MECHANISM = DistributedDiscreteGaussian(1.0, 2.0, 0.01, bits=16)
 
 
-def federated(release: NoisyMean | None = RELEASE, every: int = 2, **settings: Any) -> Federated:
+def federated(release=RELEASE, every=2, **settings):
     evaluation = ClientEvaluation(0.25, every, release)
     known = {"evaluate_clients": evaluation, "secure_aggregation": SecAgg(), **settings}
     return Federated(known.pop("mechanism", MECHANISM), CLIENTS, **known)
 
 
-def released(fed: Federated) -> list[float]:
+def released(fed):
     return [one.released.mean for one in fed.client_evaluations if one.released is not None]
 
 
@@ -47,7 +43,7 @@ def released(fed: Federated) -> list[float]:
     ("mu", "expected"),
     [(0.268051, (4.0439, 2.0886)), (0.501552, (4.5065, 2.7782)), (1.666031, (9.3320, 8.3441))],
 )
-def test_gaussian_vectors_of_the_specification(mu: float, expected: tuple[float, float]) -> None:
+def test_gaussian_vectors_of_the_specification(mu, expected):
     """20 evaluations with noise of 5 and of 10 clients beside a training at epsilon 1, 2 and 8."""
     claim = PrivacyClaim(Adversary.OUTSIDER, GaussianLoss(1.0 / mu, ""), 1)
     for std, epsilon in zip((5.0, 10.0), expected, strict=True):
@@ -56,7 +52,7 @@ def test_gaussian_vectors_of_the_specification(mu: float, expected: tuple[float,
         assert found == pytest.approx(epsilon, abs=2e-3)
 
 
-def test_concentrated_vector_of_the_specification() -> None:
+def test_concentrated_vector_of_the_specification():
     """30 evaluations with noise of 10 clients beside a training at rho = .108256."""
     claim = PrivacyClaim(Adversary.OUTSIDER, ConcentratedLoss(0.108256, ""), 1)
     one = PrivacyClaim(Adversary.OUTSIDER, ConcentratedLoss(1.0 / 200.0, ""), 1)
@@ -64,7 +60,7 @@ def test_concentrated_vector_of_the_specification() -> None:
     assert found.epsilon == pytest.approx(3.2478, abs=1e-4)
 
 
-def test_the_mechanism_claims_no_less_than_its_noise_and_little_more() -> None:
+def test_the_mechanism_claims_no_less_than_its_noise_and_little_more():
     """Rho of the sum is range^2 / (2 variance), up to the rounding to the grid."""
     for clients, std, low, high in ((1000, 0.01, 0.0, 1.0), (50, 0.2, -1.0, 3.0), (5, 3.0, 0.0, 1.0)):
         release = NoisyMean("x", std, low, high)
@@ -78,7 +74,7 @@ def test_the_mechanism_claims_no_less_than_its_noise_and_little_more() -> None:
 
 
 @pytest.mark.parametrize("secagg", [None, SecAgg()])
-def test_the_noise_has_the_stated_deviation_and_no_bias(secagg: SecAgg | None) -> None:
+def test_the_noise_has_the_stated_deviation_and_no_bias(secagg):
     release = NoisyMean("x", 0.5, low=2.0, high=6.0)
     evaluation = ClientEvaluation(0.5, 1, release)
     fed = Federated(MECHANISM, 6, evaluate_clients=evaluation, secure_aggregation=secagg)
@@ -92,7 +88,7 @@ def test_the_noise_has_the_stated_deviation_and_no_bias(secagg: SecAgg | None) -
     assert abs(square - count) < 5 * math.sqrt(2 * count)
 
 
-def test_every_row_of_the_report_counts_it() -> None:
+def test_every_row_of_the_report_counts_it():
     epsilons = []
     for release in (None, RELEASE):
         fed = federated(release)
@@ -110,7 +106,7 @@ def test_every_row_of_the_report_counts_it() -> None:
     assert "released 3 times beside the rounds" in notes and "that of a round does not" in notes
 
 
-def test_a_client_that_was_never_in_a_cohort_has_paid_for_releases() -> None:
+def test_a_client_that_was_never_in_a_cohort_has_paid_for_releases():
     fed = federated(clients_per_round=3, every=1)
     _, trainer = fit(fed, rounds=1)
     lines = report_of(fed, trainer, DELTA).charged
@@ -121,18 +117,18 @@ def test_a_client_that_was_never_in_a_cohort_has_paid_for_releases() -> None:
     assert all(e > 0.5 for line in report_of(bare, trainer, DELTA).charged for e in line.epsilons.values())
 
 
-def test_without_masks_the_server_has_seen_every_noisy_value() -> None:
+def test_without_masks_the_server_has_seen_every_noisy_value():
     fed = federated(secure_aggregation=None)
     _, trainer = fit(fed, rounds=2)
     report = report_of(fed, trainer, DELTA)
     assert report.row(Adversary.SERVER).epsilon_run > report.row(Adversary.OUTSIDER).epsilon_run + 2.0
 
 
-def test_nothing_exact_is_logged_and_callbacks_may_watch_what_is_released(tmp_path: Path) -> None:
-    seen: list[dict[str, Any]] = []
+def test_nothing_exact_is_logged_and_callbacks_may_watch_what_is_released(tmp_path):
+    seen = []
 
     class Look(pl.Callback):
-        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             seen.append(dict(trainer.callback_metrics))
 
     stopping = pl.callbacks.EarlyStopping("released/val_acc", mode="max", strict=False, patience=99)
@@ -148,7 +144,7 @@ def test_nothing_exact_is_logged_and_callbacks_may_watch_what_is_released(tmp_pa
     assert float(stopping.best_score) == pytest.approx(max(released(fed)))
 
 
-def test_a_target_is_met_with_the_releases_in_it() -> None:
+def test_a_target_is_met_with_the_releases_in_it():
     target = PrivacyTarget(8.0, delta=DELTA, adversary="secagg_server")
     noise = []
     for release in (None, RELEASE):
@@ -162,7 +158,7 @@ def test_a_target_is_met_with_the_releases_in_it() -> None:
         fit(too_loud, rounds=4)
 
 
-def test_a_budget_counts_what_is_to_be_released() -> None:
+def test_a_budget_counts_what_is_to_be_released():
     affordable = []
     for release in (None, RELEASE):
         budget = PrivacyBudget(8.0, DELTA, adversary="secagg_server")
@@ -173,7 +169,7 @@ def test_a_budget_counts_what_is_to_be_released() -> None:
     assert affordable[1] < affordable[0]
 
 
-def test_no_more_is_released_than_was_counted() -> None:
+def test_no_more_is_released_than_was_counted():
     fed = federated(privacy=PrivacyTarget(8.0, delta=DELTA, adversary="secagg_server"), every=1)
     fit(fed, rounds=2)
     assert len(released(fed)) == 2
@@ -184,7 +180,7 @@ def test_no_more_is_released_than_was_counted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning")
-def test_a_checkpoint_and_its_journals_know_what_was_released(tmp_path: Path) -> None:
+def test_a_checkpoint_and_its_journals_know_what_was_released(tmp_path):
     """The report of a checkpoint counts what a run that went on from it has released."""
     fed = federated(every=1)
     keep = pl.callbacks.ModelCheckpoint(tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
@@ -203,11 +199,11 @@ def test_a_checkpoint_and_its_journals_know_what_was_released(tmp_path: Path) ->
         fit(federated(NoisyMean("val_acc", 0.7)), rounds=3, ckpt_path=tmp_path / "epoch=0.ckpt")
 
 
-def test_a_release_that_is_interrupted_stays_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_is_interrupted_stays_charged(monkeypatch):
     fed = federated(every=1)
     encode = DistributedDiscreteGaussian.encode
 
-    def fails(self: Any, update: Any, context: Any, rand: Any) -> Any:
+    def fails(self, update, context, rand):
         if context.dim == 1:
             raise KeyboardInterrupt
         return encode(self, update, context, rand)
@@ -222,7 +218,7 @@ def test_a_release_that_is_interrupted_stays_charged(monkeypatch: pytest.MonkeyP
     assert fed.ledger.beside.charges.tolist() == [2] * CLIENTS
 
 
-def test_a_ledger_that_is_handed_on_takes_them_along() -> None:
+def test_a_ledger_that_is_handed_on_takes_them_along():
     first = federated(every=1)
     fit(first, rounds=2)
     second = federated(every=1, ledger=first.ledger)
@@ -233,7 +229,7 @@ def test_a_ledger_that_is_handed_on_takes_them_along() -> None:
         fit(federated(None, ledger=first.ledger), rounds=1)
 
 
-def test_a_deployment_refuses_a_ledger_with_releases() -> None:
+def test_a_deployment_refuses_a_ledger_with_releases():
     """Its report has no account of them."""
     first = federated(every=1)
     fit(first, rounds=1)
@@ -243,7 +239,7 @@ def test_a_deployment_refuses_a_ledger_with_releases() -> None:
     check_deployable(Federated(MECHANISM, CLIENTS))
 
 
-def test_no_point_of_the_curve_is_below_what_was_spent() -> None:
+def test_no_point_of_the_curve_is_below_what_was_spent():
     """Two fits of three rounds release twice each, as often as four rounds would by themselves."""
     fed = federated()
     fit(fed, rounds=3)
@@ -254,7 +250,7 @@ def test_no_point_of_the_curve_is_below_what_was_spent() -> None:
     assert found["by_round"][-1] == [6.0, pytest.approx(found["epsilon"])]
 
 
-def test_with_a_seed_it_is_reproducible() -> None:
+def test_with_a_seed_it_is_reproducible():
     runs = []
     for seed in (1, 1, 2):
         fed = federated(seed=seed)
@@ -267,7 +263,7 @@ def test_with_a_seed_it_is_reproducible() -> None:
     assert released(one) != released(other)
 
 
-def test_missing_clients_do_not_weaken_it() -> None:
+def test_missing_clients_do_not_weaken_it():
     """As many may be missing as noise is counted for; with more, nothing is released, and it is charged."""
     fed = federated(
         every=1, dropout_probability=0.3, mechanism=GaussianNoise(1.0, 1.0), secure_aggregation=None
@@ -281,7 +277,7 @@ def test_missing_clients_do_not_weaken_it() -> None:
     assert fed.ledger.beside is not None and fed.ledger.beside.rounds == 4
 
 
-def test_a_sweep_does_not_add_them_up() -> None:
+def test_a_sweep_does_not_add_them_up():
     fed = federated()
     trainer = make_trainer(fed, max_epochs=2)
     assert all(
@@ -290,7 +286,7 @@ def test_a_sweep_does_not_add_them_up() -> None:
     )
 
 
-def test_pages_of_a_run_name_it(tmp_path: Path) -> None:
+def test_pages_of_a_run_name_it(tmp_path):
     fed = federated(every=1)
     fit(fed, rounds=2, more=(RunFolder("run", str(tmp_path)),))
     page = (tmp_path / "run" / "privacy.md").read_text()
@@ -299,7 +295,7 @@ def test_pages_of_a_run_name_it(tmp_path: Path) -> None:
     assert [json.loads(line)["released/val_acc"] for line in lines] == released(fed)
 
 
-def test_an_infinite_or_missing_claim_is_not_hidden() -> None:
+def test_an_infinite_or_missing_claim_is_not_hidden():
     claim = PrivacyClaim(Adversary.SERVER, GaussianLoss(1.0, ""), 1)
     none = PrivacyClaim(Adversary.SERVER, NonPrivate("it is seen"), 1)
     found = Beside({Adversary.SERVER: none}, 1, "They say:").spent(claim, DELTA, 3)
@@ -316,19 +312,19 @@ def test_an_infinite_or_missing_claim_is_not_hidden() -> None:
         ({"std": 0.1, "high": math.inf}, "low < high is needed"),
     ],
 )
-def test_numbers_out_of_range(settings: dict[str, float], words: str) -> None:
+def test_numbers_out_of_range(settings, words):
     with pytest.raises(ValueError, match=words):
         NoisyMean("val_acc", **settings)
 
 
-def test_a_metric_that_nobody_measures_is_refused_before_anything_is_spent() -> None:
+def test_a_metric_that_nobody_measures_is_refused_before_anything_is_spent():
     fed = federated(NoisyMean("val/acc", 0.4), every=3)
     with pytest.raises(ValueError, match="names 'val/acc', and validation_step logs val_acc, val_loss"):
         fit(fed, rounds=4)
     assert fed.ledger.rounds == 0
 
 
-def test_the_check_changes_no_weights() -> None:
+def test_the_check_changes_no_weights():
     plain, checked = (
         fit(federated(release, seed=3, mechanism=FedAvg(), secure_aggregation=None))[0]
         for release in (None, RELEASE)
@@ -336,7 +332,7 @@ def test_the_check_changes_no_weights() -> None:
     assert torch.equal(weights_of(plain), weights_of(checked))
 
 
-def test_digits_are_enough() -> None:
+def test_digits_are_enough():
     """A trainer without any callback but ours, on a data module of one's own."""
     fed = federated(every=1)
     make_trainer(fed, max_epochs=1).fit(Measured(), datamodule=Digits(SAMPLES, 5))
@@ -344,7 +340,7 @@ def test_digits_are_enough() -> None:
 
 
 @pytest.mark.parametrize(("mu", "epsilon"), [(0.268051, 2.26), (1.666031, 8.53)])
-def test_figures_of_the_guide(mu: float, epsilon: float) -> None:
+def test_figures_of_the_guide(mu, epsilon):
     """20 releases of 1,000 clients at std 0.01, next to a training of epsilon 1 and 8."""
     planner, mechanism = RoundPlanner(1000, 0, 100), NoisyMean("x", 0.01).mechanism(1000, 0)
     releases = run_of_releases(planner, mechanism, SecAgg(), 20, secure_keys=True)

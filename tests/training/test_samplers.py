@@ -1,7 +1,5 @@
 """Samplers within every client, against the same drawn by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,26 +24,26 @@ from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_o
 NUM, BATCH, CLIENTS = 120, 10, 4
 
 
-def federated(**settings: Any) -> Federated:
+def federated(**settings):
     return Federated(FedAvg(), CLIENTS, **{"seed": 1, "clients_per_step": 1, **settings})
 
 
-def train_set() -> TensorDataset:
+def train_set():
     inputs, labels = digits()
     return TensorDataset(inputs[:NUM], labels[:NUM])
 
 
-def weights() -> Tensor:
+def weights():
     return torch.where(digits()[1][:NUM] == 3, 5.0, 1.0).double()
 
 
-def run(fed: Federated, **loader: Any) -> Tensor:
+def run(fed, **loader):
     module = Classifier()
     make_trainer(fed).fit(module, DataLoader(train_set(), **loader), Digits().val_dataloader())
     return weights_of(module)
 
 
-def by_hand(fed: Federated, draw: Any) -> Tensor:
+def by_hand(fed, draw):
     """Two rounds of federated averaging on what `draw(held, generator)` gives each client."""
     inputs, labels = digits()
     model = Classifier().backbone
@@ -69,12 +67,12 @@ def by_hand(fed: Federated, draw: Any) -> Tensor:
     return weights_of(model)
 
 
-def same(found: Tensor, wanted: Tensor) -> None:
+def same(found, wanted):
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_weights_hold_inside_each_client(clients_per_step: int) -> None:
+def test_weights_hold_inside_each_client(clients_per_step):
     fed = federated(clients_per_step=clients_per_step)
     found = run(fed, batch_size=BATCH, sampler=WeightedRandomSampler(weights(), NUM))
     same(
@@ -83,7 +81,7 @@ def test_weights_hold_inside_each_client(clients_per_step: int) -> None:
     )
 
 
-def test_a_sampler_that_draws_half_of_the_samples() -> None:
+def test_a_sampler_that_draws_half_of_the_samples():
     fed = federated()
     found = run(fed, batch_size=BATCH, sampler=RandomSampler(train_set(), num_samples=NUM // 2))
     same(found, by_hand(fed, lambda held, g: held[torch.randperm(len(held), generator=g)[: len(held) // 2]]))
@@ -98,32 +96,32 @@ class Sorted(Sampler[int]):
     def __init__(self, labels: Tensor) -> None:
         self.labels = labels
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.labels)
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(torch.argsort(self.labels, stable=True).tolist())
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_the_order_of_a_sampler_of_one_s_own_holds_inside_each_client(clients_per_step: int) -> None:
+def test_the_order_of_a_sampler_of_one_s_own_holds_inside_each_client(clients_per_step):
     labels = digits()[1][:NUM]
     fed = federated(clients_per_step=clients_per_step)
     found = run(fed, batch_size=BATCH, sampler=Sorted(labels))
     in_order = Sorted(labels)
 
-    def draw(held: Tensor, generator: Any) -> Tensor:
+    def draw(held, generator):
         return torch.tensor([index for index in in_order if index in set(held.tolist())])
 
     same(found, by_hand(fed, draw))
 
 
-def test_a_sampler_that_leaves_clients_out() -> None:
+def test_a_sampler_that_leaves_clients_out():
     with pytest.raises(ValueError, match=r"the sampler list gives no sample of clients .*; use another part"):
         run(federated(), batch_size=BATCH, sampler=[0, 1])
 
 
-def test_a_sampler_with_half_of_the_samples_makes_passes_half_as_long() -> None:
+def test_a_sampler_with_half_of_the_samples_makes_passes_half_as_long():
     fed = federated()
     run(fed, batch_size=BATCH, sampler=list(range(0, NUM, 2)))
     assert fed.fit.population.holdings.schedule.longest == 2  # 15 of 30 in batches of 10
@@ -132,29 +130,29 @@ def test_a_sampler_with_half_of_the_samples_makes_passes_half_as_long() -> None:
 class Ready(Dataset[Any]):
     """Batches that are made already."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return NUM // BATCH
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         inputs, labels = digits()
         own = slice(index * BATCH, (index + 1) * BATCH)
         return inputs[own], labels[own]
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_batches_that_are_made_already_are_dealt_out_whole(clients_per_step: int) -> None:
+def test_batches_that_are_made_already_are_dealt_out_whole(clients_per_step):
     module, fed = Classifier(), federated(clients_per_step=clients_per_step)
     make_trainer(fed).fit(module, DataLoader(Ready(), batch_size=None), Digits().val_dataloader())
 
-    def samples(batches: Tensor, generator: Any) -> Tensor:
+    def samples(batches, generator):
         return torch.cat([torch.arange(i * BATCH, (i + 1) * BATCH) for i in batches.tolist()])
 
     same(weights_of(module), by_hand(fed, samples))
 
 
-def test_whole_batches_are_no_samples_for_dp_sgd() -> None:
+def test_whole_batches_are_no_samples_for_dp_sgd():
     class Whole(Digits):
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self):
             return DataLoader(Ready(), batch_size=None)
 
     trainer = make_trainer(DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-5))
@@ -162,24 +160,24 @@ def test_whole_batches_are_no_samples_for_dp_sgd() -> None:
         trainer.fit(Classifier(), datamodule=Whole())
 
 
-def test_only_the_samples_of_a_subset_are_dealt_out() -> None:
+def test_only_the_samples_of_a_subset_are_dealt_out():
     fed = federated(partition=Dirichlet(1.0))
     found = run(fed, batch_size=BATCH, sampler=SubsetRandomSampler(range(0, NUM, 2)))
     assert sorted(torch.cat(fed.client_indices).tolist()) == list(range(0, NUM, 2))
 
-    def shuffled(held: Tensor, generator: torch.Generator) -> Tensor:
+    def shuffled(held, generator):
         return held if len(held) <= BATCH else held[torch.randperm(len(held), generator=generator)]
 
     same(found, by_hand(fed, shuffled))
 
 
-def test_torch_s_own_batch_sampler_is_a_batch_size() -> None:
+def test_torch_s_own_batch_sampler_is_a_batch_size():
     plain = run(federated(), batch_size=7, shuffle=True, drop_last=True)
     batches = BatchSampler(RandomSampler(train_set()), 7, drop_last=True)
     assert torch.equal(run(federated(), batch_sampler=batches), plain)
 
 
-def test_clients_that_cannot_draw() -> None:
+def test_clients_that_cannot_draw():
     only_first = torch.zeros(NUM)
     only_first[0] = 1.0
     message = "hold too few samples with a weight above zero .* use another partition, fewer clients"
@@ -187,7 +185,7 @@ def test_clients_that_cannot_draw() -> None:
         run(federated(), batch_size=BATCH, sampler=WeightedRandomSampler(only_first, NUM))
 
 
-def test_a_rule_that_draws_its_own_batches_refuses_a_sampler() -> None:
+def test_a_rule_that_draws_its_own_batches_refuses_a_sampler():
     data = Digits(NUM, shuffle=False, sampler=WeightedRandomSampler(weights(), NUM))
     private = DPSGD(1.0, 1.0, delta=1e-3, seed=0)
     with pytest.raises(ValueError, match="WeightedRandomSampler would be replaced, because another rule"):
@@ -196,12 +194,12 @@ def test_a_rule_that_draws_its_own_batches_refuses_a_sampler() -> None:
         make_trainer(private).fit(Classifier(), datamodule=data)
 
 
-def test_labels_that_are_named() -> None:
+def test_labels_that_are_named():
     inputs, labels = digits()
     rows = TensorDataset(inputs[:NUM], labels[:NUM], torch.arange(NUM))
 
     class Three(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             return super().training_step(batch[:2], batch_idx)
 
     fed = federated(partition=Dirichlet(0.5), labels=1)

@@ -1,9 +1,6 @@
 """Checkpoints of a run that claims privacy hold no state of a metric that a client's data have changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,12 +21,12 @@ class Counts(Classifier):
         self.how, self.seen = how, torchmetrics.MeanMetric()
         self.seen.persistent(how != "not saved")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         if self.how != "in validation":
             self.seen.update(batch[0].mean())
         return super().training_step(batch, batch_idx)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+    def validation_step(self, batch, batch_idx):
         if self.how == "in validation":
             self.seen.update(batch[0].mean())
         return super().validation_step(batch, batch_idx)
@@ -43,18 +40,18 @@ class Saves(pl.Callback):
     def __init__(self, folder: Path, weights_only: bool = False) -> None:
         self.folder, self.weights_only, self.count = folder, weights_only, 0
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer, *_):
         self.on_train_epoch_end(trainer)
 
-    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_epoch_end(self, trainer, *_):
         self.count += 1
         trainer.save_checkpoint(self.folder / f"{self.count}.ckpt", weights_only=self.weights_only)
 
-    def on_exception(self, trainer: Any, *_: Any) -> None:
+    def on_exception(self, trainer, *_):
         trainer.save_checkpoint(self.folder / "failed.ckpt")
 
 
-def test_a_persistent_metric_of_samples_is_in_no_checkpoint(tmp_path: Path) -> None:
+def test_a_persistent_metric_of_samples_is_in_no_checkpoint(tmp_path):
     trainer = make_trainer(DPSGD(20.0, 1.0, delta=1e-3), Saves(tmp_path))
     with pytest.raises(ValueError, match=r"training changed seen.mean_value, seen.weight, which checkpoints"):
         trainer.fit(Counts("saved"), datamodule=Digits(60))
@@ -64,7 +61,7 @@ def test_a_persistent_metric_of_samples_is_in_no_checkpoint(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_a_persistent_metric_of_clients_is_in_no_checkpoint(weights_only: bool, tmp_path: Path) -> None:
+def test_a_persistent_metric_of_clients_is_in_no_checkpoint(weights_only, tmp_path):
     saves = Saves(tmp_path, weights_only)
     trainer = make_trainer(Federated(LDPQ(0.001), 3, clients_per_step=1), saves)
     trainer.fit(Counts("saved"), datamodule=Digits(60))
@@ -76,14 +73,14 @@ def test_a_persistent_metric_of_clients_is_in_no_checkpoint(weights_only: bool, 
 
 
 @pytest.mark.parametrize("how", ["not saved", "in validation"])
-def test_other_metrics_are_nobody_s_business(how: str) -> None:
+def test_other_metrics_are_nobody_s_business(how):
     for callback in (Federated(LDPQ(0.001), 3), DPSGD(20.0, 1.0, delta=1e-3)):
         trainer = make_trainer(callback)
         trainer.fit(Counts(how), datamodule=Digits(60))
         assert trainer.current_epoch == 2
 
 
-def test_a_run_that_claims_nothing_keeps_them() -> None:
+def test_a_run_that_claims_nothing_keeps_them():
     trainer = make_trainer(Federated(LDPQ(0.001), 3, seed=1, clients_per_step=1))
     trainer.fit(Counts("saved"), datamodule=Digits(60))
     assert trainer.current_epoch == 2
@@ -93,12 +90,12 @@ class History(pl.Callback):
     """Keeps the loss of every batch, in its state."""
 
     def __init__(self) -> None:
-        self.losses: list[float] = []
+        self.losses = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, *_):
         self.losses.append(float(outputs["loss"]))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"losses": self.losses}
 
 
@@ -109,12 +106,12 @@ class Normalised(Digits):
         super().__init__(60)
         self.mean = torch.zeros(64)
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         if self.trainer is not None and self.trainer.training:
             self.mean = 0.9 * self.mean + 0.1 * batch[0].mean(0)
         return batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"mean": self.mean}
 
 
@@ -125,7 +122,7 @@ class Scaled(Classifier):
         super().__init__()
         self.save_hyperparameters()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.hparams["scale"] = float(batch[0].mean())
         return super().training_step(batch, batch_idx)
 
@@ -140,8 +137,8 @@ class Scaled(Classifier):
     ],
 )
 def test_states_of_callbacks_and_data_modules_are_in_no_checkpoint(
-    module: Any, data: Any, callbacks: Any, weights_only: bool, tmp_path: Path
-) -> None:
+    module, data, callbacks, weights_only, tmp_path
+):
     fed, begun = Federated(LDPQ(0.001), 3, clients_per_step=1), data()
     before = str(begun.state_dict())
     trainer = make_trainer(fed, *callbacks(), Saves(tmp_path, weights_only))
@@ -155,14 +152,14 @@ def test_states_of_callbacks_and_data_modules_are_in_no_checkpoint(
 
 
 @pytest.mark.parametrize("private", [lambda: Federated(LDPQ(0.001), 3, clients_per_step=1), None])
-def test_spike_detection_decides_by_exact_losses(private: Any) -> None:
+def test_spike_detection_decides_by_exact_losses(private):
     callback = private() if private else DPSGD(20.0, 1.0, delta=1e-3)
     trainer = make_trainer(callback, pl.callbacks.SpikeDetection())
     with pytest.raises(ValueError, match="SpikeDetection ends the run by the exact losses of training steps"):
         trainer.fit(Classifier(), datamodule=Digits(60))
 
 
-def test_keys_of_a_dictionary_are_part_of_a_state() -> None:
+def test_keys_of_a_dictionary_are_part_of_a_state():
     """A client's labels may be keys."""
     assert same({"seen": {3: True}, "n": 1}, {"seen": {3: True}, "n": 1})
     assert not same({"seen": {3: True}, "n": 1}, {"seen": {7: True}, "n": 1})

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from lightning_fedq.data.batches import LocalWork, Stack
@@ -8,11 +6,11 @@ from lightning_fedq.rounds import RoundPlan, RoundPlanner
 from lightning_fedq.training.schedule import round_stacks, shortened
 
 
-def plan(num_clients: int, dropout: float = 0.0) -> RoundPlan:
+def plan(num_clients, dropout=0.0):
     return RoundPlanner(num_clients, 3, dropout_probability=dropout).plan(1, FedAvg())
 
 
-def test_stacks_hold_clients_of_equal_batch_shapes_and_differ_by_one() -> None:
+def test_stacks_hold_clients_of_equal_batch_shapes_and_differ_by_one():
     now = plan(11)
     stacks = round_stacks(now, lambda c: (4,) if c < 4 else (4, 2), lambda c: False, clients_per_step=3)
     assert sorted(c for stack in stacks for c in stack.clients) == list(range(11))
@@ -20,7 +18,7 @@ def test_stacks_hold_clients_of_equal_batch_shapes_and_differ_by_one() -> None:
     assert sorted(len(stack.clients) for stack in stacks) == [2, 2, 2, 2, 3]
 
 
-def test_a_clients_seeds_do_not_depend_on_the_stack() -> None:
+def test_a_clients_seeds_do_not_depend_on_the_stack():
     now = plan(9)
     orders = []
     for clients_per_step in (1, 4, 9):
@@ -31,7 +29,7 @@ def test_a_clients_seeds_do_not_depend_on_the_stack() -> None:
     assert len(set(orders[0].values())) == 9
 
 
-def test_stacks_shuffle_all_their_clients_or_none() -> None:
+def test_stacks_shuffle_all_their_clients_or_none():
     """Clients of one batch and of several can train on batches of the same shapes under a limit."""
     held = [torch.arange(4 if client % 2 else 12) for client in range(8)]
     for limits in ((1, None, 1), (1, 1, 1.0)):
@@ -52,7 +50,7 @@ def test_stacks_shuffle_all_their_clients_or_none() -> None:
         assert {client for client, seed in orders[0].items() if seed is None} == {1, 3, 5, 7}
 
 
-def test_dropped_clients_do_not_train_and_a_round_of_nobody_idles() -> None:
+def test_dropped_clients_do_not_train_and_a_round_of_nobody_idles():
     now = plan(40, dropout=0.5)
     stacks = round_stacks(now, lambda c: (1,), lambda c: False, 5)
     assert not now.dropped & {c for stack in stacks for c in stack.clients}
@@ -62,7 +60,7 @@ def test_dropped_clients_do_not_train_and_a_round_of_nobody_idles() -> None:
     ]
 
 
-def test_shortened() -> None:
+def test_shortened():
     stacks = [Stack((0,), (2, 2), 0, ()), Stack((1,), (2, 2), 0, ())]
     assert shortened(stacks, 4) == stacks
     assert shortened(stacks, 3) == stacks[:1]

@@ -1,10 +1,6 @@
 """A federation behind secure aggregation: the same weights, other bits, and rounds that are given up."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +18,6 @@ from lightning_fedq.mechanisms import (
     FedAvg,
     IrwinHall,
 )
-from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg, Stage, expected_traffic
@@ -34,11 +29,9 @@ CLIENTS, DIM = 8, 20
 NOISY = DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=3)
 
 
-def run(
-    secagg: SecAgg | None, *others: pl.Callback, mechanism: Mechanism | None = None, **settings: Any
-) -> tuple[Federated, torch.Tensor]:
+def run(secagg, *others, mechanism=None, **settings):
     """A short run on digits: the callback and the weights at the end."""
-    values: dict[str, Any] = {"dropout_probability": 0.2, "seed": 0, "clients_per_step": 4}
+    values = {"dropout_probability": 0.2, "seed": 0, "clients_per_step": 4}
     federated = Federated(
         mechanism or LDPQ(epsilon=1.0), CLIENTS, secure_aggregation=secagg, **{**values, **settings}
     )
@@ -47,9 +40,7 @@ def run(
     return federated, weights_of(model)
 
 
-def engine_of(
-    mechanism: Mechanism, secagg: SecAgg | None, dropout_probability: float = 0.0, **options: Any
-) -> RoundEngine:
+def engine_of(mechanism, secagg, dropout_probability=0.0, **options):
     return RoundEngine(
         mechanism,
         RoundPlanner(CLIENTS, 3, dropout_probability=dropout_probability),
@@ -62,7 +53,7 @@ def engine_of(
     )
 
 
-def answer(engine: RoundEngine, clients: tuple[int, ...], stack: int = 3) -> None:
+def answer(engine, clients, stack=3):
     for start in range(0, len(clients), stack):
         part = clients[start : start + stack]
         generators = (torch.Generator().manual_seed(client) for client in part)
@@ -74,7 +65,7 @@ def answer(engine: RoundEngine, clients: tuple[int, ...], stack: int = 3) -> Non
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 @pytest.mark.parametrize("active", [False, True])
-def test_a_masked_run_ends_with_the_same_weights(active: bool, clients_per_step: int) -> None:
+def test_a_masked_run_ends_with_the_same_weights(active, clients_per_step):
     settings = {"clients_per_step": clients_per_step, "dropout_probability": 0.1, "seed": 2}
     plain, expected = run(None, **settings)
     masked, weights = run(SecAgg(active=active), **settings)
@@ -90,7 +81,7 @@ def test_a_masked_run_ends_with_the_same_weights(active: bool, clients_per_step:
 @pytest.mark.parametrize(
     "mechanism", [LDPQ(1.0), CorBin(1.0), AggregateGaussian(1.0, 0.1), IrwinHall(1.0, 0.1), NOISY], ids=repr
 )
-def test_every_kind_of_sum_gives_the_same_weights(mechanism: Mechanism, run: str) -> None:
+def test_every_kind_of_sum_gives_the_same_weights(mechanism, run):
     """Also where an absent client counts as zeros, scales are public, or sums are modular."""
     engines = [engine_of(mechanism, secagg, 0.2) for secagg in (None, SecAgg(run=run))]
     dropped = 0
@@ -105,7 +96,7 @@ def test_every_kind_of_sum_gives_the_same_weights(mechanism: Mechanism, run: str
     assert dropped > 0
 
 
-def test_the_bits_are_those_of_the_protocol() -> None:
+def test_the_bits_are_those_of_the_protocol():
     federated, _ = run(SecAgg())
     engine = federated.engine
     assert engine is not None
@@ -126,11 +117,11 @@ def test_the_bits_are_those_of_the_protocol() -> None:
     assert run(None)[0].records[0].protocol_bits == 0
 
 
-def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
+def test_a_resumed_run_is_bit_identical(tmp_path):
     _, expected = run(SecAgg())
 
     class Keep(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             if trainer.current_epoch == 0:
                 trainer.save_checkpoint(tmp_path / "one.ckpt")
 
@@ -148,7 +139,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
         make_trainer(other, Keep()).fit(Classifier(), datamodule=Digits(160), ckpt_path=tmp_path / "one.ckpt")
 
 
-def test_liars_hide_behind_the_masks() -> None:
+def test_liars_hide_behind_the_masks():
     """Their lies are in the sum like anybody's updates: nothing can filter them, nothing breaks."""
     liars = partial(ByzantineClients, 0.25, "inverted")
     masked, weights = run(SecAgg(), liars())
@@ -160,7 +151,7 @@ def test_liars_hide_behind_the_masks() -> None:
 
 
 @pytest.mark.parametrize("mode", ["masked", "accounted"])
-def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode: Any) -> None:
+def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode):
     engine, start = engine_of(LDPQ(1.0), SecAgg(run=mode), 0.45), torch.linspace(-0.5, 0.5, DIM)
     seen = set()
     for round in range(6):
@@ -179,7 +170,7 @@ def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode: Any) -> Non
     assert not torch.equal(engine.weights, start)
 
 
-def test_an_aborted_round_of_a_run_warns_is_charged_and_logged() -> None:
+def test_an_aborted_round_of_a_run_warns_is_charged_and_logged():
     with pytest.warns(UserWarning, match=r"round \d was aborted, the model stays as it was: \[masked input"):
         federated, _ = run(SecAgg(threshold=8))
     aborted = [record for record in federated.records if record.aborted]
@@ -188,7 +179,7 @@ def test_an_aborted_round_of_a_run_warns_is_charged_and_logged() -> None:
     assert federated.engine is not None and federated.engine.ledger.charges.tolist() == [3] * CLIENTS
 
 
-def test_clients_that_fall_silent_unannounced_abort_the_round_at_its_end() -> None:
+def test_clients_that_fall_silent_unannounced_abort_the_round_at_its_end():
     bits = []
     for mode in ("masked", "accounted"):
         engine = engine_of(LDPQ(1.0), SecAgg(run=mode))
@@ -203,7 +194,7 @@ def test_clients_that_fall_silent_unannounced_abort_the_round_at_its_end() -> No
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_client_that_is_not_finite_counts_as_zero_behind_the_masks(bad: float) -> None:
+def test_a_client_that_is_not_finite_counts_as_zero_behind_the_masks(bad):
     engines, records = [engine_of(LDPQ(1.0), SecAgg()) for _ in range(2)], []
     for engine, value in zip(engines, (bad, 0.0), strict=True):
         updates = torch.linspace(-0.5, 0.5, CLIENTS * DIM).reshape(CLIENTS, DIM)
@@ -219,13 +210,13 @@ def test_a_client_that_is_not_finite_counts_as_zero_behind_the_masks(bad: float)
 class OutOfRange(LDPQ):
     """Sends a symbol that it said it never would."""
 
-    def encode(self, update: Any, context: Any, rand: Any) -> Any:
+    def encode(self, update, context, rand):
         message = super().encode(update, context, rand)
         message.symbols[0, 0] = 3
         return message
 
 
-def test_a_symbol_out_of_range_aborts_the_round() -> None:
+def test_a_symbol_out_of_range_aborts_the_round():
     engine = engine_of(OutOfRange(1.0), SecAgg())
     before, plan = engine.weights, engine.start()
     answer(engine, plan.survivors)
@@ -235,7 +226,7 @@ def test_a_symbol_out_of_range_aborts_the_round() -> None:
 
 
 @pytest.mark.parametrize("secagg", [None, SecAgg()])
-def test_noise_of_too_few_clients_is_not_released(secagg: SecAgg | None) -> None:
+def test_noise_of_too_few_clients_is_not_released(secagg):
     """DDG counts on all but `max_dropped` clients' noise: with fewer the sum is not even unmasked."""
     engine = engine_of(DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=1), secagg, 0.2)
     outcomes = set()
@@ -252,7 +243,7 @@ def test_noise_of_too_few_clients_is_not_released(secagg: SecAgg | None) -> None
     assert outcomes == {True, False} and engine.ledger.charges.tolist() == [6] * CLIENTS
 
 
-def test_an_abandoned_round_is_a_new_attempt_with_new_masks() -> None:
+def test_an_abandoned_round_is_a_new_attempt_with_new_masks():
     engines = [engine_of(LDPQ(1.0), secagg) for secagg in (None, SecAgg())]
     for engine in engines:
         answer(engine, engine.start().survivors[:3])
@@ -266,12 +257,12 @@ def test_an_abandoned_round_is_a_new_attempt_with_new_masks() -> None:
 # ---- refusals -------------------------------------------------------------------------------------------
 
 
-def test_a_robust_rule_is_refused() -> None:
+def test_a_robust_rule_is_refused():
     with pytest.raises(ValueError, match="Where SecAgg is on, per-client filters are impossible"):
         Federated(LDPQ(1.0), CLIENTS, aggregator=RobustAggregation("median"), secure_aggregation=SecAgg())
 
 
-def test_weights_are_refused() -> None:
+def test_weights_are_refused():
     with pytest.raises(ValueError, match="no client can be weighted; use weighting='uniform'"):
         Federated(LDPQ(1.0), CLIENTS, weighting="samples", secure_aggregation=SecAgg())
     with pytest.raises(ValueError, match="no client can be weighted"):
@@ -279,19 +270,19 @@ def test_weights_are_refused() -> None:
 
 
 @pytest.mark.parametrize("mechanism", [FedAvg(), CPA(epsilon=1.0)])
-def test_a_mechanism_that_is_no_sum_is_refused(mechanism: Mechanism) -> None:
+def test_a_mechanism_that_is_no_sum_is_refused(mechanism):
     with pytest.raises(TypeError, match=f"{type(mechanism).__name__} is not homomorphic"):
         Federated(mechanism, CLIENTS, secure_aggregation=SecAgg())
 
 
-def test_a_cohort_that_does_not_suit_is_refused() -> None:
+def test_a_cohort_that_does_not_suit_is_refused():
     with pytest.raises(ValueError, match="needs a cohort of 2 or more to hide in, got 1"):
         Federated(LDPQ(1.0), CLIENTS, clients_per_round=1, secure_aggregation=SecAgg())
     with pytest.raises(ValueError, match=r"threshold must be in \[5, 8\]"):
         Federated(LDPQ(1.0), CLIENTS, secure_aggregation=SecAgg(threshold=3))
 
 
-def test_a_modulus_that_wraps_is_refused_before_the_first_round() -> None:
+def test_a_modulus_that_wraps_is_refused_before_the_first_round():
     federated = Federated(LDPQ(1.0), CLIENTS, seed=0, secure_aggregation=SecAgg(modulus=4))
     with pytest.raises(ValueError, match="modulus"):
         make_trainer(federated).fit(Classifier(), datamodule=Digits(160))

@@ -1,9 +1,6 @@
 """Buffers in a stack: running statistics and counters of every client, as one client at a time has them."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +26,17 @@ class Normalised(pl.LightningModule):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(8))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         self.seen.add_(len(labels))
         self.mean = 0.9 * self.mean + 0.1 * inputs.mean((0, 1, 2))
         return nn.functional.cross_entropy(self.net(inputs), labels)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def batches() -> list[tuple[Tensor, Tensor]]:
+def batches():
     """One batch a step, `(clients, batch, ...)`."""
     generator = torch.Generator().manual_seed(1)
     return [
@@ -51,20 +48,20 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def loader() -> DataLoader[Any]:
-    return DataLoader(batches(), batch_size=None)  # type: ignore[arg-type]
+def loader():
+    return DataLoader(batches(), batch_size=None)
 
 
-def members_of(module: nn.Module) -> list[Tensor]:
+def members_of(module):
     """Parameters, then buffers."""
     return [*(p.detach() for p in module.parameters()), *module.buffers()]
 
 
-def flat(module: nn.Module) -> Tensor:
+def flat(module):
     return flatten([member.float() for member in members_of(module)])
 
 
-def one_client(module: nn.Module, client: int) -> Tensor:
+def one_client(module, client):
     """The same steps as a loop would write them for one client; returns its flat vector."""
     module = copy.deepcopy(module)
     optimizer = module.configure_optimizers()
@@ -81,18 +78,18 @@ class Stacks(pl.Callback):
     def __init__(self, buffers: Tensor | None = None) -> None:
         self.start = buffers
 
-    def on_fit_start(self, trainer: Any, module: Any) -> None:
+    def on_fit_start(self, trainer, module):
         self.weights = flat(module)
         names = [name for name, _ in module.named_parameters()]
         buffers = [name for name, _ in module.named_buffers()]
         memory = StackMemory.of(module, [*names, *buffers], NUM_CLIENTS)
         self.stack = ClientStack(trainer, names, buffers, memory, NUM_CLIENTS, self.weights, self.start)
 
-    def on_train_end(self, trainer: Any, module: Any) -> None:
+    def on_train_end(self, trainer, module):
         self.updates, self.buffers = self.stack.updates().clone(), self.stack.rest()
 
 
-def test_buffers_of_a_stack_are_those_of_one_client_at_a_time() -> None:
+def test_buffers_of_a_stack_are_those_of_one_client_at_a_time():
     module, stacks = Normalised(), Stacks()
     before = copy.deepcopy(module)
     expected = torch.stack([one_client(module, client) for client in range(NUM_CLIENTS)])
@@ -106,7 +103,7 @@ def test_buffers_of_a_stack_are_those_of_one_client_at_a_time() -> None:
         assert torch.equal(buffer, dict(module.named_buffers())[name]), "the module's own have not moved"
 
 
-def test_every_client_starts_from_its_own_buffers() -> None:
+def test_every_client_starts_from_its_own_buffers():
     module = Normalised()
     dim = sum(p.numel() for p in module.parameters())
     own = torch.rand(NUM_CLIENTS, len(flat(module)) - dim, generator=torch.Generator().manual_seed(2)) + 0.5

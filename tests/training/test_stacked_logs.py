@@ -1,9 +1,5 @@
 """What is logged and counted in a stack, against the same clients one at a time."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -16,14 +12,14 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 
-def fit(module: Any, clients_per_step: Any, num_train: int = 117, **settings: Any) -> tuple[Federated, Any]:
+def fit(module, clients_per_step, num_train=117, **settings):
     fed = Federated(FedAvg(), 6, seed=0, clients_per_step=clients_per_step)
     trainer = make_trainer(fed, **settings)
     trainer.fit(module, datamodule=Digits(num_train))
     return fed, trainer
 
 
-def assert_same_run(kind: Any, **settings: Any) -> dict[str, Any]:
+def assert_same_run(kind, **settings):
     """Metrics and weights of a stack of four, and of one client at a time; the stack's metrics."""
     alone, stacked = kind(), kind()
     _, expected = fit(alone, 1, **settings)
@@ -39,10 +35,10 @@ def assert_same_run(kind: Any, **settings: Any) -> dict[str, Any]:
 
 
 class Reductions(Classifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         losses = nn.functional.cross_entropy(self.backbone(inputs), labels, reduction="none")
-        epoch: dict[str, Any] = {"on_step": False, "on_epoch": True}
+        epoch = {"on_step": False, "on_epoch": True}
         self.log("samples", float(len(labels)), reduce_fx="sum", **epoch)
         self.log("total", losses.sum(), reduce_fx=torch.sum, **epoch)
         self.log("largest", losses.max(), reduce_fx="max", **epoch)
@@ -54,16 +50,16 @@ class Reductions(Classifier):
         return losses.mean()
 
 
-def test_the_users_own_reductions_count_all_clients() -> None:
+def test_the_users_own_reductions_count_all_clients():
     logged = assert_same_run(Reductions)
     assert logged["samples"] == 117.0
     assert logged["one_epoch"] == 1.0
     assert logged["smallest"] < logged["mean"] < logged["largest"]
 
 
-def test_one_name_logged_twice_in_a_step_counts_twice() -> None:
+def test_one_name_logged_twice_in_a_step_counts_twice():
     class Twice(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             for part in (batch[0][:3], batch[0][3:]):
                 self.log("pixels", part.sum(), on_step=False, on_epoch=True, reduce_fx="sum")
@@ -79,7 +75,7 @@ class Idiom(Classifier):
         super().__init__()
         self.acc, self.loss = MulticlassAccuracy(10), MeanMetric()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         scores = self.backbone(inputs)
         loss = nn.functional.cross_entropy(scores, labels)
@@ -101,7 +97,7 @@ class Values(Classifier):
             MaxMetric(),
         )
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         scores = self.backbone(inputs)
         loss = nn.functional.cross_entropy(scores, labels)
@@ -119,7 +115,7 @@ class Collection(Classifier):
             {"acc": MulticlassAccuracy(10), "f1": MulticlassF1Score(10)}, prefix="train/"
         )
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         scores = self.backbone(inputs)
         values = self.metrics(scores, labels)
@@ -137,33 +133,33 @@ class ByHand(Classifier):
         super().__init__()
         self.counts = SumMetric()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.counts.update(torch.ones(len(batch[1])))
         return super().training_step(batch, batch_idx)
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         self.log("count", self.counts.compute())
         self.counts.reset()
 
 
 @pytest.mark.filterwarnings("ignore:No positive samples:UserWarning")
 @pytest.mark.parametrize("kind", [Idiom, Values, Collection])
-def test_metric_objects_count_every_client(kind: Any) -> None:
+def test_metric_objects_count_every_client(kind):
     assert_same_run(kind)
 
 
-def test_a_metric_computed_by_hand_is_the_mean_of_the_clients() -> None:
+def test_a_metric_computed_by_hand_is_the_mean_of_the_clients():
     with pytest.warns(UserWarning, match="one client at a time.*ByHand overrides on_train_epoch_end"):
         fed, trainer = fit(ByHand(), 4)
     assert fed.clients_per_step_chosen == 1, "its hook expects one client"
     assert trainer.callback_metrics["count"] == 117.0 / 6
 
 
-def test_a_step_of_a_stack_shows_the_mean_of_its_clients(tmp_path: Any) -> None:
-    steps: list[tuple[float, float]] = []
+def test_a_step_of_a_stack_shows_the_mean_of_its_clients(tmp_path):
+    steps = []
 
     class Steps(Idiom):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             inputs, labels = batch
             scores = self.backbone(inputs)
             right = (scores.argmax(1) == labels).float().mean()
@@ -173,7 +169,7 @@ def test_a_step_of_a_stack_shows_the_mean_of_its_clients(tmp_path: Any) -> None:
             return nn.functional.cross_entropy(scores, labels)
 
     class Keep(pl.loggers.CSVLogger):
-        def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        def log_metrics(self, metrics, step=None):
             if "acc" in metrics:
                 steps.append((metrics["acc"], metrics["by_hand"]))
 
@@ -186,14 +182,14 @@ def test_a_step_of_a_stack_shows_the_mean_of_its_clients(tmp_path: Any) -> None:
 
 
 class Computes(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("so_far", self.acc.compute())
         return loss
 
 
 class Adds(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss + 0.0 * self.acc(self.backbone(batch[0]), batch[1])
 
@@ -202,7 +198,7 @@ class Adds(Idiom):
     ("kind", "reason"),
     [(Computes, r"compute\(\) of MulticlassAccuracy"), (Adds, "the value of MulticlassAccuracy")],
 )
-def test_metrics_whose_value_is_needed_in_the_step_go_one_client_at_a_time(kind: Any, reason: str) -> None:
+def test_metrics_whose_value_is_needed_in_the_step_go_one_client_at_a_time(kind, reason):
     alone, module = kind(), kind()
     _, expected = fit(alone, 1)
     with pytest.warns(UserWarning, match=f"one client at a time.*{reason}"):

@@ -1,9 +1,5 @@
 """A step in a stack is compared once with the same clients alone: their gradients, and numbers of Python."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -20,7 +16,7 @@ class Counts(Classifier):
         super().__init__(nn.Sequential(nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 10)))
         self.steps = 0
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.steps += 1
         return super().training_step(batch, batch_idx) * min(1.0, self.steps / 3)
 
@@ -30,7 +26,7 @@ class Alternates(Classifier):
         super().__init__()
         self.phase = {"odd": False}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.phase["odd"] = not self.phase["odd"]
         return super().training_step(batch, batch_idx) * (2.0 if self.phase["odd"] else 0.5)
 
@@ -42,7 +38,7 @@ class OwnNoise(Classifier):
         super().__init__()
         self.draws = torch.Generator().manual_seed(0)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         noise = torch.rand(batch[0].shape[-1], generator=self.draws)
         return super().training_step([batch[0] * noise, batch[1]], batch_idx)
 
@@ -60,7 +56,7 @@ class Dropout(Classifier):
         (OwnNoise, "one client at a time"),
     ],
 )
-def test_what_a_stack_can_not_do_trains_alone(kind: Any, why: str) -> None:
+def test_what_a_stack_can_not_do_trains_alone(kind, why):
     fed, plain = (Federated(FedAvg(), 6, seed=0, clients_per_step=size) for size in (6, 1))
     one, other = kind(), kind()
     other.load_state_dict(one.state_dict())
@@ -71,7 +67,7 @@ def test_what_a_stack_can_not_do_trains_alone(kind: Any, why: str) -> None:
     assert torch.equal(weights_of(one), weights_of(other))
 
 
-def test_draws_of_torch_are_a_client_s_own_in_a_stack() -> None:
+def test_draws_of_torch_are_a_client_s_own_in_a_stack():
     fed = Federated(FedAvg(), 6, seed=0, clients_per_step=6)
     make_trainer(fed, max_epochs=1).fit(Dropout(), datamodule=Digits(60))
     assert fed.clients_per_step_chosen == 6

@@ -1,18 +1,13 @@
 """Every fit says at its end what was protected from whom, without a callback beside `Federated`."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.cli import main
 from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, DistributedDiscreteGaussian, FedAvg
-from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.runs import epsilon_of_label, summary_lines
 from lightning_fedq.secagg import SecAgg
@@ -21,7 +16,7 @@ from tests.digits_run import Classifier, Digits, make_trainer
 DDG = DistributedDiscreteGaussian(0.1, 0.5, 0.01)
 
 
-def said(caplog: Any, federated: Federated, *callbacks: Any) -> list[str]:
+def said(caplog, federated, *callbacks):
     """The lines on privacy at the end of a fit."""
     with caplog.at_level("INFO"):
         make_trainer(federated, *callbacks).fit(Classifier(), datamodule=Digits(200))
@@ -38,14 +33,12 @@ def said(caplog: Any, federated: Federated, *callbacks: Any) -> list[str]:
         (CorBin(5.0, shared_bits=5), {}, "nothing useful is promised; the smallest epsilon is"),
     ],
 )
-def test_a_run_that_protects_nobody_says_so(
-    mechanism: Mechanism, settings: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_protects_nobody_says_so(mechanism, settings, words, caplog):
     (line,) = said(caplog, Federated(mechanism, 10, **settings))
     assert words in line
 
 
-def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog):
     target = PrivacyTarget(8.0, 1e-5, "secagg_server")
     first, second = said(caplog, Federated(DDG, 20, secure_aggregation=SecAgg(), privacy=target))
     assert "asked for epsilon 8 towards the server behind secure aggregation over 2 rounds" in first
@@ -57,18 +50,18 @@ def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog: pytest.
     )
 
 
-def test_without_a_target_the_smallest_epsilon_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_target_the_smallest_epsilon_comes_first(caplog):
     mechanism = DistributedDiscreteGaussian(0.1, 0.5, 0.01)
     first, _ = said(caplog, Federated(mechanism, 20, secure_aggregation=SecAgg()))
     assert first.startswith("privacy over 2 rounds at delta 1e-05: epsilon ") and "towards" in first
 
 
-def test_no_row_behind_masks_that_did_not_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_row_behind_masks_that_did_not_run(caplog):
     lines = said(caplog, Federated(LDPQ(0.01), 20))
     assert lines and not any("behind secure aggregation" in line for line in lines)
 
 
-def test_masks_that_were_only_counted_meet_no_target(caplog: pytest.LogCaptureFixture) -> None:
+def test_masks_that_were_only_counted_meet_no_target(caplog):
     target, secagg = PrivacyTarget(8.0, 1e-5, "secagg_server"), SecAgg(run="accounted")
     federated = Federated(DDG, 20, secure_aggregation=secagg, privacy=target)
     with pytest.warns(UserWarning, match="masking is accounted for only"):
@@ -79,8 +72,8 @@ def test_masks_that_were_only_counted_meet_no_target(caplog: pytest.LogCaptureFi
 
 @pytest.mark.filterwarnings("ignore:.*masking is accounted for only")
 def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_have_no_epsilon(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     """Of the printed table, `report.md`, the HTML page and `fedq compare`, which also shows an honest run."""
     target, names = PrivacyTarget(8.0, 1e-5, "secagg_server"), ("accounted", "without")
     for name, masks in zip(names, (SecAgg(run="accounted"), None), strict=True):
@@ -110,12 +103,12 @@ def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_hav
     assert epsilon_of_label(table["without"], True) == "masks not run"
 
 
-def test_samples_have_a_line_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_samples_have_a_line_of_their_own(caplog):
     lines = said(caplog, Federated(FedAvg(), 4), DPSGD(1.0, 1.0, delta=1e-3))
     assert any(line.startswith("privacy of a sample: epsilon ") and "delta 0.001" in line for line in lines)
 
 
-def test_a_target_of_a_round_is_said_between_any_two_updates(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_of_a_round_is_said_between_any_two_updates(caplog):
     """SIGM's claim is about an update and zero, of which any two updates are two steps apart."""
     target = PrivacyTarget(8.0, 1e-5, "outsider", "round")
     mechanism = SIGM(0.1, 1.0, 0.5)

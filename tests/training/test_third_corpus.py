@@ -3,14 +3,10 @@
 The third corpus. What people take from packages (adapters, graphs, detection) is written out, in their style.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 import torch.utils.checkpoint
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
@@ -33,22 +29,22 @@ class Training(pl.LightningModule):
         super().__init__()
         self.net, self.rate = net, rate
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(*batch)
         self.log("train_loss", loss)
         return loss
 
-    def loss(self, *batch: Tensor) -> Tensor:
+    def loss(self, *batch):
         raise NotImplementedError
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=self.rate)
 
 
 class Diffusion(Training):
     """Noise prediction; levels and noise are fixed by the sample, so that both trainings see the same."""
 
-    def loss(self, x: Tensor, level: Tensor, noise: Tensor) -> Tensor:
+    def loss(self, x, level, noise):
         noised = level.sqrt() * x + (1 - level).sqrt() * noise
         return F.mse_loss(self.net(torch.cat([noised, level], 1)), noise)
 
@@ -56,34 +52,34 @@ class Diffusion(Training):
 class Contrastive(Training):
     """InfoNCE of two views."""
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, x, y):
         one, other = (F.normalize(self.net(view), dim=1) for view in (x, y))
         return F.cross_entropy(one @ other.T / 0.2, torch.arange(len(x)))
 
 
 class Segmentation(Training):
-    def loss(self, x: Tensor, mask: Tensor) -> Tensor:
+    def loss(self, x, mask):
         return F.binary_cross_entropy_with_logits(self.net(x), mask)
 
 
 class Forecast(Training):
-    def loss(self, series: Tensor, ahead: Tensor) -> Tensor:
-        return F.huber_loss(self.net[1](self.net[0](series)[0][:, -1]), ahead)  # type: ignore[index]
+    def loss(self, series, ahead):
+        return F.huber_loss(self.net[1](self.net[0](series)[0][:, -1]), ahead)
 
 
 class Recommender(Training):
     """Factors of users and items, with sparse gradients."""
 
-    def loss(self, user: Tensor, item: Tensor, rating: Tensor) -> Tensor:
+    def loss(self, user, item, rating):
         users, items = self.net
         return F.mse_loss((users(user) * items(item)).sum(1), rating)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SparseAdam(list(self.parameters()), lr=self.rate)
 
 
 class Audio(Training):
-    def loss(self, wave: Tensor, label: Tensor) -> Tensor:
+    def loss(self, wave, label):
         spectrum = torch.stft(wave, 32, 16, window=torch.hann_window(32), return_complex=True).abs()
         return F.cross_entropy(self.net(spectrum.log1p()), label)
 
@@ -91,11 +87,11 @@ class Audio(Training):
 class Tabular(Training):
     """A transformer over one token a column."""
 
-    def loss(self, columns: Tensor, target: Tensor) -> Tensor:
+    def loss(self, columns, target):
         tokens, encoder, head = self.net
         return F.cross_entropy(head(encoder(tokens(columns[..., None])).mean(1)), target)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         # the gradient of attention's key bias is zero but for rounding, which Adam would blow up
         return torch.optim.SGD(self.parameters(), lr=self.rate)
 
@@ -110,7 +106,7 @@ class Adapted(nn.Module):
         self.up = nn.Linear(rank, outputs, bias=False)
         nn.init.zeros_(self.up.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.base(x) + self.up(self.down(x))
 
 
@@ -123,7 +119,7 @@ class Block(nn.Module):
         self.query, self.value = Adapted(width, width), Adapted(width, width)
         self.key = nn.Linear(width, width).requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = self.norm(x)
         parts = (part(y)[:, None] for part in (self.query, self.key, self.value))
         return x + F.scaled_dot_product_attention(*parts, is_causal=True)[:, 0]
@@ -139,20 +135,20 @@ class LanguageModel(Training):
         self.tokens = nn.Embedding(11, width).requires_grad_(False)
         self.head = nn.Linear(width, 11).requires_grad_(False)
 
-    def loss(self, text: Tensor) -> Tensor:
+    def loss(self, text):
         x = self.tokens(text[:, :-1])
-        for block in self.net:  # type: ignore[attr-defined]
+        for block in self.net:
             x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
         return F.cross_entropy(self.head(x).flatten(0, 1), text[:, 1:].flatten())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=self.rate)
 
 
 class Graphs(Training):
     """Graph convolutions over small dense graphs, batched by padding."""
 
-    def loss(self, nodes: Tensor, edges: Tensor, label: Tensor) -> Tensor:
+    def loss(self, nodes, edges, label):
         edges = edges + torch.eye(edges.shape[-1])
         spread = edges / edges.sum(-1, keepdim=True)
         first, last = self.net
@@ -162,14 +158,14 @@ class Graphs(Training):
 class Detection(Training):
     """One box a picture from every cell of a grid: objectness, and corners where something is."""
 
-    def loss(self, picture: Tensor, cell: Tensor, box: Tensor) -> Tensor:
+    def loss(self, picture, cell, box):
         found = self.net(picture).flatten(2)
         there = F.one_hot(cell, found.shape[-1]).float()
         corners = found[:, 1:].gather(2, cell[:, None, None].expand(-1, 4, 1))[..., 0]
         return F.binary_cross_entropy_with_logits(found[:, 0], there) + F.smooth_l1_loss(corners, box)
 
 
-def corpus() -> dict[str, tuple[Any, tuple[Tensor, ...]]]:
+def corpus():
     """Each training, from the same seed, with 48 samples."""
     torch.manual_seed(0)
     n, rows = 48, torch.randn(48, 8)
@@ -215,14 +211,14 @@ def corpus() -> dict[str, tuple[Any, tuple[Tensor, ...]]]:
 NAMES = list(corpus())
 
 
-def fit(name: str, *callbacks: Any) -> Any:
+def fit(name, *callbacks):
     module, tensors = corpus()[name]
     make_trainer(*callbacks, max_epochs=2).fit(module, DataLoader(TensorDataset(*tensors), batch_size=8))
     return module
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_client_is_the_plain_training(name: str) -> None:
+def test_one_client_is_the_plain_training(name):
     """Optimisers begin anew in a round, so the plain training is one fit of an epoch after the other."""
     plain, tensors = corpus()[name]
     for _ in range(2):
@@ -233,7 +229,7 @@ def test_one_client_is_the_plain_training(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_six_clients_behind_coins_stay_finite(name: str) -> None:
+def test_six_clients_behind_coins_stay_finite(name):
     fed = Federated(LDPQ(4.0), 6, seed=0)
     module = fit(name, fed)
     assert len(fed.records) == 2 and not any(record.non_finite_clients for record in fed.records)

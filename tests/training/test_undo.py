@@ -9,7 +9,7 @@ class Owner:
     name = "of the class"
 
 
-def test_attributes_come_back() -> None:
+def test_attributes_come_back():
     undo, own, inherited = Undo(), SimpleNamespace(name="own"), Owner()
     for owner in (own, inherited, own):
         undo.replace(owner, "name", "new")
@@ -19,7 +19,7 @@ def test_attributes_come_back() -> None:
     assert inherited.name == "of the class" and not vars(inherited)
 
 
-def test_the_last_thing_is_undone_first_and_once() -> None:
+def test_the_last_thing_is_undone_first_and_once():
     undo, seen = Undo(), []
     for number in range(3):
         undo.later(lambda number=number: seen.append(number))

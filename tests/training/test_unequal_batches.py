@@ -1,12 +1,10 @@
 """Batches of different shapes inside a stack: padded sequences, strings, and what else does not stack."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,14 +23,14 @@ class Sentences(Dataset[Any]):
         self.tokens = [torch.randint(1, 20, (int(n),), generator=generator) for n in lengths]
         self.labels = torch.randint(4, (num_samples,), generator=generator)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.tokens[index], int(self.labels[index])
 
 
-def padded(samples: list[Any]) -> Any:
+def padded(samples):
     tokens = pad_sequence([tokens for tokens, _ in samples], batch_first=True)
     return {"tokens": tokens, "labels": torch.tensor([label for _, label in samples]), "pad": 0}
 
@@ -44,7 +42,7 @@ class Text(pl.LightningModule):
         self.embedding, self.head = nn.Embedding(20, 8, padding_idx=0), nn.Linear(8, 4)
         self.middle = nn.LSTM(8, 8, batch_first=True) if recurrent else None
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         hidden = self.embedding(batch["tokens"])
         hidden = self.middle(hidden)[0] if self.middle is not None else hidden
         mask = (batch["tokens"] != batch["pad"]).unsqueeze(-1)
@@ -53,7 +51,7 @@ class Text(pl.LightningModule):
         self.log("words", mask.float().sum(), on_step=False, on_epoch=True, reduce_fx="sum")
         return loss
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
 
 
@@ -62,11 +60,11 @@ class Data(pl.LightningDataModule):
         super().__init__()
         self.loader = DataLoader(Sentences(longest), batch_size=4, shuffle=True, collate_fn=collate)
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return self.loader
 
 
-def fit(clients_per_step: Any, longest: int, module: Any = None, seed: int = 0, collate: Any = padded) -> Any:
+def fit(clients_per_step, longest, module=None, seed=0, collate=padded):
     fed = Federated(FedAvg(), 8, seed=seed, clients_per_step=clients_per_step)
     module = module or Text()
     trainer = make_trainer(fed)
@@ -74,14 +72,14 @@ def fit(clients_per_step: Any, longest: int, module: Any = None, seed: int = 0, 
     return fed.clients_per_step_chosen, weights_of(module), trainer.callback_metrics
 
 
-def assert_same(found: Any, expected: Any) -> None:
+def assert_same(found, expected):
     torch.testing.assert_close(found[1], expected[1], atol=2e-6, rtol=1e-5)
     for name in ("loss", "words"):
         torch.testing.assert_close(found[2][name], expected[2][name], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_some_stacks_of_padded_batches_are_unequal(seed: int) -> None:
+def test_some_stacks_of_padded_batches_are_unequal(seed):
     """Few lengths: the first stack maps, later ones are of several shapes."""
     expected = fit(1, 4, seed=seed)
     found = fit(8, 4, seed=seed)
@@ -92,7 +90,7 @@ def test_some_stacks_of_padded_batches_are_unequal(seed: int) -> None:
 
 
 @pytest.mark.parametrize("clients_per_step", [8, "auto"])
-def test_batches_that_hardly_ever_agree_go_one_client_at_a_time(clients_per_step: Any) -> None:
+def test_batches_that_hardly_ever_agree_go_one_client_at_a_time(clients_per_step):
     expected = fit(1, 40)
     with pytest.warns(UserWarning, match="one client at a time.*of 8 clients are of [5-8] kinds"):
         found = fit(clients_per_step, 40)
@@ -100,8 +98,8 @@ def test_batches_that_hardly_ever_agree_go_one_client_at_a_time(clients_per_step
     assert torch.equal(found[1], expected[1])
 
 
-def test_strings_in_a_batch_say_why() -> None:
-    def named(samples: list[Any]) -> Any:
+def test_strings_in_a_batch_say_why():
+    def named(samples):
         return {**padded(samples), "names": [str(tokens.tolist()) for tokens, _ in samples]}
 
     with pytest.warns(UserWarning, match="strings and objects that differ"):
@@ -109,7 +107,7 @@ def test_strings_in_a_batch_say_why() -> None:
     assert torch.equal(found[1], fit(1, 4, collate=named)[1])
 
 
-def test_a_recurrent_layer_goes_one_client_at_a_time() -> None:
+def test_a_recurrent_layer_goes_one_client_at_a_time():
     with pytest.warns(UserWarning, match=r"one client at a time.*middle \(LSTM\) keeps a list"):
         found = fit(8, 4, Text(recurrent=True))
     assert found[0] == 1

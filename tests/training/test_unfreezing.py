@@ -1,14 +1,10 @@
 """Parameters that join or leave in mid-run."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, ReloadBest
@@ -28,12 +24,12 @@ class TwoLayers(Classifier):
         self.frozen, self.change_at = frozen, change_at
         self.backbone[0].requires_grad_(not frozen)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         if self.current_epoch == self.change_at:
             self.backbone[0].requires_grad_(self.frozen)
 
     @property
-    def first(self) -> Tensor:
+    def first(self):
         return weights_of(self.backbone[0])
 
 
@@ -45,38 +41,38 @@ class Tuned(Classifier):
         super().__init__(nn.Sequential(nn.Linear(64, 8), nn.Tanh()))
         self.head = nn.Linear(8, 10)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self.head(self.backbone(batch[0])), batch[1])
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_acc", (self.head(self.backbone(batch[0])).argmax(1) == batch[1]).float().mean())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.head.parameters(), lr=0.5)
 
     @property
-    def first(self) -> Tensor:
+    def first(self):
         return weights_of(self.backbone)
 
 
-def federated(mechanism: Any, **settings: Any) -> Federated:
+def federated(mechanism, **settings):
     return Federated(mechanism, CLIENTS, seed=1, **{"clients_per_step": 1, **settings})
 
 
-def tuning() -> Any:
+def tuning():
     return pl.callbacks.BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.5)
 
 
-def callbacks_of(way: str, fed: Federated) -> list[Any]:
+def callbacks_of(way, fed):
     return {"module": [fed], "before": [tuning(), fed], "after": [fed, tuning()]}[way]
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 @pytest.mark.parametrize("way", ["module", "before", "after"])
-def test_what_unfreezes_goes_through_the_mechanism(way: str, clients_per_step: int, caplog: Any) -> None:
+def test_what_unfreezes_goes_through_the_mechanism(way, clients_per_step, caplog):
     caplog.set_level(logging.INFO)
     fed = federated(Silent(), clients_per_step=clients_per_step)
-    module: Any = TwoLayers() if way == "module" else Tuned()
+    module = TwoLayers() if way == "module" else Tuned()
     before = weights_of(module).clone()
     make_trainer(*callbacks_of(way, fed), max_epochs=3).fit(module, datamodule=Digits(80))
     assert torch.equal(weights_of(module), before)
@@ -86,7 +82,7 @@ def test_what_unfreezes_goes_through_the_mechanism(way: str, clients_per_step: i
     assert "round 2: backbone.0.weight, backbone.0.bias (520 coordinates) join" in caplog.text
 
 
-def test_nothing_unfreezes_where_few_parameters_cost_more() -> None:
+def test_nothing_unfreezes_where_few_parameters_cost_more():
     """`RotatedAxes`, 20 rounds at 0.5: 9.17 among many axes, 9.86 among those of three parameters."""
     fed, module = federated(RotatedAxes(0.5, 1.0)), TwoLayers()
     with pytest.raises(ValueError, match=r"round 2: .* \(520 coordinates\) join, and RotatedAxes can't be"):
@@ -97,9 +93,9 @@ def test_nothing_unfreezes_where_few_parameters_cost_more() -> None:
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 @pytest.mark.parametrize("way", ["module", "before", "after"])
-def test_unfreezing_is_that_of_a_loop_over_clients(way: str, clients_per_step: int) -> None:
+def test_unfreezing_is_that_of_a_loop_over_clients(way, clients_per_step):
     fed = federated(FedAvg(), clients_per_step=clients_per_step)
-    module: Any = TwoLayers() if way == "module" else Tuned()
+    module = TwoLayers() if way == "module" else Tuned()
     make_trainer(*callbacks_of(way, fed), max_epochs=3).fit(module, datamodule=Digits(80))
     fresh = Tuned()
     by_hand = TwoLayers().backbone if way == "module" else nn.Sequential(*fresh.backbone, fresh.head)
@@ -126,12 +122,12 @@ def test_unfreezing_is_that_of_a_loop_over_clients(way: str, clients_per_step: i
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
-def test_what_freezes_leaves_and_stays_where_it_is(clients_per_step: int, caplog: Any) -> None:
+def test_what_freezes_leaves_and_stays_where_it_is(clients_per_step, caplog):
     caplog.set_level(logging.INFO)
     seen = []
 
     class Watch(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             seen.append(pl_module.first.clone())
 
     fed, module = federated(LDPQ(epsilon=0.5), clients_per_step=clients_per_step), TwoLayers(frozen=False)
@@ -144,7 +140,7 @@ def test_what_freezes_leaves_and_stays_where_it_is(clients_per_step: int, caplog
     assert "(520 coordinates) leave" in caplog.text
 
 
-def test_a_budget_that_cannot_pay_for_more_parameters_stops_before_the_round(tmp_path: Path) -> None:
+def test_a_budget_that_cannot_pay_for_more_parameters_stops_before_the_round(tmp_path):
     budget = PrivacyBudget(epsilon=300.0, delta=1e-5, adversary="server")
     keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     fed = Federated(LDPQ(epsilon=0.5), CLIENTS, clients_per_step=1)
@@ -161,10 +157,10 @@ def test_a_budget_that_cannot_pay_for_more_parameters_stops_before_the_round(tmp
 @pytest.mark.filterwarnings("ignore:The provided params to be frozen already exist:UserWarning")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 @pytest.mark.parametrize("way", ["module", "before", "after"])
-def test_resumed_after_an_unfreezing(tmp_path: Path, way: str) -> None:
-    def fit(*extra: Any, resume: Any = None) -> Any:
+def test_resumed_after_an_unfreezing(tmp_path, way):
+    def fit(*extra, resume=None):
         fed = federated(FedAvg(), server_optimizer=lambda params: torch.optim.Adam(params, lr=0.01))
-        module: Any = TwoLayers() if way == "module" else Tuned()
+        module = TwoLayers() if way == "module" else Tuned()
         trainer = make_trainer(*callbacks_of(way, fed), *extra, max_epochs=3)
         trainer.fit(module, datamodule=Digits(80), ckpt_path=resume)
         return module
@@ -174,10 +170,10 @@ def test_resumed_after_an_unfreezing(tmp_path: Path, way: str) -> None:
 
         crosses_clients = True
 
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, *args):
             trainer.save_checkpoint(tmp_path / f"middle-{trainer.current_epoch}.ckpt")
 
-        def on_train_epoch_end(self, trainer: Any, *args: Any) -> None:
+        def on_train_epoch_end(self, trainer, *args):
             trainer.save_checkpoint(tmp_path / f"end-{trainer.current_epoch}.ckpt")
 
     whole = fit(Saves())
@@ -185,7 +181,7 @@ def test_resumed_after_an_unfreezing(tmp_path: Path, way: str) -> None:
         assert torch.equal(weights_of(fit(resume=tmp_path / f"{name}.ckpt")), weights_of(whole)), name
 
 
-def test_the_best_model_of_a_shorter_vector_is_given_up() -> None:
+def test_the_best_model_of_a_shorter_vector_is_given_up():
     best = ReloadBest(patience=1)
     module = TwoLayers()
     with pytest.warns(UserWarning, match="joined or left since the best model"):

@@ -1,7 +1,6 @@
 """The privacy page lists what the run wrote without noise: that, and nothing else."""
 
 import json
-from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
@@ -19,7 +18,7 @@ from tests.training.test_client_metrics import Logs, SendsNothingUseful, run
 TITLE = "## What also leaves, without noise"
 
 
-def section(folder: Path) -> list[str]:
+def section(folder):
     page = (folder / "run" / "privacy.md").read_text()
     lines = page.split(TITLE)[1].split("\n## ")[0].splitlines()
     listed = [line.removeprefix("- ") for line in lines if line]
@@ -71,7 +70,7 @@ def test_with_a_seed_checkpoints_hold_it_too(tmp_path):
 class Writes(pl.Callback):
     """A user's own callback that says what it writes."""
 
-    def lets_out(self, trainer) -> str:
+    def lets_out(self, trainer):
         return "The first label, to the screen."
 
 

@@ -6,12 +6,11 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lightning_fedq.wire.coding import Code
 
 
-def huffman_lengths(probabilities: list[float]) -> list[int]:
+def huffman_lengths(probabilities):
     """Code word lengths of a Huffman code; a single symbol still takes one bit.
 
     Raises:
@@ -32,7 +31,7 @@ def huffman_lengths(probabilities: list[float]) -> list[int]:
     return lengths
 
 
-def canonical_words(lengths: list[int]) -> list[str]:
+def canonical_words(lengths):
     """Canonical code words, as strings of 0 and 1, of a complete set of lengths."""
     words, value, last = [""] * len(lengths), 0, 0
     for length, symbol in sorted((length, i) for i, length in enumerate(lengths)):
@@ -55,10 +54,10 @@ class ConditionalHuffman(Code):
     laws: tuple[tuple[float, ...], ...]
 
     @cached_property
-    def _words(self) -> list[list[str]]:
+    def _words(self):
         return [canonical_words(huffman_lengths(list(law))) for law in self.laws]
 
-    def _strings(self, symbols: Tensor) -> list[str]:
+    def _strings(self, symbols):
         picked = []
         for symbol, low, words in zip(symbols.tolist(), self.smallest, self._words, strict=True):
             if not 0 <= symbol - low < len(words):
@@ -68,7 +67,7 @@ class ConditionalHuffman(Code):
             picked.append(words[symbol - low])
         return picked
 
-    def pack(self, symbols: Tensor) -> bytes:
+    def pack(self, symbols):
         """See `Code.pack`.
 
         Raises:
@@ -77,7 +76,7 @@ class ConditionalHuffman(Code):
         bits = "".join(self._strings(symbols))
         return np.packbits(np.frombuffer(bits.encode(), np.uint8) - ord("0")).tobytes()
 
-    def unpack(self, stream: bytes, count: int) -> Tensor:
+    def unpack(self, stream, count):
         """See `Code.unpack`."""
         bits = "".join(format(byte, "08b") for byte in stream)
         place, symbols = 0, []
@@ -97,7 +96,7 @@ class ConditionalHuffman(Code):
             )
         return torch.tensor(symbols)
 
-    def num_bits(self, symbols: Tensor) -> int:
+    def num_bits(self, symbols):
         """See `Code.num_bits`."""
         rows = symbols.reshape(-1, len(self.smallest))
         return sum(len(word) for row in rows for word in self._strings(row))

@@ -4,7 +4,7 @@ import torch
 from lightning_fedq.data.datasets import DigitsDataModule
 
 
-def test_digits_are_split_without_overlap() -> None:
+def test_digits_are_split_without_overlap():
     data = DigitsDataModule()
     data.setup("fit")
     parts = [data.train_set, data.val_set, data.test_set]
@@ -15,7 +15,7 @@ def test_digits_are_split_without_overlap() -> None:
     assert len(rows.unique(dim=0)) == 1797  # digits holds no duplicate, so no sample is in two parts
 
 
-def test_another_seed_gives_another_split_and_the_same_seed_the_same() -> None:
+def test_another_seed_gives_another_split_and_the_same_seed_the_same():
     first, again, other = (DigitsDataModule(seed=seed) for seed in (0, 0, 1))
     for data in (first, again, other):
         data.setup("fit")
@@ -23,6 +23,6 @@ def test_another_seed_gives_another_split_and_the_same_seed_the_same() -> None:
     assert not torch.equal(first.test_set.tensors[0], other.test_set.tensors[0])
 
 
-def test_too_large_a_limit_is_refused() -> None:
+def test_too_large_a_limit_is_refused():
     with pytest.raises(ValueError, match=r"num_train = 2000, but there are only 1150"):
         DigitsDataModule(num_train=2000).setup("fit")

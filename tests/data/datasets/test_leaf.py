@@ -1,10 +1,6 @@
 """LEAF's format, in small files that are written here."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +14,7 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import make_trainer
 
 
-def write(folder: Path, name: str, users: dict[str, tuple[list[Any], list[Any]]], **more: Any) -> Path:
+def write(folder, name, users, **more):
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "users": list(users),
@@ -30,18 +26,18 @@ def write(folder: Path, name: str, users: dict[str, tuple[list[Any], list[Any]]]
     return folder
 
 
-def images(count: int, start: float) -> tuple[list[Any], list[int]]:
+def images(count, start):
     return [[(start + i) / 100] * 784 for i in range(count)], [(int(start) + i) % 62 for i in range(count)]
 
 
-def femnist(folder: Path, sizes: dict[str, int]) -> Path:
+def femnist(folder, sizes):
     users = {user: images(size, number) for number, (user, size) in enumerate(sizes.items())}
     first, *rest = users
     write(folder, "all_data_0.json", {first: users[first]})
     return write(folder, "all_data_1.json", {user: users[user] for user in rest}, hierarchies=[])
 
 
-def test_femnist(tmp_path: Path) -> None:
+def test_femnist(tmp_path):
     folder = femnist(tmp_path / "train", {"f2": 3, "f0": 5, "f1": 2})
     clients = leaf_clients(folder, "femnist")
     assert [(user, len(data)) for user, data in clients.items()] == [("f0", 5), ("f1", 2), ("f2", 3)]
@@ -58,7 +54,7 @@ def test_femnist(tmp_path: Path) -> None:
 LINES = ["First Citizen:\nBefore we proceed any further, hear me speak. All: Speak, speak. First Ci"]
 
 
-def test_shakespeare(tmp_path: Path) -> None:
+def test_shakespeare(tmp_path):
     text = (LINES[0] * 2)[:81]
     folder = write(tmp_path, "a.json", {"ROMEO": ([text[:80], text[1:81]], [text[80], "}"])})
     data = leaf_clients(folder, "shakespeare")["ROMEO"]
@@ -76,7 +72,7 @@ def test_shakespeare(tmp_path: Path) -> None:
         leaf_clients(write(tmp_path, "a.json", {"ROMEO": (["é"], ["a"])}), "shakespeare")
 
 
-def test_files_that_are_no_leaf(tmp_path: Path) -> None:
+def test_files_that_are_no_leaf(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no JSON files in .*preprocess\.sh writes them"):
         read_leaf(tmp_path)
     (tmp_path / "a.json").write_text("{}")
@@ -97,7 +93,7 @@ def test_files_that_are_no_leaf(tmp_path: Path) -> None:
     ):
         leaf_clients(tmp_path, "femnist")
     with pytest.raises(ValueError, match="task must be 'femnist' or 'shakespeare' or 'numbers', got 'mnist'"):
-        leaf_clients(tmp_path, "mnist")  # type: ignore[arg-type]
+        leaf_clients(tmp_path, "mnist")
     with pytest.raises(ValueError, match=r"user u of .* has no samples"):
         leaf_clients(write(tmp_path, "a.json", {"u": ([], [])}), "numbers")
 
@@ -107,17 +103,17 @@ class Module(pl.LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 62))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_acc", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_a_federation_of_writers(tmp_path: Path) -> None:
+def test_a_federation_of_writers(tmp_path):
     sizes = {"f2": 6, "f0": 8, "f1": 4}
     data = LEAFDataModule(
         str(femnist(tmp_path / "train", sizes)),
@@ -125,7 +121,7 @@ def test_a_federation_of_writers(tmp_path: Path) -> None:
         batch_size=2,
     )
     assert data.users == ["f0", "f1", "f2"]
-    own: Any = data.test_sets
+    own = data.test_sets
     fed = Federated(FedAvg(), 3, seed=0, evaluate_clients=ClientEvaluation(own))
     trainer = make_trainer(fed, max_epochs=2)
     trainer.fit(Module(), datamodule=data)

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_fedq.data.datasets import TensorDataModule, split_indices
 
@@ -8,17 +7,17 @@ from lightning_fedq.data.datasets import TensorDataModule, split_indices
 class Counted(TensorDataModule):
     """100 samples numbered in order, of which the last 20 are the official test set."""
 
-    def load(self) -> tuple[Tensor, Tensor, int]:
+    def load(self):
         return torch.arange(100.0)[:, None], torch.arange(100), 20
 
 
-def test_split_covers_every_sample_once() -> None:
+def test_split_covers_every_sample_once():
     train, val, test = split_indices(1000, 200, seed=3)
     assert (len(train), len(val), len(test)) == (640, 160, 200)
     assert torch.equal(torch.cat([train, val, test]).sort().values, torch.arange(1000))
 
 
-def test_official_test_set_stays_apart_unless_pooled() -> None:
+def test_official_test_set_stays_apart_unless_pooled():
     official, pooled = (Counted(8, pooled, None, None, seed=0) for pooled in (False, True))
     for data in (official, pooled):
         data.setup("fit")
@@ -27,7 +26,7 @@ def test_official_test_set_stays_apart_unless_pooled() -> None:
     assert pooled.test_set.tensors[1].min() < 80
 
 
-def test_limits_keep_the_test_set_whole() -> None:
+def test_limits_keep_the_test_set_whole():
     data = Counted(8, False, 10, 5, seed=0)
     data.setup("fit")
     whole = Counted(8, False, None, None, seed=0)
@@ -36,7 +35,7 @@ def test_limits_keep_the_test_set_whole() -> None:
     assert torch.equal(data.train_set.tensors[1], whole.train_set.tensors[1][:10])
 
 
-def test_loaders() -> None:
+def test_loaders():
     data = Counted(8, False, None, None, seed=0)
     data.setup("fit")
     assert sum(len(labels) for _, labels in data.train_dataloader()) == 64
@@ -49,7 +48,7 @@ def test_loaders() -> None:
         assert sum(len(labels) for _, labels in loader) == count
 
 
-def test_bad_sizes_are_refused() -> None:
+def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match=r"batch_size must be >= 1, got 0"):
         Counted(0, False, None, None, seed=0)
     with pytest.raises(ValueError, match=r"leave an empty part"):

@@ -12,7 +12,7 @@ FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
 
 
 @pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no MNIST here")
-def test_mnist_official_split() -> None:
+def test_mnist_official_split():
     data = MNISTDataModule(FEDQ_DATA, num_train=500, num_val=100)
     data.setup("fit")
     assert [len(part) for part in (data.train_set, data.val_set, data.test_set)] == [500, 100, 10000]
@@ -21,7 +21,7 @@ def test_mnist_official_split() -> None:
     assert abs(images.mean()) < 0.02 and abs(images.std() - 1) < 0.02
 
 
-def test_without_a_folder_the_environment_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_environment_says_it(monkeypatch):
     for kind in (MNISTDataModule, CIFAR10DataModule):
         monkeypatch.setenv("FEDQ_DATA", "/somewhere")
         assert kind().root == Path("/somewhere") and kind("here").root == Path("here")
@@ -29,7 +29,7 @@ def test_without_a_folder_the_environment_says_it(monkeypatch: pytest.MonkeyPatc
         assert kind().root == Path("data")
 
 
-def test_missing_files_name_the_cure(tmp_path: Path) -> None:
+def test_missing_files_name_the_cure(tmp_path):
     for data in (MNISTDataModule(str(tmp_path)), CIFAR10DataModule(str(tmp_path))):
         with pytest.raises(FileNotFoundError, match=r"set data.root, or FEDQ_DATA .* or data.download"):
             data.setup("fit")
@@ -37,12 +37,12 @@ def test_missing_files_name_the_cure(tmp_path: Path) -> None:
         CIFAR10DataModule(str(tmp_path), image_folder=True).setup("fit")
 
 
-def test_download_and_image_folder_exclude_each_other() -> None:
+def test_download_and_image_folder_exclude_each_other():
     with pytest.raises(ValueError, match=r"set only one of download and image_folder"):
         CIFAR10DataModule(download=True, image_folder=True)
 
 
-def test_cifar_from_an_image_folder(tmp_path: Path) -> None:
+def test_cifar_from_an_image_folder(tmp_path):
     for part, count in (("train", 6), ("test", 2)):
         for label in range(10):
             folder = tmp_path / part / f"class{label}"
@@ -74,7 +74,7 @@ def test_cifar_from_an_image_folder(tmp_path: Path) -> None:
     assert [path.name for path in packed.iterdir()] == ["images.tar.gz"]  # nothing is written
 
 
-def test_other_archives_are_not_taken_for_images(tmp_path: Path) -> None:
+def test_other_archives_are_not_taken_for_images(tmp_path):
     (tmp_path / "words.txt").write_text("x")
     with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "words.txt", "words.txt")

@@ -19,32 +19,32 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "shape", "size"), CASES, ids=lambda value: type(value).__name__)
-def test_scores_and_documented_size(model: nn.Module, shape: tuple[int, ...], size: int) -> None:
+def test_scores_and_documented_size(model, shape, size):
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
     assert sum(p.numel() for p in model.parameters()) == size
 
 
 @pytest.mark.parametrize("model", [case[0] for case in CASES], ids=lambda model: type(model).__name__)
-def test_no_stateful_buffers(model: nn.Module) -> None:
+def test_no_stateful_buffers(model):
     assert not list(model.buffers())
 
 
-def test_resnet_has_groupnorm_where_the_original_has_batchnorm() -> None:
+def test_resnet_has_groupnorm_where_the_original_has_batchnorm():
     kinds = [type(m) for m in ResNet18(num_classes=7).modules()]
     assert kinds.count(nn.GroupNorm) == 20 and nn.BatchNorm2d not in kinds
 
 
-def test_resnet_as_published_keeps_batchnorm_and_its_statistics() -> None:
+def test_resnet_as_published_keeps_batchnorm_and_its_statistics():
     model = ResNet18(norm="batch")
     kinds = [type(m) for m in model.modules()]
     assert kinds.count(nn.BatchNorm2d) == 20 and nn.GroupNorm not in kinds
     assert sum(p.numel() for p in model.parameters()) == 11173962
     assert sum(b.numel() for b in model.buffers() if b.is_floating_point()) == 9600
     with pytest.raises(ValueError, match="norm must be 'batch' or 'group', got 'layer'"):
-        ResNet18(norm="layer")  # type: ignore[arg-type]
+        ResNet18(norm="layer")
 
 
-def test_too_small_images_are_refused() -> None:
+def test_too_small_images_are_refused():
     with pytest.raises(ValueError, match=r"image_size >= 8"):
         CNN3(image_size=4)
 
@@ -52,16 +52,16 @@ def test_too_small_images_are_refused() -> None:
 @pytest.mark.parametrize(
     "build", [lambda: Linear(0), lambda: MLP(64, hidden=(0,)), lambda: CNN2(num_classes=0)]
 )
-def test_sizes_must_be_positive(build) -> None:
+def test_sizes_must_be_positive(build):
     with pytest.raises(ValueError, match=r"must be >= 1, got 0"):
         build()
 
 
-def test_an_activation_is_named() -> None:
+def test_an_activation_is_named():
     """Hidden layers get it, and another name is refused with the names that there are."""
     assert [type(layer).__name__ for layer in MLP(64, hidden=(3, 2), activation="tanh")][2::2] == [
         "Tanh",
         "Tanh",
     ]
     with pytest.raises(ValueError, match="activation must be one of \\['relu', 'tanh'\\], got 'gelu'"):
-        MLP(64, activation="gelu")  # type: ignore[arg-type]
+        MLP(64, activation="gelu")

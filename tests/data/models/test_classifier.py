@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 from lightning_fedq.data.models import Classifier, Linear
 
 
-def test_logs_loss_and_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_loss_and_accuracy(monkeypatch):
     model, logged = Classifier(Linear(4, 3)), {}
     monkeypatch.setattr(model, "log", lambda name, value, **_: logged.update({name: value}))
     inputs, labels = torch.eye(4), torch.tensor([0, 1, 2, 0])
@@ -22,7 +22,7 @@ def test_logs_loss_and_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(model.predict_step((inputs, labels), 0), scores.argmax(1))
 
 
-def test_a_stack_trains_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_trains_under_vmap(monkeypatch):
     models = [Classifier(Linear(4, 3)) for _ in range(2)]
     parameters, _ = stack_module_state(models)
     meta = Classifier(Linear(4, 3))
@@ -43,7 +43,7 @@ def test_a_stack_trains_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(loss, cross_entropy(model(inputs), labels))
 
 
-def test_optimizer_is_sgd_with_the_given_settings() -> None:
+def test_optimizer_is_sgd_with_the_given_settings():
     optimizer = Classifier(Linear(4), lr=0.3, momentum=0.5, weight_decay=0.01).configure_optimizers()
     group = optimizer.param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.5, 0.01)
@@ -58,6 +58,6 @@ def test_optimizer_is_sgd_with_the_given_settings() -> None:
         ({"weight_decay": -1.0}, "weight_decay must be >= 0"),
     ],
 )
-def test_hyperparameters_are_checked(settings, message: str) -> None:
+def test_hyperparameters_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         Classifier(Linear(4), **settings)

@@ -5,7 +5,7 @@ from lightning_fedq.data.models.initial import seeded
 from lightning_fedq.functional.flatten import flatten
 
 
-def test_the_same_seed_gives_the_same_model_and_touches_no_global_generator() -> None:
+def test_the_same_seed_gives_the_same_model_and_touches_no_global_generator():
     state = torch.random.get_rng_state()
     model = VGG2()
     torch.random.set_rng_state(state)
@@ -15,7 +15,7 @@ def test_the_same_seed_gives_the_same_model_and_touches_no_global_generator() ->
     assert not torch.equal(first, flatten(list(seeded(VGG2(), 4).parameters())))
 
 
-def test_weights_follow_the_law_and_biases_are_zero() -> None:
+def test_weights_follow_the_law_and_biases_are_zero():
     model = seeded(torch.nn.Linear(600, 500), 0)
     bound = (6 / 600) ** 0.5
     assert model.weight.abs().max() <= bound

@@ -18,12 +18,12 @@ from tests.privacy.test_setting import context
 EPSILONS = np.array([0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0])
 
 
-def claims_of(mechanism, clients: int, **settings):
+def claims_of(mechanism, clients, **settings):
     known = Setting(context(mechanism, clients), 1, 1e-5, secure_aggregation=True, **settings)
     return known.claims(mechanism)
 
 
-def symbol_law(noise: GridNoise, value: float) -> tuple[np.ndarray, int]:
+def symbol_law(noise, value):
     """Chances of one client's symbols by the normal distribution function alone, and the first symbol."""
     fine = round(value * 2**30)
     first, last = (math.floor((fine * 2.0**-30 + s * 12 * noise.scale) / noise.step) for s in (-1, 1))
@@ -33,7 +33,7 @@ def symbol_law(noise: GridNoise, value: float) -> tuple[np.ndarray, int]:
     return np.diff(stats.norm.cdf(ends / noise.scale)), first
 
 
-def law_of_sum(noise: GridNoise, values: list[float]) -> dict[int, float]:
+def law_of_sum(noise, values):
     law, first = np.ones(1), 0
     for value in values:
         one, start = symbol_law(noise, value)

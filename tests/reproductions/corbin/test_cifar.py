@@ -1,14 +1,7 @@
 """Experiments 1 to 6: what they compare, how lambda is chosen, what is judged; one real run of little."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_fedq.data.datasets import CIFAR10DataModule
 from lightning_fedq.lab.commands.reproduce import main
@@ -19,10 +12,10 @@ from reproductions.corbin.cifar_runs import PRESETS, Case, Setting, compare
 
 
 @pytest.fixture
-def images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def images(monkeypatch):
     """4,000 images of noise, in place of CIFAR-10."""
 
-    def load(self: CIFAR10DataModule) -> tuple[Tensor, Tensor, int]:
+    def load(self):
         generator = torch.Generator().manual_seed(0)
         labels = torch.arange(4000) % 10
         return torch.randn(4000, 3, 32, 32, generator=generator) + labels.view(-1, 1, 1, 1), labels, 500
@@ -34,13 +27,11 @@ def images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def trained(images: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, str, float, int, int]]:
+def trained(images, monkeypatch):
     """Trainings are listed and not done: CorBin is two points better, lambda 0.5 the best of every grid."""
-    done: list[tuple[Case, str, float, int, int]] = []
+    done = []
 
-    def train(
-        setting: Setting, case: Case, norm: str, smoothing: float, seed: int, rounds: int, batch_size: int
-    ) -> dict[str, Any]:
+    def train(setting, case, norm, smoothing, seed, rounds, batch_size):
         done.append((case, norm, smoothing, seed, batch_size))
         better = isinstance(case.mechanism, CorBin) and not case.dropout
         value = 50.0 + 2.0 * better - abs(smoothing - 0.5)
@@ -51,13 +42,11 @@ def trained(images: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, s
     return done
 
 
-def methods(trained: list[tuple[Case, str, float, int, int]]) -> list[str]:
+def methods(trained):
     return list(dict.fromkeys(case.method for case, *_ in trained))
 
 
-def test_lambda_is_chosen_on_the_first_seed_and_kept_for_the_others(
-    tmp_path: Path, trained: list[tuple[Case, str, float, int, int]]
-) -> None:
+def test_lambda_is_chosen_on_the_first_seed_and_kept_for_the_others(tmp_path, trained):
     setting = Setting(seeds=(5, 6, 7), smoothing=(1.0, 0.5, 0.1))
     table = compare("one", setting, [Case("LDP-FL", LDPQ(1.0))], str(tmp_path / "out"))
     assert [(value, seed) for _, _, value, seed, _ in trained] == [
@@ -68,9 +57,7 @@ def test_lambda_is_chosen_on_the_first_seed_and_kept_for_the_others(
     assert len((tmp_path / "out" / "table.csv").read_text().splitlines()) == 1 + 5
 
 
-def test_experiment_1_has_the_mechanisms_of_the_paper_and_judges(
-    tmp_path: Path, trained: list[tuple[Case, str, float, int, int]]
-) -> None:
+def test_experiment_1_has_the_mechanisms_of_the_paper_and_judges(tmp_path, trained):
     found = cifar.corbin_exp1(str(tmp_path / "1"))
     assert methods(trained) == [
         *("vanilla", "correlated quantisation", "CorBin-FL", "AugCorBin-FL", "LDP-FL", "Laplace", "Gaussian")
@@ -84,9 +71,7 @@ def test_experiment_1_has_the_mechanisms_of_the_paper_and_judges(
     assert gap in found["verdicts"][1]
 
 
-def test_the_other_experiments_vary_what_the_paper_varies(
-    tmp_path: Path, trained: list[tuple[Case, str, float, int, int]]
-) -> None:
+def test_the_other_experiments_vary_what_the_paper_varies(tmp_path, trained):
     cifar.corbin_exp2(str(tmp_path / "2"), seeds=[0])
     assert {case.mechanism for case, *_ in trained} == {CorBin(1.0, d) for d in (3, 5, 7)}
     trained.clear()
@@ -106,7 +91,7 @@ def test_the_other_experiments_vary_what_the_paper_varies(
     assert len(methods(trained)) == 9 and LDPQ(3.0) in {case.mechanism for case, *_ in trained}
 
 
-def test_no_gap_is_not_called_one(tmp_path: Path, trained: list[tuple[Case, str, float, int, int]]) -> None:
+def test_no_gap_is_not_called_one(tmp_path, trained):
     found = cifar.corbin_exp2(str(tmp_path / "2"))
     assert found["verdicts"][0].startswith("held: statement (ii), theorem 1")  # needs no training
     assert (
@@ -115,7 +100,7 @@ def test_no_gap_is_not_called_one(tmp_path: Path, trained: list[tuple[Case, str,
     )
 
 
-def test_small_trains_with_either_norm(tmp_path: Path, images: None) -> None:
+def test_small_trains_with_either_norm(tmp_path, images):
     options = {"rounds": 1, "seeds": [0], "smoothing": [1.0], "norms": ["group", "batch"]}
     table = cifar.corbin_exp2(str(tmp_path / "2"), **options)["table"]
     assert len(table) == 6
@@ -125,12 +110,10 @@ def test_small_trains_with_either_norm(tmp_path: Path, images: None) -> None:
     assert [row["cpu_seconds"] for row in again] == [row["cpu_seconds"] for row in table]  # nothing was run
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(
-    tmp_path: Path, trained: list[tuple[Case, str, float, int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path, trained, monkeypatch):
     train = cifar_runs._train
 
-    def stopped(*arguments: Any) -> dict[str, Any]:
+    def stopped(*arguments):
         if len(trained) == 2:
             raise KeyboardInterrupt
         return train(*arguments)
@@ -147,7 +130,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     )  # none twice
 
 
-def test_the_papers_preset_is_the_papers() -> None:
+def test_the_papers_preset_is_the_papers():
     preset = PRESETS["paper"]
     assert preset.smoothing == (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     assert (preset.adam, preset.learning_rate, preset.rounds, preset.local_epochs) == (True, 1e-3, 100, 1)
@@ -156,9 +139,7 @@ def test_the_papers_preset_is_the_papers() -> None:
         assert preset.network(norm=norm)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_without_data_it_says_so_before_anything_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_data_it_says_so_before_anything_else(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["corbin-exp1", "--data.root", str(tmp_path), "--out", str(out)]) == 2
     error = capsys.readouterr().err

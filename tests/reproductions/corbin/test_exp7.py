@@ -1,11 +1,10 @@
 import json
 import os
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import interpolate
 
 from lightning_fedq.data.datasets import DigitsDataModule, TensorDataModule
@@ -24,12 +23,12 @@ class LargeDigits(TensorDataModule):
         self.side = side
         super().__init__(batch_size, True, num_train, None, seed)
 
-    def load(self) -> tuple[Tensor, Tensor, int]:
+    def load(self):
         images, labels, _ = DigitsDataModule().load()
         return interpolate(images, (self.side, self.side)), labels, 0
 
 
-def check_the_command(root: str, out: Path) -> None:
+def check_the_command(root, out):
     assert main(["corbin-exp7", "--data.root", root, *QUICK.split(), "--out", str(out)]) == 0
     methods = [line.split(",")[0] for line in (out / "table.csv").read_text().splitlines()]
     assert methods == ["method", "vanilla", "LDP-FL", "CorBin-FL", "AugCorBin-FL"]
@@ -39,9 +38,7 @@ def check_the_command(root: str, out: Path) -> None:
     assert (out / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_settings_table_picture_and_verdict_are_left_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_table_picture_and_verdict_are_left_behind(tmp_path, capsys, monkeypatch):
     # the function of the same name hides the module from a dotted path
     monkeypatch.setattr(import_module("reproductions.corbin.exp7"), "MNIST", LargeDigits)
     check_the_command("unused", tmp_path / "exp7")
@@ -50,31 +47,29 @@ def test_settings_table_picture_and_verdict_are_left_behind(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no MNIST here")
-def test_the_command_on_a_little_mnist(tmp_path: Path) -> None:
+def test_the_command_on_a_little_mnist(tmp_path):
     check_the_command(FEDQ_DATA, tmp_path / "exp7")
 
 
-def test_without_data_it_says_so_before_anything_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_data_it_says_so_before_anything_else(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["corbin-exp7", "--data.root", str(tmp_path), "--out", str(out)]) == 2
     assert "no MNIST/raw in" in capsys.readouterr().err and not out.exists()
 
 
-def test_the_number_of_images_is_checked() -> None:
+def test_the_number_of_images_is_checked():
     with pytest.raises(ValueError, match="images must be 1 to 44800, got 50000"):
         corbin_exp7(images=50_000)
 
 
-def test_methods_are_checked() -> None:
+def test_methods_are_checked():
     with pytest.raises(
         ValueError, match=r"some of vanilla, LDP-FL, CorBin-FL, AugCorBin-FL, got \['CorBin'\]"
     ):
         corbin_exp7(methods=["CorBin"])
 
 
-def test_one_method_stands_beside_the_authors_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_method_stands_beside_the_authors_log(tmp_path, monkeypatch):
     module = import_module("reproductions.corbin.exp7")
     monkeypatch.setattr(module, "MNIST", LargeDigits)
     monkeypatch.setitem(
@@ -96,7 +91,7 @@ def test_one_method_stands_beside_the_authors_log(tmp_path: Path, monkeypatch: p
     assert not any("vanilla" in line for line in summary["verdicts"][:1])
 
 
-def test_the_authors_log_is_ordered_as_its_epsilons_are() -> None:
+def test_the_authors_log_is_ordered_as_its_epsilons_are():
     """The best lambda of every method: more epsilon, more accuracy."""
     assert all(len(row) == 10 for rows in LOG.values() for row in rows.values())
     for rows in LOG.values():
@@ -107,7 +102,7 @@ def test_the_authors_log_is_ordered_as_its_epsilons_are() -> None:
     assert logged("MNIST", "CorBin-FL", 0.5, 0.1) is None
 
 
-def test_authors_is_the_network_and_the_law_of_their_code() -> None:
+def test_authors_is_the_network_and_the_law_of_their_code():
     preset = PRESETS["authors"]
     model = preset.network(0)
     assert sum(p.numel() for p in model.parameters()) == 421_642
@@ -120,13 +115,13 @@ def test_authors_is_the_network_and_the_law_of_their_code() -> None:
     assert (preset.num_clients, preset.images, preset.rounds, preset.batch_size) == (50, 44_800, 100, 64)
 
 
-def test_what_is_asked_for_takes_the_place_of_the_presets() -> None:
+def test_what_is_asked_for_takes_the_place_of_the_presets():
     asked = Setting(preset="sgd", rounds=60, smoothing=[0.2]).complete
     assert (asked.rounds, asked.smoothing, asked.num_clients, asked.margin) == (60, [0.2], 100, 1.1)
     assert PRESETS["sgd"].rounds == 10
 
 
-def test_the_clients_of_the_authors_reading_run_adam() -> None:
+def test_the_clients_of_the_authors_reading_run_adam():
     model = AdamClassifier(PRESETS["small"].network(0), 1e-3, weight_decay=3e-3)
     optimizer = model.configure_optimizers()
     assert isinstance(optimizer, torch.optim.Adam)

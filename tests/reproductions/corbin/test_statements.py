@@ -1,15 +1,10 @@
 """Verdicts have the paper's directions: held where its words are true of the figures, and nowhere else."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
-from reproductions.bench import Claim, every
+from reproductions.bench import every
 from reproductions.corbin import exp7, statements
 from reproductions.corbin.exp8 import budget_claims, mean_pair_mse, shared_bits_claim
-from reproductions.corbin.statements import Statement
 from reproductions.corbin.tuning import Gap
 
 IMAGES = 1_000_000  # so many that only the seeds scatter
@@ -19,7 +14,7 @@ CLIENTS = [(f"CorBin-FL, {n} clients", f"LDP-FL, {n} clients") for n in (50, 500
 BUDGETS = [(f"{ours}, epsilon {e}", f"LDP-FL, epsilon {e}") for e in (1, 3, 5) for ours in statements.OURS]
 
 # what the paper says, accuracies that bear it out, and for each part that it has, accuracies that do not
-CASES: dict[str, tuple[Callable[[], Statement], dict[str, float], list[dict[str, float]]]] = {
+CASES = {
     "i": (
         statements.outperform,
         {"CorBin-FL": 80, "AugCorBin-FL": 79, "LDP-FL": 70, "Laplace": 69, "Gaussian": 60},
@@ -53,16 +48,16 @@ CASES: dict[str, tuple[Callable[[], Statement], dict[str, float], list[dict[str,
 }
 
 
-def rows(accuracy: float, seeds: int = 3, scatter: float = 0.1) -> list[dict[str, float]]:
+def rows(accuracy, seeds=3, scatter=0.1):
     return [{"test": accuracy + scatter * (seed % 2), "smoothing": 1.0} for seed in range(seeds)]
 
 
-def judged(make: Callable[[], Statement], accuracies: dict[str, float], **more: float) -> Claim:
+def judged(make, accuracies, **more):
     return make().verdict({name: rows(value, **more) for name, value in accuracies.items()}, IMAGES)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_statement_is_held_where_it_is_true_and_only_there(name: str) -> None:
+def test_a_statement_is_held_where_it_is_true_and_only_there(name):
     make, true, violations = CASES[name]
     assert judged(make, true).held is True
     assert judged(make, true).line.startswith("held: ")
@@ -72,21 +67,21 @@ def test_a_statement_is_held_where_it_is_true_and_only_there(name: str) -> None:
     assert judged(make, true, seeds=1).held is None  # one seed settles nothing
 
 
-def test_the_fall_with_dropouts_is_a_no() -> None:
+def test_the_fall_with_dropouts_is_a_no():
     """Our figures with GroupNorm: 25.34 without dropouts and 18.44 at 0.5."""
     make, _, _ = CASES["iii"]
     claim = judged(make, {"dropout 0": 25.34, "dropout 0.1": 24.99, "dropout 0.5": 18.44})
     assert claim.held is False and "-6.90" in claim.ours
 
 
-def test_correlated_quantisation_above_corbin_is_no_support_of_figure_3a() -> None:
+def test_correlated_quantisation_above_corbin_is_no_support_of_figure_3a():
     assert judged(CASES["3a"][0], {"ours": 30.68, "plain": 35.16, "weak": 30.98}).held is False
     # 1.5 points, the margin itself, settle nothing
     assert judged(CASES["3a"][0], {"ours": 30.66, "plain": 32.16, "weak": 30.68}).held is None
 
 
-def test_figure_3c() -> None:
-    def verdicts(vanilla: float, ours: float, rival: float) -> list[bool | None]:
+def test_figure_3c():
+    def verdicts(vanilla, ours, rival):
         best = {"vanilla": rows(vanilla), "CorBin-FL": rows(ours), "LDP-FL": rows(rival)}
         return [claim.held for claim in exp7.figure_3c(best)]
 
@@ -95,8 +90,8 @@ def test_figure_3c() -> None:
     assert verdicts(98, 97.5, 97.9) == [True, False]
 
 
-def test_the_lead_over_ldp_fl_by_epsilon() -> None:
-    def lead(points: float) -> Gap:
+def test_the_lead_over_ldp_fl_by_epsilon():
+    def lead(points):
         return Gap("CorBin-FL", "LDP-FL", points, 0.1, 3)
 
     assert exp7.widening({0.5: lead(9), 1.0: lead(3), 3.0: lead(1)}).held is True
@@ -108,7 +103,7 @@ def test_the_lead_over_ldp_fl_by_epsilon() -> None:
     assert log[0.1].points == pytest.approx(93.13 - 32.04)
 
 
-def test_closed_forms_of_statement_ii_and_of_experiment_8() -> None:
+def test_closed_forms_of_statement_ii_and_of_experiment_8():
     means = [mean_pair_mse(1.0, bits) for bits in (0, 1, 3, 5, 7, None)]
     assert means == pytest.approx([2.158, 0.813, 0.599, 0.575, 0.573, 0.572], abs=0.003)
     assert shared_bits_claim(1.0).held is True
@@ -118,7 +113,7 @@ def test_closed_forms_of_statement_ii_and_of_experiment_8() -> None:
     assert [claim.held for claim in budget_claims((0.5, 1.0), 0)] == [False, False]
 
 
-def test_a_claim_of_several_parts() -> None:
+def test_a_claim_of_several_parts():
     assert every([True, True]) is True
     assert every([True, None]) is None
     assert every([None, False, True]) is False

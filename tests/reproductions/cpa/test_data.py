@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from reproductions.cpa.data import ClientImages, Images, Network, accuracy, network
+from reproductions.cpa.data import ClientImages, accuracy, network
 
 FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
 needs_mnist = pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no MNIST here")
@@ -19,26 +19,26 @@ needs_mnist = pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no
         ("cnn3", "cifar10", 169_578),
     ],
 )
-def test_networks_have_the_authors_sizes(kind: Network, images: Images, parameters: int) -> None:
+def test_networks_have_the_authors_sizes(kind, images, parameters):
     model = network(kind, 0, images)
     assert sum(p.numel() for p in model.parameters()) == parameters
     shape = (2, 1, 28, 28) if images == "mnist" else (2, 3, 32, 32)
     assert model(torch.zeros(shape)).shape == (2, 10)
 
 
-def test_weights_are_seeded() -> None:
+def test_weights_are_seeded():
     first, again, other = (next(iter(network("mlp", seed).parameters())) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert first.abs().max() <= 1 / 28
 
 
 @pytest.mark.parametrize(("kind", "images"), [("linear", "cifar10"), ("cnn3", "mnist")])
-def test_a_network_that_does_not_fit_the_images(kind: Network, images: Images) -> None:
+def test_a_network_that_does_not_fit_the_images(kind, images):
     with pytest.raises(ValueError, match="the paper has linear, mlp and cnn2 on MNIST"):
         network(kind, 0, images)
 
 
-def test_accuracy_leaves_dropout_out_and_the_mode_as_it_was() -> None:
+def test_accuracy_leaves_dropout_out_and_the_mode_as_it_was():
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Identity()).train()
     scores = torch.eye(10).repeat(500, 1)
     labels = torch.arange(10).repeat(500)
@@ -48,7 +48,7 @@ def test_accuracy_leaves_dropout_out_and_the_mode_as_it_was() -> None:
 
 
 @needs_mnist
-def test_five_samples_each_and_pixels_in_minus_one_to_one() -> None:
+def test_five_samples_each_and_pixels_in_minus_one_to_one():
     data = ClientImages("mnist", FEDQ_DATA, False, 3, 5, 100, 0)
     data.setup("fit")
     assert data.train_set is not None

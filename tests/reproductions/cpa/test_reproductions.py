@@ -5,7 +5,6 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ needs_mnist = pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no
 QUICK = "--rounds 1 --val_samples 200"
 
 
-def reproduce(name: str, options: str, out: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
+def reproduce(name, options, out):
     arguments = ["--data.root", FEDQ_DATA, *QUICK.split(), *options.split(), "--out", str(out)]
     assert main([name, *arguments]) == 0
     assert all(p.read_bytes()[:4] == b"\x89PNG" for p in out.glob("*.png")) and list(out.glob("*.png"))
@@ -31,7 +30,7 @@ def reproduce(name: str, options: str, out: Path) -> tuple[list[dict[str, str]],
 
 @pytest.mark.slow  # the same commands' parts as table 3 and 6, 2 to 3 s
 @needs_mnist
-def test_table5(tmp_path: Path) -> None:
+def test_table5(tmp_path):
     table, summary = reproduce("cpa-table5", "--num_clients [10] --learning_rates [1.0]", tmp_path / "run")
     assert len(table) == 12 and {row["clients"] for row in table} == {"10"}
     cpa = next(row for row in table if (row["method"], row["variant"]) == ("CPA", "authors"))
@@ -43,7 +42,7 @@ def test_table5(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # the same commands' parts as table 3 and 6, 2 to 3 s
 @needs_mnist
-def test_table4(tmp_path: Path) -> None:
+def test_table4(tmp_path):
     options = "--num_clients 10 --models [mlp] --learning_rates [1.0] --mlp_rounds 2"
     table, summary = reproduce("cpa-table4", options, tmp_path / "run")
     assert len(table) == len(summary["verdicts"]) == 10
@@ -57,7 +56,7 @@ def test_table4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name, rows", [("cpa-table4 --models [linear]", 6), ("cpa-table6 --fractions [0.2]", 3)]
 )
-def test_only_what_the_paper_ran(tmp_path: Path, name: str, rows: int) -> None:
+def test_only_what_the_paper_ran(tmp_path, name, rows):
     """Rates or liars aside: one row for every published figure, and every row has one."""
     name, options = name.split(maxsplit=1)
     more = " --learning_rates [1.0]" if name == "cpa-table4" else ""
@@ -67,7 +66,7 @@ def test_only_what_the_paper_ran(tmp_path: Path, name: str, rows: int) -> None:
     assert all(float(row["published_acc"]) > 0 for row in table)
 
 
-def test_table6_looks_for_cifar_before_it_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table6_looks_for_cifar_before_it_trains(tmp_path, capsys):
     out = tmp_path / "run"
     options = ["--data.root", str(tmp_path), "--model", "cnn2", *QUICK.split()]
     assert main(["cpa-table6", *options, "--out", str(out)]) == 2
@@ -75,9 +74,7 @@ def test_table6_looks_for_cifar_before_it_trains(tmp_path: Path, capsys: pytest.
 
 
 @needs_mnist
-def test_table4_without_cifar_says_so_before_the_columns_of_mnist(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table4_without_cifar_says_so_before_the_columns_of_mnist(tmp_path, capsys):
     (tmp_path / "MNIST").symlink_to(Path(FEDQ_DATA).resolve() / "MNIST")
     options = ["--models", "[linear,cnn2]", "--num_clients", "10", *QUICK.split()]
     out = tmp_path / "run"
@@ -87,7 +84,7 @@ def test_table4_without_cifar_says_so_before_the_columns_of_mnist(
 
 
 @needs_mnist
-def test_fig8(tmp_path: Path) -> None:
+def test_fig8(tmp_path):
     options = "--num_clients 10 --learning_rates [0.1]"
     table, summary = reproduce("cpa-fig8", options, tmp_path / "run")
     assert len(table) == 7 and len(table[0]["val_acc_by_round"].split()) == 1
@@ -95,7 +92,7 @@ def test_fig8(tmp_path: Path) -> None:
 
 
 @needs_mnist
-def test_table3(tmp_path: Path) -> None:
+def test_table3(tmp_path):
     options = "--epsilons [0.1] --num_clients 10"
     table, summary = reproduce("cpa-table3", options, tmp_path / "run")
     assert [row["method"] for row in table] == ["FedAvg", "CPA, authors", "CPA, unbiased"]
@@ -107,13 +104,13 @@ def test_table3(tmp_path: Path) -> None:
 
 @needs_mnist
 @pytest.mark.slow
-def test_table2(tmp_path: Path) -> None:
+def test_table2(tmp_path):
     table, _ = reproduce("cpa-table2", "--num_clients [10,50]", tmp_path / "run")
     assert [row["clients"] for row in table] == ["10"] * 3 + ["50"] * 3
     assert table[4]["published_mse"] == "0.011" and table[1]["published_mse"] == "nan"
 
 
-def test_the_theorem_falls_with_clients_and_with_epsilon() -> None:
+def test_the_theorem_falls_with_clients_and_with_epsilon():
     """Two levels at -0.025 and 0.025, a cell of 0.05: (0.00125 / c^2 + 0.05^2 / 12) / K."""
     c = 0.244919  # tanh(0.25)
     assert theorem_mse(0.5, 100, 2) == pytest.approx((0.00125 / c**2 + 0.05**2 / 12) / 100, rel=1e-5)
@@ -121,14 +118,14 @@ def test_the_theorem_falls_with_clients_and_with_epsilon() -> None:
 
 
 @needs_mnist
-def test_fig6(tmp_path: Path) -> None:
+def test_fig6(tmp_path):
     table, summary = reproduce("cpa-fig6", "--num_clients [100] --epsilons [0.5]", tmp_path / "run")
     assert len(table) == 6 and len(summary["verdicts"]) == 3
     assert summary["verdicts"][0].startswith("CPA, K = 100: published / ours -5.236 / ")
 
 
 @needs_mnist
-def test_fig7(tmp_path: Path) -> None:
+def test_fig7(tmp_path):
     options = "--num_clients [10] --epsilons [2.0] --seeds [0]"
     table, summary = reproduce("cpa-fig7", options, tmp_path / "run")
     assert [row["method"] for row in table] == ["CPA, authors", "CPA, unbiased", "JoPEQ", "MVU"]
@@ -136,7 +133,7 @@ def test_fig7(tmp_path: Path) -> None:
 
 
 @needs_mnist
-def test_table6(tmp_path: Path) -> None:
+def test_table6(tmp_path):
     options = (
         "--num_clients 20 --fractions [0.2] --attacks [alie,label_flip] --rules [multi_krum] --safer [2.0]"
     )
@@ -155,7 +152,7 @@ def test_table6(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # the same commands' parts as table 3 and 6, 2 to 3 s
 @needs_mnist
-def test_beyond(tmp_path: Path) -> None:
+def test_beyond(tmp_path):
     options = "--num_clients 10 --targets [64.0] --bits_target 64.0 --delta 1e-3"
     (plain, *table), summary = reproduce("cpa-beyond", options, tmp_path / "run")
     assert plain["method"] == "FedAvg, no privacy" and plain["claim_against"] == "nobody"
@@ -172,8 +169,8 @@ def test_beyond(tmp_path: Path) -> None:
     )
 
 
-def test_solving_for_a_client_level_epsilon() -> None:
-    def spent(mechanism: Any) -> float:
+def test_solving_for_a_client_level_epsilon():
+    def spent(mechanism):
         return client_report(mechanism, 10, 3, 1e-3).row(Adversary.OUTSIDER).epsilon_run
 
     found = solve(CPA, 8.0, spent, 1e-4, 1.0)
@@ -182,7 +179,7 @@ def test_solving_for_a_client_level_epsilon() -> None:
         solve(CPA, 8.0, spent, 0.5, 1.0)
 
 
-def test_the_aggregate_gaussian_is_solved_for_its_own_claim_where_it_has_one() -> None:
+def test_the_aggregate_gaussian_is_solved_for_its_own_claim_where_it_has_one():
     setting = _Setting(Task("", False, 30, 0, 0, 0.5), 1000, 0.1, 1.0, 1e-5)
     method = _methods(0.5, 1000)["aggregate Gaussian"]
     for level, proven in ((0.3, True), (3.0, False)):
@@ -193,6 +190,6 @@ def test_the_aggregate_gaussian_is_solved_for_its_own_claim_where_it_has_one() -
         assert setting.epsilon(mechanism, method) == (real if proven else exact)
 
 
-def test_the_target_of_the_picture_is_one_of_the_targets() -> None:
+def test_the_target_of_the_picture_is_one_of_the_targets():
     with pytest.raises(ValueError, match=r"bits_target must be one of targets = \[2.0\], got 8.0"):
         cpa_beyond(targets=[2.0])

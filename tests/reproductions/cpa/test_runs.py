@@ -1,6 +1,5 @@
 import math
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,13 +17,13 @@ FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
 needs_mnist = pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no MNIST here")
 
 
-def test_decimal_logarithms_of_a_ratio_of_variances() -> None:
+def test_decimal_logarithms_of_a_ratio_of_variances():
     signal = torch.tensor([1.0, -1.0, 3.0])
     assert ratio_of_variances(signal, signal / 10) == pytest.approx(100.0)
     assert ratio_of_variances(signal, torch.zeros(3)) == math.inf
 
 
-def test_authors_levels_tile_gamma() -> None:
+def test_authors_levels_tile_gamma():
     """Delta = 2 gamma / N: 3 levels at -1/30, 0, 1/30; 9 at multiples of 1/90 up to 4/90."""
     one, nested = authors_cpa(0.5), authors_cpa(0.5, nested=True)
     assert one[1] == pytest.approx(1 / 30) and nested[1] == pytest.approx(4 / 90)
@@ -33,7 +32,7 @@ def test_authors_levels_tile_gamma() -> None:
     assert unbiased_cpa(0.5)[1] == pytest.approx(0.025)
 
 
-def test_authors_laplace_adds_the_stated_variance() -> None:
+def test_authors_laplace_adds_the_stated_variance():
     """Noise 3 std 2 / epsilon wide: variance 2 (3 * 2 / 0.5)^2 = 288 of the tensor's own; 5 standard errors
     of a variance of 20,000 Laplace values (kurtosis 6): false alarm below 1e-6."""
     context = RoundContext(0, ((0,),), (20_000,), torch.zeros(1), torch.ones(1))
@@ -43,16 +42,16 @@ def test_authors_laplace_adds_the_stated_variance() -> None:
     decoded = mechanism.decode(message.symbols, [0], context, PublicRandomness(keys, 0))
     noise = (decoded - update[0]) / update.std()
     assert float(noise.var()) == pytest.approx(288.0, rel=5 * math.sqrt(5 / 20_000))
-    assert "not clipped" in mechanism.claims(context)[0].loss.reason  # type: ignore[union-attr]
+    assert "not clipped" in mechanism.claims(context)[0].loss.reason
 
 
-def test_authors_laplace_refuses_no_epsilon() -> None:
+def test_authors_laplace_refuses_no_epsilon():
     with pytest.raises(ValueError, match="epsilon must be > 0, got 0"):
         AuthorsLaplace(0)
 
 
 @needs_mnist
-def test_momentum_is_kept_across_rounds() -> None:
+def test_momentum_is_kept_across_rounds():
     """Against SGD with momentum for every client, written out."""
     clients, rounds, lr = 3, 3, 0.1
     run = Task(FEDQ_DATA, False, rounds, 100, 4, 0.5).run(FedAvg(), clients, lr, 1.0, test_at=(1, 3))
@@ -68,7 +67,7 @@ def test_momentum_is_kept_across_rounds() -> None:
     model = Classifier(network("linear", 4), lr)
     trainer = make_trainer(federated, KeptMomentum(federated, 0.5), max_epochs=rounds)
     trainer.fit(model, datamodule=data)
-    inputs, labels = data.train_set.tensors  # type: ignore[union-attr]
+    inputs, labels = data.train_set.tensors
     weights = [p.detach().clone() for p in network("linear", 4).parameters()]
     locals_ = [network("linear", 4) for _ in range(clients)]
     optimizers = [torch.optim.SGD(m.parameters(), lr, momentum=0.5) for m in locals_]
@@ -92,18 +91,18 @@ def test_momentum_is_kept_across_rounds() -> None:
     assert run.mse == 0.0 and run.snr_db10 == math.inf  # FedAvg sends the exact updates
 
 
-def test_nothing_private_is_claimed_for_the_authors_laplace(tmp_path: Path) -> None:
+def test_nothing_private_is_claimed_for_the_authors_laplace(tmp_path):
     context = RoundContext(0, ((0,),), (2,), torch.zeros(1), torch.ones(1))
     assert {type(claim.loss).__name__ for claim in AuthorsLaplace(1.0).claims(context)} == {"NonPrivate"}
 
 
-def test_the_settings_of_a_task_are_those_that_its_rows_share() -> None:
+def test_the_settings_of_a_task_are_those_that_its_rows_share():
     """Their names stand in the `settings.json` of runs that may be resumed."""
     expected = {"rounds": 7, "val_samples": 77, "seed": 9, "momentum": 0.25}
     assert Task("data", False, 7, 77, 9, 0.25).settings == expected
 
 
-def test_the_parameters_that_the_paper_states() -> None:
+def test_the_parameters_that_the_paper_states():
     """Section 5.1: R = 1 for all but JoPEQ in table V, Rc = 1 and Rn = 3, 5 samples a user on MNIST."""
     for mechanism, _ in (stated_nested_cpa(0.5), unbiased_cpa(0.5, nested=True)):
         assert [len(table.points) for table in mechanism._design.tables] == [2, 8]

@@ -10,11 +10,11 @@ from reproductions.exact.accelerated_smoothing import accelerated_smoothing, com
 RNG = np.random.default_rng(2)
 
 
-def words(count: int) -> np.ndarray:
+def words(count):
     return RNG.integers(0, 2**64, count, dtype=np.uint64)
 
 
-def test_copies_are_the_point_plus_independent_gaussians() -> None:
+def test_copies_are_the_point_plus_independent_gaussians():
     point = torch.tensor([3.7, -0.2, 120.0], dtype=torch.float64)
     copies = compressed_copies(point, 0.25, 30_000, words)
     errors = ((copies.points - point) / 0.25).numpy()
@@ -24,13 +24,13 @@ def test_copies_are_the_point_plus_independent_gaussians() -> None:
     assert np.abs(off_diagonal).max() < 4.5 / math.sqrt(30_000)
 
 
-def test_points_follow_from_what_both_ends_hold() -> None:
+def test_points_follow_from_what_both_ends_hold():
     copies = compressed_copies(torch.ones(4), 1.0, 2, words)
     again = (copies.symbols - copies.dither) * copies.step
     assert np.array_equal(again, copies.points.numpy())
 
 
-def test_descent_reaches_a_smooth_minimum() -> None:
+def test_descent_reaches_a_smooth_minimum():
     # |x - 1| in five coordinates, smoothed gradient erf: no noise, so no tolerance but the method's own
     wanted = torch.full((5,), 1.0, dtype=torch.float64)
     found = accelerated_smoothing(
@@ -39,7 +39,7 @@ def test_descent_reaches_a_smooth_minimum() -> None:
     assert (found - wanted).abs().max() < 0.02
 
 
-def test_bad_input_is_refused() -> None:
+def test_bad_input_is_refused():
     point = torch.zeros(2)
     with pytest.raises(ValueError, match=r"sigma must be > 0 and finite, got 0"):
         compressed_copies(point, 0.0, 1, words)

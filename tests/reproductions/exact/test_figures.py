@@ -1,7 +1,6 @@
 """Quick settings of the exact-error paper's figures; tables of the specification beside them."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ ENTROPIES = {
 }
 
 
-def test_figure_2_has_the_specification_s_entropies(tmp_path: Path) -> None:
+def test_figure_2_has_the_specification_s_entropies(tmp_path):
     result = exact_fig2(tuple(ENTROPIES), samples=20_000, out=str(tmp_path / "fig2"))
     table = {(r["laplace"], r["sigma"], r["interval"]): r for r in result["rows"]}
     for interval, wanted in ENTROPIES.items():
@@ -31,7 +30,7 @@ def test_figure_2_has_the_specification_s_entropies(tmp_path: Path) -> None:
     assert all(claim["held"] for claim in result["claims"])
 
 
-def test_figure_4_has_the_specification_s_bits(tmp_path: Path) -> None:
+def test_figure_4_has_the_specification_s_bits(tmp_path):
     result = exact_fig4((64.0, 2048.0), (10, 100), samples=20_000, out=str(tmp_path / "fig4"))
     table = {(r["interval"], r["clients"]): r for r in result["rows"]}
     # section 5.10: bounds are exact; A is sampled, so what hangs on it has a Monte Carlo error below 0.05
@@ -54,13 +53,13 @@ def test_figure_4_has_the_specification_s_bits(tmp_path: Path) -> None:
         assert theorem_2(n) == pytest.approx(bound, abs=2e-6)
 
 
-def test_sampled_multipliers_equal_the_specification_s() -> None:
+def test_sampled_multipliers_equal_the_specification_s():
     # section 11, by Renyi orders
     assert sampled_multiplier(1.0, 1e-5, 0.3, 100) == pytest.approx(12.2929, rel=2e-4)
     assert sampled_multiplier(1.0, 1e-5, 1.0, 100) == pytest.approx(40.4538, rel=2e-4)
 
 
-def test_figure_5_quickly(tmp_path: Path) -> None:
+def test_figure_5_quickly(tmp_path):
     inputs = paper_inputs(1000, 100, 0)
     # section 6.5: gamma 0.3, epsilon 1, SIGM 2.457e-3 for other inputs of the same law; the sum of squares of
     # 100,000 of them varies by less than 0.5%
@@ -72,7 +71,7 @@ def test_figure_5_quickly(tmp_path: Path) -> None:
     assert all(row["csgm_closed"] > row["sigm_closed"] for row in result["rows"])
 
 
-def test_figures_6_8_and_9_quickly(tmp_path: Path) -> None:
+def test_figures_6_8_and_9_quickly(tmp_path):
     six = exact_fig6(60, (2.0,), (12, 16), runs=3, out=str(tmp_path / "fig6"))
     row = six["rows"][0]
     assert row["masked_bits"] > row["aggregate_bits"] + 4.0
@@ -89,7 +88,7 @@ def test_figures_6_8_and_9_quickly(tmp_path: Path) -> None:
     assert found["aggregate_bits"] == pytest.approx(1.30, abs=0.1)
 
 
-def test_figure_10_quickly(tmp_path: Path) -> None:
+def test_figure_10_quickly(tmp_path):
     result = exact_fig10((4, 8), chains=2, steps=150, out=str(tmp_path / "fig10"))
     ratio = {(r["method"], r["bits"], r["centred"]): r["variance_ratio"] for r in result["rows"]}
     # section 9.3: without the control variate 4 bits give 7.46 (shifted) and 6.87 (rounding); the standard
@@ -102,13 +101,13 @@ def test_figure_10_quickly(tmp_path: Path) -> None:
     assert not any(claim["held"] for claim in beats)
 
 
-def test_more_variance_than_langevin_needs_is_seen() -> None:
+def test_more_variance_than_langevin_needs_is_seen():
     # 2 bits, no control variate: far too much noise, and the server cannot take it back
     variance, _ = run_chains("shifted", 2, False, client_means(0), 1, 60, 0)
     assert variance > 20.0 / 750.0
 
 
-def test_the_command_runs_one(tmp_path: Path) -> None:
+def test_the_command_runs_one(tmp_path):
     out = tmp_path / "run"
     options = ["--intervals", "[4.0]", "--sigmas", "[1.0]", "--samples", "1000", "--out", str(out)]
     assert main(["exact-fig2", *options]) == 0
@@ -118,17 +117,17 @@ def test_the_command_runs_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("experiment", [exact_fig2, exact_fig4])
-def test_sample_counts_are_checked(experiment) -> None:
+def test_sample_counts_are_checked(experiment):
     with pytest.raises(ValueError, match=r"samples must be >= 100, got 1"):
         experiment(samples=1)
 
 
 @pytest.mark.parametrize("experiment", [exact_fig5, exact_fig6, exact_fig8, exact_fig9])
-def test_run_counts_are_checked(experiment) -> None:
+def test_run_counts_are_checked(experiment):
     with pytest.raises(ValueError, match=r"runs must be >= 1, got 0"):
         experiment(runs=0)
 
 
-def test_chains_are_checked() -> None:
+def test_chains_are_checked():
     with pytest.raises(ValueError, match=r"chains must be >= 1 and steps >= 10, got 0 and 2000"):
         exact_fig10(chains=0)

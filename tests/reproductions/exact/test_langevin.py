@@ -15,19 +15,19 @@ from reproductions.exact.langevin import (
 RNG = np.random.default_rng(1)
 
 
-def words(count: int) -> np.ndarray:
+def words(count):
     return RNG.integers(0, 2**64, count, dtype=np.uint64)
 
 
 @pytest.mark.parametrize(
     ("bits", "sigma"), [(2, 0.424661), (3, 0.141554), (4, 0.0606658), (6, 0.0136987), (8, 0.00334379)]
 )
-def test_sigma_equals_the_specification_s(bits: int, sigma: float) -> None:
+def test_sigma_equals_the_specification_s(bits, sigma):
     assert shifted_sigma(bits) == pytest.approx(sigma, rel=3e-6)
 
 
 @pytest.mark.parametrize("bits", [2, 5])
-def test_the_error_is_gaussian_with_the_stated_variance(bits: int) -> None:
+def test_the_error_is_gaussian_with_the_stated_variance(bits):
     values = torch.linspace(-3.0, 3.0, 100_000, dtype=torch.float64).repeat(2, 1)
     values[1] *= 10.0
     decoded, variances = shifted_round_trip(values, bits, words(800_000))
@@ -39,7 +39,7 @@ def test_the_error_is_gaussian_with_the_stated_variance(bits: int) -> None:
     assert abs(np.corrcoef(errors[0], values[0])[0, 1]) < 4.5 / math.sqrt(100_000)
 
 
-def test_rounding_is_unbiased_and_stays_inside() -> None:
+def test_rounding_is_unbiased_and_stays_inside():
     values = torch.tensor([[0.3, -1.7, 2.0, 0.0]], dtype=torch.float64).repeat(20_000, 1)
     decoded = rounding_round_trip(values, 3, words(80_000))
     assert decoded.abs().max() <= 2.0 + 1e-12
@@ -47,18 +47,18 @@ def test_rounding_is_unbiased_and_stays_inside() -> None:
     assert (decoded.mean(0) - values[0]).abs().max() < 4.5 * (2 / 7) / math.sqrt(20_000)
 
 
-def test_a_row_of_zeros_stays_zero() -> None:
+def test_a_row_of_zeros_stays_zero():
     decoded, variances = shifted_round_trip(torch.zeros(1, 5), 4, words(20))
     assert not decoded.any() and not variances.any()
 
 
-def test_missing_variance_completes_the_noise_and_is_never_negative() -> None:
+def test_missing_variance_completes_the_noise_and_is_never_negative():
     assert missing_variance(0.1, torch.tensor([0.0, 5.0, 20.0, 30.0])).tolist() == pytest.approx(
         [0.2, 0.15, 0.0, 0.0], abs=1e-7
     )
 
 
-def test_bad_input_is_refused() -> None:
+def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"bits must be in \[2, 24\], got 1"):
         shifted_sigma(1)
     with pytest.raises(ValueError, match=r"vectors must be a finite \(clients, dim\) tensor"):

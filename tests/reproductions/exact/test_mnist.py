@@ -12,7 +12,7 @@ from reproductions.exact.mnist import ClippedFloats, _claims, exact_mnist
 DATA = os.environ.get("FEDQ_DATA", "")
 
 
-def test_clipped_floats_keep_short_updates_and_shorten_long_ones() -> None:
+def test_clipped_floats_keep_short_updates_and_shorten_long_ones():
     one = torch.ones(1, dtype=torch.float64)
     context = RoundContext(0, ((0,), (1,)), (2,), 0 * one, one)
     rand = ClientRandomness(SeededKeys(0), [0, 1], 0)
@@ -23,7 +23,7 @@ def test_clipped_floats_keep_short_updates_and_shorten_long_ones() -> None:
     torch.testing.assert_close(torch.stack(rows), torch.tensor([[3.0, -1.0], [3.0, 4.0]]))
 
 
-def row(kind: float, seed: int, accuracy: float, bits: float) -> dict[str, float]:
+def row(kind, seed, accuracy, bits):
     return {
         "kind": kind,
         "seed": seed,
@@ -34,7 +34,7 @@ def row(kind: float, seed: int, accuracy: float, bits: float) -> dict[str, float
     }
 
 
-def test_verdicts_can_fail() -> None:
+def test_verdicts_can_fail():
     rows = [row(k, s, 0.9 + 0.001 * s, 32.0) for k in (0.0, 1.0) for s in (0, 1)]
     good = rows + [row(2.0, s, 0.9 + 0.001 * s, 12.0) for s in (0, 1)]
     bad = rows + [row(2.0, s, 0.8 + 0.001 * s, 40.0) for s in (0, 1)]
@@ -46,7 +46,7 @@ def test_verdicts_can_fail() -> None:
 @pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
 @pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
 @pytest.mark.skipif(not Path(DATA, "MNIST").is_dir(), reason="set FEDQ_DATA to a folder with MNIST/raw")
-def test_quickly_with_real_masks(tmp_path: Path) -> None:
+def test_quickly_with_real_masks(tmp_path):
     result = exact_mnist(
         ImageData(DATA),
         num_clients=25,
@@ -63,6 +63,6 @@ def test_quickly_with_real_masks(tmp_path: Path) -> None:
     assert result["settings"]["secagg"] == "masked"
 
 
-def test_one_seed_is_refused() -> None:
+def test_one_seed_is_refused():
     with pytest.raises(ValueError, match=r"seeds needs two or more values .* got \[0\]"):
         exact_mnist(seeds=(0,))

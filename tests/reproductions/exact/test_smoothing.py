@@ -4,7 +4,7 @@ import torch
 from reproductions.exact.smoothing import AbsoluteRegression, exact_smoothing
 
 
-def test_closed_forms_agree_with_autograd_and_the_limit() -> None:
+def test_closed_forms_agree_with_autograd_and_the_limit():
     problem = AbsoluteRegression(30, 4, 1)
     point = torch.randn(4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     assert problem.smoothed(point, 1e-9) == pytest.approx(problem.value(point), rel=1e-8)
@@ -16,7 +16,7 @@ def test_closed_forms_agree_with_autograd_and_the_limit() -> None:
         step[j] = 0.0
 
 
-def test_the_minimum_is_one() -> None:
+def test_the_minimum_is_one():
     problem = AbsoluteRegression(40, 3, 0)
     best, generator = problem.minimum(), torch.Generator().manual_seed(3)
     # the least value of 2,000 random points is above it
@@ -25,7 +25,7 @@ def test_the_minimum_is_one() -> None:
     assert best > 0.0
 
 
-def test_quickly(tmp_path) -> None:
+def test_quickly(tmp_path):
     result = exact_smoothing((0.5,), ((50, 5), (200, 10)), 200, out=str(tmp_path / "smoothing"))
     claims = result["claims"]
     # the closed form is met within 4.5 standard errors: false alarm 7e-6, a fixed seed
@@ -35,6 +35,6 @@ def test_quickly(tmp_path) -> None:
     assert result["rows"][1]["gap"] > 0.0
 
 
-def test_steps_are_checked() -> None:
+def test_steps_are_checked():
     with pytest.raises(ValueError, match=r"steps must be >= 2, got 1"):
         exact_smoothing(steps=1)

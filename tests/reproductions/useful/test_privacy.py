@@ -1,13 +1,9 @@
 """The experiment whole, through the command, at a size of seconds; tuned, drawn, resumed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +24,7 @@ pytestmark = [
 ]
 
 
-def reproduce(out: Path, *options: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
+def reproduce(out, *options):
     size = ["--num_clients", "60", "--rounds", "3", "--delta", "1e-3", "--epsilons", "[8.0]"]
     what = ["--kinds", "[linear]", "--seeds", "[0]", *options]
     arguments = ["useful-privacy", "--data.root", FEDQ_DATA, *size, *what, "--out", str(out)]
@@ -40,9 +36,7 @@ def reproduce(out: Path, *options: str) -> tuple[list[dict[str, str]], dict[str,
 
 @needs_mnist
 @pytest.mark.slow
-def test_the_table_tunes_calibrates_and_says_what_was_spent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_tunes_calibrates_and_says_what_was_spent(tmp_path, monkeypatch):
     out = tmp_path / "run"
     monkeypatch.setattr(privacy, "_RATES", {clips: rates[1:3] for clips, rates in privacy._RATES.items()})
     names = '[RotatedCoins,RotatedAxes,"FedAvg, no privacy"]'
@@ -80,7 +74,7 @@ def test_the_table_tunes_calibrates_and_says_what_was_spent(
     assert sorted(map(str, again)) == sorted(map(str, table))
 
 
-def test_every_view_tunes_what_it_runs() -> None:
+def test_every_view_tunes_what_it_runs():
     for view in privacy._VIEWS.values():
         for name in view.methods:
             clips = privacy._METHODS[name].clips
@@ -90,13 +84,13 @@ def test_every_view_tunes_what_it_runs() -> None:
         assert name == privacy.PLAIN or getattr(mechanism, "clip_norm", 0.5) >= 0.5
 
 
-def test_laplace_noise_clips_in_l1_what_others_clip_in_l2() -> None:
+def test_laplace_noise_clips_in_l1_what_others_clip_in_l2():
     """The l1 norm of an evenly spread vector of l2 norm 1 and 100 coordinates: sqrt(2 / pi) 10."""
     assert privacy._METHODS["LaplaceNoise"].make(1.0, 100).clip_norm == pytest.approx(
         10 * math.sqrt(2 / math.pi)
     )
 
 
-def test_an_unknown_mechanism_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_mechanism_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"methods must be among .*RotatedAxes.*, got Nothing"):
         privacy.useful_privacy(methods=["Nothing"], out=str(tmp_path / "run"))
