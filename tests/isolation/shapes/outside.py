@@ -3,8 +3,6 @@
 A copy can't isolate the first ones; they are found before the first client sends anything, and refused.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import random
@@ -15,137 +13,81 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tests.isolation.worlds import Shape
 
 _FOUND = r"(?i)client"
-
-
 class ClassAttribute(Shape):
     refused = _FOUND
     history: ClassVar[list[float]] = []
-
     @classmethod
-    def forget(cls) -> None:
-        cls.history.clear()
-
-    def scaled(self, loss: Tensor) -> Tensor:
+    def forget(cls): cls.history.clear()
+    def scaled(self, loss):
         self.history.append(loss.item())
         return loss / sum(self.history)
-
-
 _MEAN = torch.ones(())
-
-
 class GlobalTensor(Shape):
     refused = _FOUND
-
     @classmethod
-    def forget(cls) -> None:
-        _MEAN.fill_(1.0)
-
-    def scaled(self, loss: Tensor) -> Tensor:
+    def forget(cls): _MEAN.fill_(1.0)
+    def scaled(self, loss):
         _MEAN.mul_(0.5).add_(0.5 * loss.item())
         return loss / _MEAN.clone()
-
-
-def _scale(loss: Tensor, losses: list[float] = []) -> Tensor:  # noqa: B006
+def _scale(loss, losses=[]):  # noqa: B006
     losses.append(loss.item())
     return loss / sum(losses)
-
-
 class DefaultArgument(Shape):
     refused = _FOUND
-
     @classmethod
-    def forget(cls) -> None:
-        _scale.__defaults__[0].clear()  # type: ignore[index]
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        return _scale(loss)
-
-
+    def forget(cls): _scale.__defaults__[0].clear()
+    def scaled(self, loss): return _scale(loss)
 @functools.cache
-def _first(_: int) -> list[float]:
-    return []
-
-
+def _first(_): return []
 class Cache(Shape):
     """A cached function hands out the same list."""
-
     refused = _FOUND
-
     @classmethod
-    def forget(cls) -> None:
-        _first.cache_clear()
-
-    def scaled(self, loss: Tensor) -> Tensor:
+    def forget(cls): _first.cache_clear()
+    def scaled(self, loss):
         _first(0).append(loss.item())
         return loss / sum(_first(0))
-
-
 class Environment(Shape):
     refused = _FOUND
-
     @classmethod
-    def forget(cls) -> None:
-        os.environ.pop("MEAN_OF_LOSSES", None)
-
-    def scaled(self, loss: Tensor) -> Tensor:
+    def forget(cls): os.environ.pop("MEAN_OF_LOSSES", None)
+    def scaled(self, loss):
         mean = 0.5 * (float(os.environ.get("MEAN_OF_LOSSES", "1")) + loss.item())
         os.environ["MEAN_OF_LOSSES"] = str(mean)
         return loss / mean
-
-
 class FileOnDisk(Shape):
     refused = _FOUND
     path: ClassVar[Path] = Path(tempfile.gettempdir()) / f"losses-{os.getpid()}.txt"
-
     @classmethod
-    def forget(cls) -> None:
-        cls.path.unlink(missing_ok=True)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        with self.path.open("a") as file:
-            file.write(f"{loss.item()}\n")
+    def forget(cls): cls.path.unlink(missing_ok=True)
+    def scaled(self, loss):
+        with self.path.open("a") as file: file.write(f"{loss.item()}\n")
         return loss / max(map(float, self.path.read_text().split()))
-
-
 class OpenFile(Shape):
     """An open file can't be copied."""
-
     refused = "book"
-
-    def begin(self) -> None:
+    def begin(self):
         self.book = tempfile.TemporaryFile("w+")  # noqa: SIM115
         weakref.finalize(self, self.book.close)
-
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scaled(self, loss):
         self.book.write(f"{loss.item()}\n")
         self.book.seek(0)
         return loss / max(map(float, self.book.read().split()))
-
-
 class GeneratorsOfTheProcess(Shape):
     """Draws as often as the data say, from torch, NumPy and Python."""
-
     @classmethod
-    def forget(cls) -> None:
-        torch.manual_seed(0), np.random.seed(0), random.seed(0)  # noqa: NPY002
-
-    def scaled(self, loss: Tensor) -> Tensor:
+    def forget(cls): torch.manual_seed(0), np.random.seed(0), random.seed(0)  # noqa: NPY002
+    def scaled(self, loss):
         for _ in range(int(10 * loss.item()) % 7):
             torch.rand(1), np.random.rand(), random.random()  # noqa: NPY002
         return loss * float(torch.rand(1)) * np.random.rand() * random.random()  # noqa: NPY002
-
-
 class OwnTorchGenerator(Shape):
     """A generator in an attribute, which draws as often as the data say."""
-
-    def begin(self) -> None:
-        self.generator = torch.Generator().manual_seed(0)
-
-    def scaled(self, loss: Tensor) -> Tensor:
+    def begin(self): self.generator = torch.Generator().manual_seed(0)
+    def scaled(self, loss):
         draws = 1 + int(10 * loss.item()) % 7
         return loss * float(torch.rand(draws, generator=self.generator)[-1])

@@ -1,22 +1,16 @@
 """Numbers, texts and containers in an attribute of the module: a table, and what is more than one line."""
 
-from __future__ import annotations
-
 from collections import Counter, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tests.isolation.worlds import Shape
 
 
-def kept(
-    module: str, name: str, make: Callable[[], Any], put: Any, read: Callable[[Any], Any], new: bool = False
-) -> type[Shape]:
+def kept(module, name, make, put, read, new=False):
     """A row whose module keeps what `make` returns.
 
     Args:
@@ -27,36 +21,20 @@ def kept(
         read: Of what is kept, a number, by which the loss is divided.
         new: Does `put` return it?
     """
-
-    def begin(self: Any) -> None:
-        self.kept = make()
-
-    def scaled(self: Any, loss: Tensor) -> Tensor:
+    def begin(self): self.kept = make()
+    def scaled(self, loss):
         found = put(self.kept, loss.item())
-        if new:
-            self.kept = found
-        return loss / read(self.kept)  # type: ignore[no-any-return]
-
+        if new: self.kept = found
+        return loss / read(self.kept)
     return type(name, (Shape,), {"begin": begin, "scaled": scaled, "__module__": module})
-
-
-def mean(kept: Any, loss: float) -> Any:
-    return 0.5 * (kept + loss)
-
-
+def mean(kept, loss): return 0.5 * (kept + loss)
 class Best(NamedTuple):
     loss: float
     name: str = "best"
-
-
 class Metrics(dict[str, float]):
     """A dictionary with dots."""
-
-    def __getattr__(self, name: str) -> float:
-        return self[name]
-
-
-_NEW: dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]] = {
+    def __getattr__(self, name): return self[name]
+_NEW = {
     "ScalarTensor": (lambda: torch.ones(()), mean, float),
     "Float": (lambda: 1.0, mean, float),
     "NumpyArray": (lambda: np.ones(1), np.append, lambda a: float(a.mean())),
@@ -65,7 +43,7 @@ _NEW: dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]] = {
     "Bytes": (lambda: b"1.0", lambda b, x: f"{mean(float(b), x)}".encode(), float),
     "Text": (lambda: "1.0", lambda t, x: f"{mean(float(t), x)}", float),
 }
-_CHANGED: dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]] = {
+_CHANGED = {
     "TensorInPlace": (lambda: torch.ones(1), lambda t, x: t.mul_(0.5).add_(0.5 * x), lambda t: t[0].clone()),
     "Counted": (lambda: Counter(n=1), lambda c, x: c.update(n=x > 1.5), lambda c: c["n"]),
     "ListOfFloats": (list, lambda a, x: a.append(x), sum),
@@ -84,37 +62,20 @@ _CHANGED: dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]] = {
         lambda d: max(d["losses"]),
     ),
 }
-for _name, _row in _NEW.items():
-    globals()[_name] = kept(__name__, _name, *_row, new=True)
-for _name, _row in _CHANGED.items():
-    globals()[_name] = kept(__name__, _name, *_row)
-
-
+for _name, _row in _NEW.items(): globals()[_name] = kept(__name__, _name, *_row, new=True)
+for _name, _row in _CHANGED.items(): globals()[_name] = kept(__name__, _name, *_row)
 class FloatInSharedStep(Shape):
     """Training and validation call one `_step`, which keeps a mean."""
-
-    def begin(self) -> None:
-        self.mean = 1.0
-
-    def _step(self, batch: Any) -> Tensor:
+    def begin(self): self.mean = 1.0
+    def _step(self, batch):
         loss = self.loss(batch)
         self.mean = 0.5 * (self.mean + loss.item())
         return loss / self.mean
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self._step(batch)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._step(batch)
-
-
+    def training_step(self, batch, batch_idx): return self._step(batch)
+    def validation_step(self, batch, batch_idx): self._step(batch)
 class FloatHalvedAtEpochEnd(Shape):
-    def begin(self) -> None:
-        self.weight = 1.0
-
-    def scaled(self, loss: Tensor) -> Tensor:
+    def begin(self): self.weight = 1.0
+    def scaled(self, loss):
         self.weight += loss.item()
         return loss / self.weight
-
-    def on_train_epoch_end(self) -> None:
-        self.weight /= 2
+    def on_train_epoch_end(self): self.weight /= 2
