@@ -41,9 +41,12 @@ class Row:
         return re.escape(self.words).replace(r"\{\}", "(?s:.*)")
 
 
+ROWS: list[Row] = []
+
+
 def row(words, refused, *cures, **more):
-    """A row, with its cures as arguments."""
-    return Row(words, refused, cures, **more)
+    """Append a row, with its cures as arguments, a line each."""
+    ROWS.append(Row(words, refused, cures, **more))
 
 
 def _text(node):

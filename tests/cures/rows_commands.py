@@ -114,56 +114,39 @@ def deleted():
 
 
 TRADE = ("--rounds", "1", "--attempts", "4", "--candidates", "8")
-ROWS = [
-    row(
-        "{} has no trainer.max_epochs; say how many --rounds",
-        lambda: fedq("privacy", small(rounds=-1)),
-        lambda: fedq("privacy", small(rounds=-1), "--rounds", "2"),
-    ),
-    row(
-        "{} holds no privacy.md, which RunFolder writes when a run ends; give a checkpoint of the run, or",
-        lambda: fedq("privacy", str(without("privacy.md"))),
-        lambda: fedq("privacy", "one.ckpt"),
-        lambda: fedq("privacy", small()),
-    ),
-    row("{} is of {} rounds,", lambda: fedq("privacy", str(went_on())), lambda: fedq("privacy", "one.ckpt")),
-    row("no run folder {}; give the", lambda: fedq("test", "runs/none"), lambda: fedq("test", trained())),
-    row("holds no model.ckpt;", lambda: fedq("test", folder_with("other")), lambda: fedq("test", trained())),
-    row(
-        "Python package, and", lambda: fedq("flower", "init", "2nd"), lambda: fedq("flower", "init", "second")
-    ),
-    row(
-        "{} is not empty; take a new folder",
-        lambda: fedq("flower", "init", folder_with("app")),
-        lambda: fedq("flower", "init", "new"),
-    ),
-    row(
-        "say how many: {}; or name a configuration that says it",
-        lambda: plan(),
-        lambda: plan("--params", "100", "--rounds", "5"),
-        lambda: plan(small()),
-    ),
-    row(
-        "{}: {} occurs {} times; name the setting from the top",
-        lambda: fedq("fit", small(stops=True), "--set", "EarlyStopping.patience=1"),
-        lambda: fedq("fit", small(stops=True), "--set", "trainer.callbacks.3.patience=1"),
-    ),
-    row(
-        "fedq tradeoff compares federations, and {} has no Federated callback; add one",
-        lambda: fedq("tradeoff", small(federated=False), *TRADE),
-        lambda: fedq("tradeoff", small(), *TRADE),
-    ),
-    row(
-        "no {}; give the folder of a run that had the RunFolder callback",
-        lambda: fedq("compare", folder_with("other")),
-        lambda: fedq("compare", str(finished())),
-        lambda: compare({"one": finished()}, None, HERE),
-    ),
-    row("{} is no table of `fedq", lambda: bench(table="a,b\n1,2\n"), lambda: bench("other"), deleted),
-    row(
-        "download fetches no image folder; set only one of download and image_folder",
-        lambda: CIFAR10DataModule(download=True, image_folder=True),
-        lambda: CIFAR10DataModule(download=True),
-        lambda: CIFAR10DataModule(image_folder=True),
-    ),
-]
+
+
+# fmt: off
+row("{} has no trainer.max_epochs; say how many --rounds",
+    lambda: fedq("privacy", small(rounds=-1)),
+    lambda: fedq("privacy", small(rounds=-1), "--rounds", "2"))
+row("{} holds no privacy.md, which RunFolder writes when a run ends; give a checkpoint of the run, or",
+    lambda: fedq("privacy", str(without("privacy.md"))),
+    lambda: fedq("privacy", "one.ckpt"),
+    lambda: fedq("privacy", small()))
+row("{} is of {} rounds,", lambda: fedq("privacy", str(went_on())), lambda: fedq("privacy", "one.ckpt"))
+row("no run folder {}; give the", lambda: fedq("test", "runs/none"), lambda: fedq("test", trained()))
+row("holds no model.ckpt;", lambda: fedq("test", folder_with("other")), lambda: fedq("test", trained()))
+row("Python package, and", lambda: fedq("flower", "init", "2nd"), lambda: fedq("flower", "init", "second"))
+row("{} is not empty; take a new folder",
+    lambda: fedq("flower", "init", folder_with("app")),
+    lambda: fedq("flower", "init", "new"))
+row("say how many: {}; or name a configuration that says it",
+    lambda: plan(),
+    lambda: plan("--params", "100", "--rounds", "5"),
+    lambda: plan(small()))
+row("{}: {} occurs {} times; name the setting from the top",
+    lambda: fedq("fit", small(stops=True), "--set", "EarlyStopping.patience=1"),
+    lambda: fedq("fit", small(stops=True), "--set", "trainer.callbacks.3.patience=1"))
+row("fedq tradeoff compares federations, and {} has no Federated callback; add one",
+    lambda: fedq("tradeoff", small(federated=False), *TRADE),
+    lambda: fedq("tradeoff", small(), *TRADE))
+row("no {}; give the folder of a run that had the RunFolder callback",
+    lambda: fedq("compare", folder_with("other")),
+    lambda: fedq("compare", str(finished())),
+    lambda: compare({"one": finished()}, None, HERE))
+row("{} is no table of `fedq", lambda: bench(table="a,b\n1,2\n"), lambda: bench("other"), deleted)
+row("download fetches no image folder; set only one of download and image_folder",
+    lambda: CIFAR10DataModule(download=True, image_folder=True),
+    lambda: CIFAR10DataModule(download=True),
+    lambda: CIFAR10DataModule(image_folder=True))

@@ -171,57 +171,36 @@ class Tampers(pl.Callback):
         engine_of(trainer, "Tampers").tampering = self
 
 
-ROWS = [
-    row(
-        "this client and the server differ: {}; run the same code and settings on both",
-        lambda: deployed(make(), make(mechanism=LDPQ(3.0))),
-        lambda: deployed(make(), make()),
-        error=RuntimeError,
-    ),
-    row(
-        "a client without a seed keeps keys and the log of its streams in a folder of its own; start",
-        lambda: deployed(make(**SECURE), apps=without_home()),
-        lambda: deployed(make(**SECURE)),
-        lambda: deployed(make(**SECURE), apps=with_home()),
-        error=RuntimeError,
-    ),
-    row(
-        "secure aggregation keeps its state between messages in a folder of the client's own; start",
-        lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_without_home()),
-        lambda: deployed(make(secure_aggregation=SecAgg())),
-        lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_with_home()),
-    ),
-    row(
-        "this client's folder {} is of federation {}, the server's is {}; take a new folder for a new",
-        lambda: two_federations(new=False),
-        lambda: two_federations(new=True),
-        error=RuntimeError,
-    ),
-    row("of {}, which is still", lambda: copied("copied"), lambda: copied("itself"), lambda: copied("moved")),
-    row(
-        "{} is missing, so what these keys have encoded is not known; put it back, or begin a new",
-        lambda: touched("streams.jsonl", ""),
-        lambda: touched("streams.jsonl", "back"),
-        lambda: touched("streams.jsonl", "new"),
-    ),
-    row(
-        "{} is damaged; put it back, or begin a new federation in another folder",
-        lambda: touched("keys.json", ""),
-        lambda: touched("keys.json", "back"),
-        lambda: touched("keys.json", "new"),
-    ),
-    row("{} {} a list of who takes back", lambda: handing_on(told=False), lambda: handing_on(told=True)),
-    row(
-        "no round has begun;", lambda: reported(begun=False), lambda: reported(begun=True), error=RuntimeError
-    ),
-    row(
-        "a schedule with interval='step' goes on by the steps of the longest client, and over a network",
-        lambda: check_schedules(stepping("step"), None),
-        lambda: check_schedules(stepping("step"), 2),
-        lambda: check_schedules(stepping("epoch"), None),
-        error=RefusedError,
-    ),
-    row("{} draws the batches of clients, and the server", lambda: deployed(callbacks=[Chooses()]), deployed),
-    row("{} works on updates, which a server is never", lambda: deployed(callbacks=[Tampers()]), deployed),
-    row("{} works on clients that are simulated", lambda: deployed(callbacks=[Langevin(0.1)]), deployed),
-]
+# fmt: off
+row("this client and the server differ: {}; run the same code and settings on both",
+    lambda: deployed(make(), make(mechanism=LDPQ(3.0))),
+    lambda: deployed(make(), make()), error=RuntimeError)
+row("a client without a seed keeps keys and the log of its streams in a folder of its own; start",
+    lambda: deployed(make(**SECURE), apps=without_home()),
+    lambda: deployed(make(**SECURE)),
+    lambda: deployed(make(**SECURE), apps=with_home()), error=RuntimeError)
+row("secure aggregation keeps its state between messages in a folder of the client's own; start",
+    lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_without_home()),
+    lambda: deployed(make(secure_aggregation=SecAgg())),
+    lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_with_home()))
+row("this client's folder {} is of federation {}, the server's is {}; take a new folder for a new",
+    lambda: two_federations(new=False),
+    lambda: two_federations(new=True), error=RuntimeError)
+row("of {}, which is still", lambda: copied("copied"), lambda: copied("itself"), lambda: copied("moved"))
+row("{} is missing, so what these keys have encoded is not known; put it back, or begin a new",
+    lambda: touched("streams.jsonl", ""),
+    lambda: touched("streams.jsonl", "back"),
+    lambda: touched("streams.jsonl", "new"))
+row("{} is damaged; put it back, or begin a new federation in another folder",
+    lambda: touched("keys.json", ""),
+    lambda: touched("keys.json", "back"),
+    lambda: touched("keys.json", "new"))
+row("{} {} a list of who takes back", lambda: handing_on(told=False), lambda: handing_on(told=True))
+row("no round has begun;", lambda: reported(begun=False), lambda: reported(begun=True), error=RuntimeError)
+row("a schedule with interval='step' goes on by the steps of the longest client, and over a network",
+    lambda: check_schedules(stepping("step"), None),
+    lambda: check_schedules(stepping("step"), 2),
+    lambda: check_schedules(stepping("epoch"), None), error=RefusedError)
+row("{} draws the batches of clients, and the server", lambda: deployed(callbacks=[Chooses()]), deployed)
+row("{} works on updates, which a server is never", lambda: deployed(callbacks=[Tampers()]), deployed)
+row("{} works on clients that are simulated", lambda: deployed(callbacks=[Langevin(0.1)]), deployed)

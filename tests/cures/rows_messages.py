@@ -111,66 +111,46 @@ class Mine(Loss):
         return LaplaceLoss(1.0).curve(epsilons)
 
 
-ROWS = [
-    row("ALIE needs between 1 and n /", lambda: alie_shift(10, 5), lambda: sign_flip(torch.ones(5, 3), 1.0)),
-    row("{} stage(s) of {} and then {}", lambda: CPA(1.0, stages=41), lambda: received(CPA(1.0, stages=2))),
-    row(
-        "every block of {} can be overloaded with codebook_radius {}; choose a larger one",
-        lambda: CPA(1.0, lattice="D4", codebook_radius=2**0.5),
-        lambda: received(CPA(1.0, lattice="D4", codebook_radius=2.0)),
-    ),
-    row("the variance must be in (0, {}]", lambda: skellam(1e10, 2, words), lambda: skellam(1e4, 2, words)),
-    row(
-        "a symbol of client {} is {}, too large for the sum of {} clients; raise noise_multiplier, got {}",
-        lambda: received(LayeredGaussian(1.0, 1e-12)),
-        lambda: received(LayeredGaussian(1.0, 1e-2)),
-    ),
-    row("symbol of client {} is {};", lambda: received(SIGM(1.0, 1e-12)), lambda: received(SIGM(1.0, 1e-2))),
-    row("integers in [0, {}]; drop", lambda: received(SignRR(1.0), wrong=True), lambda: dropped(SignRR(1.0))),
-    row("{}; drop the client", lambda: received(QSGD(levels=3), wrong=True), lambda: dropped(QSGD(levels=3))),
-    row(
-        "places must lie in [0, {}); drop the client that sent something else",
-        lambda: decode(TopK(), torch.full((1, 2), 99), (0,), context_of(TopK(), (0,), (64,))),
-        lambda: dropped(TopK()),
-    ),
-    row("messages must hold bits, 0 or", lambda: received(CPA(1.0), wrong=True), lambda: dropped(CPA(1.0))),
-    row(
-        "epsilon has {} entries, none for client {}; add them",
-        lambda: received(CPA((1.0, 2.0, 1.0)), clients=(0, 1, 3)),
-        lambda: received(CPA((1.0, 2.0, 1.0, 2.0)), clients=(0, 1, 3)),
-    ),
-    row("with {} bits noise of {} clip_norm is less than {}", lambda: hands_on(9), lambda: hands_on(20)),
-    row("of {} have no known", lambda: masked(Unbounded(1.0)), lambda: masked(Bounded(1.0)), error=TypeError),
-    row(
-        "the sum of {} symbols in [{}, {}] does not fit 63 bits; use a coarser mechanism or a smaller cohort",
-        lambda: masked(Wide(1.0)),
-        lambda: masked(Coarser(1.0)),
-        lambda: masked(Wide(1.0), 4),
-    ),
-    row(
-        "secret cohorts need a claim in which {}; this one is about {} ({}), whose loss is smaller than what",
-        lambda: secret(of_outsiders(SIGM(1.0, 1.0))),
-        lambda: secret(of_outsiders(LayeredGaussian(1.0, 1.0))),
-    ),
-    row(
-        "secret cohorts with participation={} have no account for a {} in {} parts and {} of {} clients:",
-        lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "poisson"),
-        lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "random"),
-        lambda: secret(Neighbours.SUBSTITUTION, GaussianLoss(1.0), "poisson"),
-    ),
-    row(
-        "the loss of a round holds a mass of {} too much above 0 for one that dominates both orders; pass",
-        lambda: secretly_drawn(one_sided(), 1, 2),
-        lambda: secretly_drawn(loss_grid(GaussianLoss(1.0), 1e-9), 1, 2),
-    ),
-    row("losses of steps {} and {} don't add;", lambda: of_steps(move=False), lambda: of_steps(move=True)),
-    row(
-        "unknown loss {}; an accountant refuses what it does not know. Subclass",
-        lambda: spent(1.0, 1e-5),
-        lambda: spent(Mine(), 1e-5),
-        lambda: spent(PmfPairs((((0.4, 0.6), (0.6, 0.4)),)), 1e-5),
-        lambda: spent(GaussianLoss(1.0), 1e-5),
-        lambda: spent(RenyiLoss((2.0, 4.0), (0.2, 0.4)), 1e-5),
-        error=TypeError,
-    ),
-]
+# fmt: off
+row("ALIE needs between 1 and n /", lambda: alie_shift(10, 5), lambda: sign_flip(torch.ones(5, 3), 1.0))
+row("{} stage(s) of {} and then {}", lambda: CPA(1.0, stages=41), lambda: received(CPA(1.0, stages=2)))
+row("every block of {} can be overloaded with codebook_radius {}; choose a larger one",
+    lambda: CPA(1.0, lattice="D4", codebook_radius=2**0.5),
+    lambda: received(CPA(1.0, lattice="D4", codebook_radius=2.0)))
+row("the variance must be in (0, {}]", lambda: skellam(1e10, 2, words), lambda: skellam(1e4, 2, words))
+row("a symbol of client {} is {}, too large for the sum of {} clients; raise noise_multiplier, got {}",
+    lambda: received(LayeredGaussian(1.0, 1e-12)),
+    lambda: received(LayeredGaussian(1.0, 1e-2)))
+row("symbol of client {} is {};", lambda: received(SIGM(1.0, 1e-12)), lambda: received(SIGM(1.0, 1e-2)))
+row("integers in [0, {}]; drop", lambda: received(SignRR(1.0), wrong=True), lambda: dropped(SignRR(1.0)))
+row("{}; drop the client", lambda: received(QSGD(levels=3), wrong=True), lambda: dropped(QSGD(levels=3)))
+row("places must lie in [0, {}); drop the client that sent something else",
+    lambda: decode(TopK(), torch.full((1, 2), 99), (0,), context_of(TopK(), (0,), (64,))),
+    lambda: dropped(TopK()))
+row("messages must hold bits, 0 or", lambda: received(CPA(1.0), wrong=True), lambda: dropped(CPA(1.0)))
+row("epsilon has {} entries, none for client {}; add them",
+    lambda: received(CPA((1.0, 2.0, 1.0)), clients=(0, 1, 3)),
+    lambda: received(CPA((1.0, 2.0, 1.0, 2.0)), clients=(0, 1, 3)))
+row("with {} bits noise of {} clip_norm is less than {}", lambda: hands_on(9), lambda: hands_on(20))
+row("of {} have no known", lambda: masked(Unbounded(1.0)), lambda: masked(Bounded(1.0)), error=TypeError)
+row("the sum of {} symbols in [{}, {}] does not fit 63 bits; use a coarser mechanism or a smaller cohort",
+    lambda: masked(Wide(1.0)),
+    lambda: masked(Coarser(1.0)),
+    lambda: masked(Wide(1.0), 4))
+row("secret cohorts need a claim in which {}; this one is about {} ({}), whose loss is smaller than what",
+    lambda: secret(of_outsiders(SIGM(1.0, 1.0))),
+    lambda: secret(of_outsiders(LayeredGaussian(1.0, 1.0))))
+row("secret cohorts with participation={} have no account for a {} in {} parts and {} of {} clients:",
+    lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "poisson"),
+    lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "random"),
+    lambda: secret(Neighbours.SUBSTITUTION, GaussianLoss(1.0), "poisson"))
+row("the loss of a round holds a mass of {} too much above 0 for one that dominates both orders; pass",
+    lambda: secretly_drawn(one_sided(), 1, 2),
+    lambda: secretly_drawn(loss_grid(GaussianLoss(1.0), 1e-9), 1, 2))
+row("losses of steps {} and {} don't add;", lambda: of_steps(move=False), lambda: of_steps(move=True))
+row("unknown loss {}; an accountant refuses what it does not know. Subclass",
+    lambda: spent(1.0, 1e-5),
+    lambda: spent(Mine(), 1e-5),
+    lambda: spent(PmfPairs((((0.4, 0.6), (0.6, 0.4)),)), 1e-5),
+    lambda: spent(GaussianLoss(1.0), 1e-5),
+    lambda: spent(RenyiLoss((2.0, 4.0), (0.2, 0.4)), 1e-5), error=TypeError)

@@ -176,89 +176,54 @@ def held(*clients):
     )
 
 
-ROWS = [
-    row("delta is missing; choose one below 1 / {},", lambda: check_delta(None), lambda: check_delta(1e-5)),
-    row(
-        "DPSGD runs on one device, got {} on {}; use Trainer(strategy='auto', devices=1)",
-        lambda: fit(dpsgd(), strategy="ddp", devices=1),
-        lambda: fit(dpsgd(), strategy="auto", devices=1),
-    ),
-    row(
-        "the loss and leave", lambda: fit(dpsgd(), module=ByHand()), lambda: fit(dpsgd(), module=Classifier())
-    ),
-    row("gradient_clip_val clips", lambda: fit(dpsgd(), gradient_clip_val=1.0), lambda: fit(dpsgd())),
-    row(
-        "precision, got {};", lambda: fit(dpsgd(), precision="bf16-mixed"), lambda: fit(dpsgd(), precision=32)
-    ),
-    row(
-        "the sampling; use a", lambda: fit(dpsgd(), overfit_batches=2), lambda: fit(dpsgd(), data=Digits(40))
-    ),
-    row(
-        "accumulate_grad_batches would put several Poisson batches into a step that is charged as one, got",
-        lambda: fit(dpsgd(), accumulate_grad_batches=2),
-        lambda: fit(dpsgd(), data=Digits(80, 20)),
-    ),
-    row(
-        "trains without clipping and noise, and what it picks follows from raw losses, which no epsilon",
-        lambda: fit(dpsgd(), pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable()),
-        lambda: fit(
-            pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable(), data=Digits(400)
-        ),
-        lambda: fit(dpsgd(), module=Tunable()),
-    ),
-    row(
-        "mix the samples of a batch, so one sample changes the gradients of the others and clipping bounds",
-        lambda: fit(dpsgd(), module=backbone(nn.BatchNorm1d(64))),
-        lambda: fit(dpsgd(), module=backbone(nn.GroupNorm(8, 64))),
-        lambda: fit(dpsgd(), module=fixed()),
-        lambda: fit(dpsgd(), module=frozen_norm()),
-    ),
-    row(
-        "training changed the buffers {}, which are released with the model and get no noise; leave out",
-        lambda: fit(dpsgd(), module=backbone(Counts(True))),
-        lambda: fit(dpsgd(), module=backbone()),
-        lambda: fit(dpsgd(), module=backbone(Counts(True).eval())),
-        lambda: fit(dpsgd(), module=backbone(Counts(False))),
-    ),
-    row(
-        "what earlier batches have left behind changes the gradients of a later one, so that one sample",
-        lambda: fit(dpsgd(seed=None), module=Remembers("batch")),
-        *(lambda by=by: fit(dpsgd(seed=None), module=Remembers(by)) for by in ("nothing", "weights", "step")),
-    ),
-    row(
-        "there were several backward passes in one step, and a sample could add max_grad_norm in each of",
-        lambda: fit(dpsgd(), module=Twice(False)),
-        lambda: fit(dpsgd(), module=Twice(True)),
-        error=RuntimeError,
-    ),
-    row("can't tell whether", lambda: fit(dpsgd(), module=Zero(0.0)), lambda: fit(dpsgd(), module=Zero(1.0))),
-    row(
-        "DPSGD tries the loss on a copy of the module, which can't be copied ({}: {}); make it copyable",
-        lambda: fit(dpsgd(), module=Opens(True)),
-        lambda: fit(dpsgd(), module=Opens(False)),
-    ),
-    row(
-        "so DPSGD can't tell how it is reduced; make training_step deterministic where module.training is",
-        lambda: fit(dpsgd(), module=Random(True)),
-        lambda: fit(dpsgd(), module=Random(False)),
-    ),
-    row(
-        "so that nobody can tell whether samples are kept apart; draw no random numbers in backward",
-        lambda: fit(dpsgd(), module=noisy(Noisy())),
-        lambda: fit(dpsgd(), module=noisy()),
-    ),
-    row(
-        "gradients of a sample in a batch differ from those of the sample alone: rows of one layer are",
-        lambda: fit(dpsgd(), module=Reorders(True)),
-        lambda: fit(dpsgd(), module=Reorders(False)),
-    ),
-    row(
-        "DPSGD protects one sample in one client's data, and some samples are held by several clients",
-        lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9]),
-        lambda: held([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]),
-    ),
-]
-
+# fmt: off
+row("delta is missing; choose one below 1 / {},", lambda: check_delta(None), lambda: check_delta(1e-5))
+row("DPSGD runs on one device, got {} on {}; use Trainer(strategy='auto', devices=1)",
+    lambda: fit(dpsgd(), strategy="ddp", devices=1),
+    lambda: fit(dpsgd(), strategy="auto", devices=1))
+row("the loss and leave", lambda: fit(dpsgd(), module=ByHand()), lambda: fit(dpsgd(), module=Classifier()))
+row("gradient_clip_val clips", lambda: fit(dpsgd(), gradient_clip_val=1.0), lambda: fit(dpsgd()))
+row("precision, got {};", lambda: fit(dpsgd(), precision="bf16-mixed"), lambda: fit(dpsgd(), precision=32))
+row("the sampling; use a", lambda: fit(dpsgd(), overfit_batches=2), lambda: fit(dpsgd(), data=Digits(40)))
+row("accumulate_grad_batches would put several Poisson batches into a step that is charged as one, got",
+    lambda: fit(dpsgd(), accumulate_grad_batches=2),
+    lambda: fit(dpsgd(), data=Digits(80, 20)))
+row("trains without clipping and noise, and what it picks follows from raw losses, which no epsilon",
+    lambda: fit(dpsgd(), pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable()),
+    lambda: fit(pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable(), data=Digits(400)),
+    lambda: fit(dpsgd(), module=Tunable()))
+row("mix the samples of a batch, so one sample changes the gradients of the others and clipping bounds",
+    lambda: fit(dpsgd(), module=backbone(nn.BatchNorm1d(64))),
+    lambda: fit(dpsgd(), module=backbone(nn.GroupNorm(8, 64))),
+    lambda: fit(dpsgd(), module=fixed()),
+    lambda: fit(dpsgd(), module=frozen_norm()))
+row("training changed the buffers {}, which are released with the model and get no noise; leave out",
+    lambda: fit(dpsgd(), module=backbone(Counts(True))),
+    lambda: fit(dpsgd(), module=backbone()),
+    lambda: fit(dpsgd(), module=backbone(Counts(True).eval())),
+    lambda: fit(dpsgd(), module=backbone(Counts(False))))
+row("what earlier batches have left behind changes the gradients of a later one, so that one sample",
+    lambda: fit(dpsgd(seed=None), module=Remembers("batch")),
+    *(lambda by=by: fit(dpsgd(seed=None), module=Remembers(by)) for by in ("nothing", "weights", "step")))
+row("there were several backward passes in one step, and a sample could add max_grad_norm in each of",
+    lambda: fit(dpsgd(), module=Twice(False)),
+    lambda: fit(dpsgd(), module=Twice(True)), error=RuntimeError)
+row("can't tell whether", lambda: fit(dpsgd(), module=Zero(0.0)), lambda: fit(dpsgd(), module=Zero(1.0)))
+row("DPSGD tries the loss on a copy of the module, which can't be copied ({}: {}); make it copyable",
+    lambda: fit(dpsgd(), module=Opens(True)),
+    lambda: fit(dpsgd(), module=Opens(False)))
+row("so DPSGD can't tell how it is reduced; make training_step deterministic where module.training is",
+    lambda: fit(dpsgd(), module=Random(True)),
+    lambda: fit(dpsgd(), module=Random(False)))
+row("so that nobody can tell whether samples are kept apart; draw no random numbers in backward",
+    lambda: fit(dpsgd(), module=noisy(Noisy())),
+    lambda: fit(dpsgd(), module=noisy()))
+row("gradients of a sample in a batch differ from those of the sample alone: rows of one layer are",
+    lambda: fit(dpsgd(), module=Reorders(True)),
+    lambda: fit(dpsgd(), module=Reorders(False)))
+row("DPSGD protects one sample in one client's data, and some samples are held by several clients",
+    lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9]),
+    lambda: held([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]))
 
 class Tunable(Classifier):
     lr = 0.1

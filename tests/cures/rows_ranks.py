@@ -105,38 +105,26 @@ def compared(theirs):
     check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
 
 
-ROWS = [
-    row(
-        "keeps every client's account in one process; train in one process (devices=1), or leave it out with",
-        lambda: among(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
-        lambda: one(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
-        lambda: among(fed()),
-    ),
-    row(
-        "the data of clients {} are streams, and every rank would read its own copy; train in one process",
-        lambda: among(fed(local_steps=2), data=streams()),
-        lambda: one(fed(local_steps=2), data=streams()),
-        lambda: among(fed(local_steps=2)),
-    ),
-    row(
-        "a callback that changes updates, or clients that lie, need all clients in one process; leave it",
-        lambda: among(fed(), ByzantineClients(0.25, "sign_flip")),
-        lambda: among(fed()),
-        lambda: one(fed(), ByzantineClients(0.25, "sign_flip")),
-    ),
-    row(
-        "{} is a metric object that clients update in training, and every rank's own has seen its own",
-        lambda: among(fed(), module=Counts("object")),
-        lambda: among(fed(), module=Counts("value")),
-        lambda: among(fed(), module=Counts("validation")),
-        lambda: one(fed(), module=Counts("object")),
-    ),
-    row("; start all ranks with the same program,", lambda: compared("CorBin"), lambda: compared("LDPQ")),
-    row(
-        "rank {} is at {} while rank {} is at {}; let all ranks do the same, and stop on all of them where",
-        lambda: meet("one place", "another place"),
-        lambda: meet("one place", "one place"),
-        error=RuntimeError,
-    ),
-    row("rank {} of {} gets no answer from another rank, so the run", lost, goes_on, error=RankLostError),
-]
+# fmt: off
+row("keeps every client's account in one process; train in one process (devices=1), or leave it out with",
+    lambda: among(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
+    lambda: one(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
+    lambda: among(fed()))
+row("the data of clients {} are streams, and every rank would read its own copy; train in one process",
+    lambda: among(fed(local_steps=2), data=streams()),
+    lambda: one(fed(local_steps=2), data=streams()),
+    lambda: among(fed(local_steps=2)))
+row("a callback that changes updates, or clients that lie, need all clients in one process; leave it",
+    lambda: among(fed(), ByzantineClients(0.25, "sign_flip")),
+    lambda: among(fed()),
+    lambda: one(fed(), ByzantineClients(0.25, "sign_flip")))
+row("{} is a metric object that clients update in training, and every rank's own has seen its own",
+    lambda: among(fed(), module=Counts("object")),
+    lambda: among(fed(), module=Counts("value")),
+    lambda: among(fed(), module=Counts("validation")),
+    lambda: one(fed(), module=Counts("object")))
+row("; start all ranks with the same program,", lambda: compared("CorBin"), lambda: compared("LDPQ"))
+row("rank {} is at {} while rank {} is at {}; let all ranks do the same, and stop on all of them where",
+    lambda: meet("one place", "another place"),
+    lambda: meet("one place", "one place"), error=RuntimeError)
+row("rank {} of {} gets no answer from another rank, so the run", lost, goes_on, error=RankLostError)

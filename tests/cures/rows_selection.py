@@ -91,56 +91,40 @@ def limited(limit, rounds):
 
 CHARGES = torch.tensor([1] * 8)
 CSV = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {"save_dir": "."}}
-ROWS = [
-    row(
-        "secret cohorts need {}; or leave cohorts out",
-        lambda: plan(*SECRET, "--cohorts", "secret"),
-        lambda: plan(*SECRET, "--cohorts", "secret", "--clients_per_round", "6"),
-        lambda: plan(*SECRET),
-    ),
-    row("{} has a logger of its own,", lambda: swept(*BEST, logger=CSV), lambda: swept(*BEST, logger=False)),
-    row("{} belongs to --selection tnb; add", lambda: swept("--mean", "1.2"), lambda: swept(*BEST), swept),
-    row(
-        "nothing is left of delta {}: more than {} runs are drawn with chance {}; let --at-most be ",
-        lambda: swept(*BEST, "--at-most", "2"),
-        lambda: swept(*BEST, "--at-most", "200"),
-        lambda: swept("--selection", "tnb", "--mean", "1.001", "--at-most", "2", "--delta", "1e-3"),
-    ),
-    row(
-        "the runs took {} minutes longer than --publish-after, so when the winner came out would tell of",
-        lambda: swept(*BEST, "--publish-after", "1e-9"),
-        lambda: swept(*BEST, "--at-most", "20", "--publish-after", "0.1"),
-    ),
-    row("a run needs a number of rounds, got trainer.max_epochs={}; give", lambda: swept(rounds=-1), swept),
-    row(
-        "a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
-        lambda: swept(*BEST, mechanism="CorBin"),
-        lambda: swept(*BEST),
-        lambda: of_outsiders(RotatedCoins(1.0, epsilon=1.0)),
-        lambda: of_outsiders(ddg()),
-    ),
-    row(
-        "a {} has no Renyi divergence; see `run_loss`",
-        lambda: selected(Unknown(), TRIALS),
-        lambda: selected(run_loss(GaussianLoss(1.0), 3), TRIALS),
-    ),
-    row(
-        "found no column 'label' or 'labels' among {}; say which column is the label, e.g. Federate",
-        lambda: labels_of(Table("fine_label")),
-        lambda: labels_of(Table("fine_label"), "fine_label"),
-        lambda: IID().split(None, 4, 2, torch.Generator()),
-    ),
-    row(
-        "charges tell who was drawn, and cohorts are secret: leave charges out",
-        lambda: report(charges=CHARGES, secret_cohorts=""),
-        lambda: report(secret_cohorts=""),
-        lambda: report(charges=CHARGES),
-    ),
-    row(
-        "the privacy budget allows {} rounds, and round {} would be one more; raise the budget, or ",
-        lambda: limited(2, 3),
-        lambda: limited(3, 3),
-        lambda: limited(2, 2),
-        error=RuntimeError,
-    ),
-]
+
+
+# fmt: off
+row("secret cohorts need {}; or leave cohorts out",
+    lambda: plan(*SECRET, "--cohorts", "secret"),
+    lambda: plan(*SECRET, "--cohorts", "secret", "--clients_per_round", "6"),
+    lambda: plan(*SECRET))
+row("{} has a logger of its own,", lambda: swept(*BEST, logger=CSV), lambda: swept(*BEST, logger=False))
+row("{} belongs to --selection tnb; add", lambda: swept("--mean", "1.2"), lambda: swept(*BEST), swept)
+row("nothing is left of delta {}: more than {} runs are drawn with chance {}; let --at-most be ",
+    lambda: swept(*BEST, "--at-most", "2"),
+    lambda: swept(*BEST, "--at-most", "200"),
+    lambda: swept("--selection", "tnb", "--mean", "1.001", "--at-most", "2", "--delta", "1e-3"))
+row("the runs took {} minutes longer than --publish-after, so when the winner came out would tell of",
+    lambda: swept(*BEST, "--publish-after", "1e-9"),
+    lambda: swept(*BEST, "--at-most", "20", "--publish-after", "0.1"))
+row("a run needs a number of rounds, got trainer.max_epochs={}; give", lambda: swept(rounds=-1), swept)
+row("a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
+    lambda: swept(*BEST, mechanism="CorBin"),
+    lambda: swept(*BEST),
+    lambda: of_outsiders(RotatedCoins(1.0, epsilon=1.0)),
+    lambda: of_outsiders(ddg()))
+row("a {} has no Renyi divergence; see `run_loss`",
+    lambda: selected(Unknown(), TRIALS),
+    lambda: selected(run_loss(GaussianLoss(1.0), 3), TRIALS))
+row("found no column 'label' or 'labels' among {}; say which column is the label, e.g. Federate",
+    lambda: labels_of(Table("fine_label")),
+    lambda: labels_of(Table("fine_label"), "fine_label"),
+    lambda: IID().split(None, 4, 2, torch.Generator()))
+row("charges tell who was drawn, and cohorts are secret: leave charges out",
+    lambda: report(charges=CHARGES, secret_cohorts=""),
+    lambda: report(secret_cohorts=""),
+    lambda: report(charges=CHARGES))
+row("the privacy budget allows {} rounds, and round {} would be one more; raise the budget, or ",
+    lambda: limited(2, 3),
+    lambda: limited(3, 3),
+    lambda: limited(2, 2), error=RuntimeError)

@@ -184,73 +184,45 @@ def overspent(raised, leaves=False):
         budgets.answer(client(raised), 1)
 
 
-ROWS = [
-    row("round {}, attempt {} was", lambda: charged(0), lambda: charged(1), abandoned, error=RuntimeError),
-    row(
-        "another process writes {} at the same time; let one run at a time go on from a checkpoint",
-        lambda: two_writers(one_at_a_time=False),
-        lambda: two_writers(one_at_a_time=True),
-        error=RuntimeError,
-    ),
-    row("{} is of an older version and does not say how many parameters round {} had,", older, weights_only),
-    row("{} has {} bytes, the checkpoint", lambda: cut_journal(back=False), lambda: cut_journal(back=True)),
-    row(
-        "{}, which holds the records of this checkpoint's {} rounds, is missing; put it back",
-        lambda: lost_records(None, back=False),
-        lambda: lost_records(None, back=True),
-        weights_only,
-        error=FileNotFoundError,
-    ),
-    row(
-        "{} is damaged, or of another run: it is not what this checkpoint's {} rounds have written",
-        lambda: lost_records(b"{}", back=False),
-        lambda: lost_records(b"{}", back=True),
-        weights_only,
-    ),
-    row(
-        "the journal {} of this checkpoint is missing, or another run's, so what was sent",
-        lambda: without_journal(back=False),
-        lambda: without_journal(back=True),
-        weights_only,
-        error=FileNotFoundError,
-    ),
-    row("the model has no {}; use the checkpoint's own model", lambda: goes_on(module=Other()), goes_on),
-    row("the state holds {} weights", lambda: restored(torch.zeros(3)), lambda: restored(torch.zeros(DIM))),
-    row(
-        "the state and this federation must both have a server_optimizer, or neither; use the checkpoint's",
-        lambda: goes_on(after={"server_optimizer": FedAvgM}),
-        goes_on,
-        lambda: goes_on(before={"server_optimizer": FedAvgM}, after={"server_optimizer": FedAvgM}),
-    ),
-    row(
-        "{} can't be charged for vectors of two lengths, and parameters join or leave: there were {}",
-        lambda: regrown(RotatedAxes(0.5, 1.0), first=False),
-        lambda: regrown(RotatedAxes(0.5, 1.0), first=True),
-        lambda: regrown(LDPQ(1.0), first=False),
-    ),
-    row(
-        "no round is open; call start() first",
-        lambda: make_engine().finish(),
-        lambda: run_round(make_engine()),
-        error=RuntimeError,
-    ),
-    row(
-        "this client's log has messages of {}, and what they spent is not known to {}; begin a new",
-        other_mechanism,
-        lambda: budgets.answer(client(path=Path("new.jsonl")), 1),
-        error=BudgetSpentError,
-    ),
-    row(
-        "this client's log has messages of {}, and the server asks for one of {}, at which those are not",
-        lambda: other_terms(LOG),
-        lambda: other_terms(Path("new.jsonl")),
-        error=BudgetSpentError,
-    ),
-    row(
-        "this client's own budget is {}: {} messages were encoded before, and with one more they would spend",
-        lambda: overspent(1),
-        lambda: overspent(2),
-        lambda: overspent(1, leaves=True),
-        error=BudgetSpentError,
-    ),
-]
+# fmt: off
+row("round {}, attempt {} was", lambda: charged(0), lambda: charged(1), abandoned, error=RuntimeError)
+row("another process writes {} at the same time; let one run at a time go on from a checkpoint",
+    lambda: two_writers(one_at_a_time=False),
+    lambda: two_writers(one_at_a_time=True), error=RuntimeError)
+row("{} is of an older version and does not say how many parameters round {} had,", older, weights_only)
+row("{} has {} bytes, the checkpoint", lambda: cut_journal(back=False), lambda: cut_journal(back=True))
+row("{}, which holds the records of this checkpoint's {} rounds, is missing; put it back",
+    lambda: lost_records(None, back=False),
+    lambda: lost_records(None, back=True),
+    weights_only, error=FileNotFoundError)
+row("{} is damaged, or of another run: it is not what this checkpoint's {} rounds have written",
+    lambda: lost_records(b"{}", back=False),
+    lambda: lost_records(b"{}", back=True),
+    weights_only)
+row("the journal {} of this checkpoint is missing, or another run's, so what was sent",
+    lambda: without_journal(back=False),
+    lambda: without_journal(back=True),
+    weights_only, error=FileNotFoundError)
+row("the model has no {}; use the checkpoint's own model", lambda: goes_on(module=Other()), goes_on)
+row("the state holds {} weights", lambda: restored(torch.zeros(3)), lambda: restored(torch.zeros(DIM)))
+row("the state and this federation must both have a server_optimizer, or neither; use the checkpoint's",
+    lambda: goes_on(after={"server_optimizer": FedAvgM}),
+    goes_on,
+    lambda: goes_on(before={"server_optimizer": FedAvgM}, after={"server_optimizer": FedAvgM}))
+row("{} can't be charged for vectors of two lengths, and parameters join or leave: there were {}",
+    lambda: regrown(RotatedAxes(0.5, 1.0), first=False),
+    lambda: regrown(RotatedAxes(0.5, 1.0), first=True),
+    lambda: regrown(LDPQ(1.0), first=False))
+row("no round is open; call start() first",
+    lambda: make_engine().finish(),
+    lambda: run_round(make_engine()), error=RuntimeError)
+row("this client's log has messages of {}, and what they spent is not known to {}; begin a new",
+    other_mechanism,
+    lambda: budgets.answer(client(path=Path("new.jsonl")), 1), error=BudgetSpentError)
+row("this client's log has messages of {}, and the server asks for one of {}, at which those are not",
+    lambda: other_terms(LOG),
+    lambda: other_terms(Path("new.jsonl")), error=BudgetSpentError)
+row("this client's own budget is {}: {} messages were encoded before, and with one more they would spend",
+    lambda: overspent(1),
+    lambda: overspent(2),
+    lambda: overspent(1, leaves=True), error=BudgetSpentError)

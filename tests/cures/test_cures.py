@@ -1,6 +1,7 @@
 """Every cure that an error names is run. A new error with a cure needs a row, or the name of its test."""
 
 import ast
+import importlib
 import types
 import warnings
 from pathlib import Path
@@ -8,47 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cures import (
-    elsewhere,
-    rows_commands,
-    rows_data,
-    rows_deployments,
-    rows_features,
-    rows_fits,
-    rows_flower,
-    rows_leakage,
-    rows_mechanisms,
-    rows_messages,
-    rows_privacy,
-    rows_ranks,
-    rows_rounds,
-    rows_selection,
-    rows_state,
-    rows_training,
-)
-from tests.cures.rows import raised, sites
+from tests.cures import elsewhere
+from tests.cures.rows import ROWS, raised, sites
 
-ROWS = [
-    row
-    for module in (
-        rows_training,
-        rows_rounds,
-        rows_data,
-        rows_mechanisms,
-        rows_privacy,
-        rows_flower,
-        rows_commands,
-        rows_leakage,
-        rows_messages,
-        rows_features,
-        rows_fits,
-        rows_state,
-        rows_ranks,
-        rows_deployments,
-        rows_selection,
-    )
-    for row in module.ROWS
-]
+for path in sorted(Path(__file__).parent.glob("rows_*.py")):
+    importlib.import_module(f"tests.cures.{path.stem}")
 TESTS = Path(__file__).parents[1]
 
 
