@@ -23,166 +23,83 @@ from tests.cures.rows import fed, fit, row
 from tests.digits_run import Classifier, Digits, digits
 
 INPUTS, LABELS = digits()
-
-
-def part(size=80, start=0):
-    return TensorDataset(INPUTS[start : start + size], LABELS[start : start + size])
-
-
-def parts(count=4):
-    return [part(20, 20 * client) for client in range(count)]
-
-
+def part(size=80, start=0): return TensorDataset(INPUTS[start : start + size], LABELS[start : start + size])
+def parts(count=4): return [part(20, 20 * client) for client in range(count)]
 class Loads(pl.LightningDataModule):
     """A data module that returns this."""
-
     def __init__(self, *loaders: Any) -> None:
         super().__init__()
         self.loaders = list(loaders)
-
-    def train_dataloader(self):
-        return self.loaders.pop(0) if len(self.loaders) > 1 else self.loaders[0]
-
-
+    def train_dataloader(self): return self.loaders.pop(0) if len(self.loaders) > 1 else self.loaders[0]
 class Several(Classifier):
     """A training step for a list or a dict of batches."""
-
     def training_step(self, batch, batch_idx):
         found = list(batch.values()) if isinstance(batch, dict) else batch
         return sum(super(Several, self).training_step(one, batch_idx) for one in found if one is not None)
-
-
 class Stream(IterableDataset):
     """Samples that nobody has counted."""
-
     def __init__(self, client: int = 0, batches: bool = False) -> None:
         self.client, self.batches = client, batches
-
     def __iter__(self):
         data = part(20, 20 * self.client)
         return iter(DataLoader(data, batch_size=5)) if self.batches else (data[i] for i in range(20))
-
-
 class Endless(Stream):
     def __iter__(self):
-        while True:
-            yield from super().__iter__()
-
-
-def loader(data=None, **settings):
-    return DataLoader(data or part(), **{"batch_size": 5, **settings})
-
-
+        while True: yield from super().__iter__()
+def loader(data=None, **settings): return DataLoader(data or part(), **{"batch_size": 5, **settings})
 def split(data=None, federation=None, *more, module=None, **trainer):
     """A fit with these training data."""
     return fit(federation or fed(), *more, module=module, data=data, **trainer)
-
-
 def on(*loaders, federation=None, more=(), **trainer):
     """A fit with what a data module's `train_dataloader` returns."""
     return split(Loads(*loaders), federation, *more, **trainer)
-
-
-def two(**settings):
-    return [loader(part(), **settings), loader(part(80, 80), **settings)]
-
-
-def of(*clients, **settings):
-    return FederatedDataModule(clients=list(clients), **settings)
-
-
-def dpsgd():
-    return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
-
-
+def two(**settings): return [loader(part(), **settings), loader(part(80, 80), **settings)]
+def of(*clients, **settings): return FederatedDataModule(clients=list(clients), **settings)
+def dpsgd(): return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
 class Backwards(Sampler[int]):
     """An order of all samples."""
-
-    def __init__(self, size: int = 80) -> None:
-        self.size = size
-
-    def __iter__(self):
-        return iter(range(self.size - 1, -1, -1))
-
-    def __len__(self):
-        return self.size
-
-
+    def __init__(self, size: int = 80) -> None: self.size = size
+    def __iter__(self): return iter(range(self.size - 1, -1, -1))
+    def __len__(self): return self.size
 class Some(BatchSampler):
     """Batches by a rule of its own."""
-
-
 class Labelled(torch.utils.data.Dataset):
     """Samples that are dicts; labels have a name."""
-
     def __init__(self, names: str = "label", targets: bool = False) -> None:
         self.names = names
-        if targets:
-            self.targets = LABELS[:80]
-
-    def __len__(self):
-        return 80
-
-    def __getitem__(self, index):
-        return {"pixels": INPUTS[index], self.names: LABELS[index]}
-
-
+        if targets: self.targets = LABELS[:80]
+    def __len__(self): return 80
+    def __getitem__(self, index): return {"pixels": INPUTS[index], self.names: LABELS[index]}
 class OfDicts(Classifier):
     def training_step(self, batch, batch_idx):
         inputs, labels = batch.values()
         return super().training_step((inputs, labels), batch_idx)
-
-
 IDS = TensorDataset(INPUTS[:80], LABELS[:80], torch.arange(80))
 PAIRS = TensorDataset(INPUTS[:80], torch.stack([LABELS[:80], LABELS[:80]], 1))
-
-
 class OfThree(Classifier):
-    def training_step(self, batch, batch_idx):
-        return super().training_step((batch[0], batch[1]), batch_idx)
-
-
+    def training_step(self, batch, batch_idx): return super().training_step((batch[0], batch[1]), batch_idx)
 class OfPairs(Classifier):
     def training_step(self, batch, batch_idx):
         return super().training_step((batch[0], batch[1][:, 0]), batch_idx)
-
-
 WEIGHTS = torch.ones(80).double()
 FEW = torch.cat([torch.ones(3), torch.zeros(77)]).double()
-
-
 def weighted(weights=WEIGHTS, replacement=True, num_samples=80):
     return loader(sampler=WeightedRandomSampler(weights, num_samples, replacement))
-
-
-def combined(mode):
-    return pl.utilities.CombinedLoader(two(), mode)
-
-
+def combined(mode): return pl.utilities.CombinedLoader(two(), mode)
 RELOAD = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}
-
-
 def mixed(size):
     """Clients' own loaders of batches of 5 and of 4."""
     return of(*(loader(part(size, 20 * client), batch_size=5 - client % 2) for client in range(4)))
-
-
 def reloading(later):
     """Clients' loaders that have this many samples from the second epoch on."""
     data, again = mixed(20), mixed(later)
     first = data.train_dataloader
     data.train_dataloader = lambda: (again.train_dataloader if data.trainer.current_epoch else first)()
     return data
-
-
 class ReadsData(pl.Callback):
     """Looks at the training data, as many callbacks do."""
-
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         assert len(trainer.train_dataloader.dataset) == 80
-
-
-# fmt: off
 row("data sets of clients need", lambda: split(of(*parts())), lambda: split(of(*parts(), batch_size=32)))
 row("both Federated(partition={}) and the FederatedDataModule say who holds what; give it in one place",
     lambda: split(FederatedDataModule(part(), batch_size=5, partition=IID()), fed(partition=LabelShards(1))),

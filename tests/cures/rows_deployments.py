@@ -31,86 +31,47 @@ from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated,
 
 COIN = LDPQ(4.0)
 SECURE = {"seed": None, "local_epochs": 1}
-
-
-def stepping(interval):
-    return SimpleNamespace(lr_scheduler_configs=[SimpleNamespace(interval=interval)])
-
-
+def stepping(interval): return SimpleNamespace(lr_scheduler_configs=[SimpleNamespace(interval=interval)])
 def fresh(name):
     """A folder that nobody has used."""
     number = len(list(Path.cwd().glob(f"{name}*")))
     return Path.cwd() / f"{name}{number}"
-
-
 def make(**options):
     return partial(federated, options.pop("mechanism", COIN), **{"local_epochs": 1, **options})
-
-
 def said(play):
     """Play a round. What clients say who are not heard is raised."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         received = play()
-    if received < CLIENTS:
-        raise ValueError("\n".join(str(warning.message) for warning in heard))
-
-
+    if received < CLIENTS: raise ValueError("\n".join(str(warning.message) for warning in heard))
 def deployed(ours=None, theirs=None, apps=None, folder=None, **server):
     """One round between machines."""
     folder, ours = folder or fresh("run"), ours or make()
     grid = LoopGrid(*(apps or clients(theirs or ours, folder)))
-
     def play():
         _, federation = deployment(ours(), 1, folder, **server).run(grid)
         return federation.records[0].num_received
-
     said(play)
-
-
-def without_home():
-    return clients(make(**SECURE), Path(), home=False)
-
-
+def without_home(): return clients(make(**SECURE), Path(), home=False)
 def with_home():
     """The clients' folders are said in code and not by the node."""
     folder = fresh("homes")
-
-    def home(context):
-        return folder / str(context.node_config["partition-id"])
-
+    def home(context): return folder / str(context.node_config["partition-id"])
     apps = [client_app(module, own_digits, make(**SECURE)(), home=home) for _ in range(CLIENTS)]
     return apps, [None] * CLIENTS
-
-
-def masked_without_home():
-    return clients(make(secure_aggregation=SecAgg()), Path(), home=False)
-
-
+def masked_without_home(): return clients(make(secure_aggregation=SecAgg()), Path(), home=False)
 def masked_with_home():
     folder, settings = fresh("homes"), make(secure_aggregation=SecAgg())
-
-    def home(context):
-        return folder / str(context.node_config["partition-id"])
-
+    def home(context): return folder / str(context.node_config["partition-id"])
     return [client_app(module, own_digits, settings(), home=home) for _ in range(CLIENTS)], [None] * CLIENTS
-
-
 def two_federations(new):
     """A client of one federation is asked to join another, with its folder or a new one."""
     first, second, settings = fresh("first"), fresh("second"), make(**SECURE)
     deployed(settings, folder=first)
     deployed(settings, apps=clients(settings, second if new else first), folder=second)
-
-
 def halves(mechanism=COIN, folder=None, **options):
     return Halves(federated(mechanism, **{**SECURE, **options}), folder or fresh("halves"))
-
-
-def again(played):
-    said(lambda: played.round().num_received)
-
-
+def again(played): said(lambda: played.round().num_received)
 def copied(how):
     """Client 2 goes on in a copy of its folder, in the folder itself, or in one that was moved."""
     folder = fresh("halves")
@@ -124,12 +85,9 @@ def copied(how):
     if how != "itself":
         from lightning_fedq.flower.store import Store
         from tests.flower.halves import Still
-
         other = Still(played.federated, Store(folder / "client-9"), 2, None, None)
         played.line.clients = lambda number: other if number == 2 else honest(number)
     again(played)
-
-
 def touched(name, cure):
     """A file of client 2 is lost, or damaged; then it is put back, or another federation begins."""
     folder = fresh("halves")
@@ -145,33 +103,20 @@ def touched(name, cure):
         path.write_bytes(whole)
         path.chmod(0o600)
     again(halves() if cure == "new" else played)
-
-
 def handing_on(told):
     """A round of a server that says who hands noise on, or that is of a version that does not."""
     whole = RoundServer.task
     task = whole if told else lambda self: replace(whole(self), hand_over=None)
     cycle = {**TURNS, "clients_per_round": CLIENTS, "num_clients": 2 * CLIENTS}
-    with mock.patch.object(RoundServer, "task", task):
-        again(halves(handed(), **cycle))
-
-
+    with mock.patch.object(RoundServer, "task", task): again(halves(handed(), **cycle))
 def reported(begun):
     folder, settings = fresh("strategy"), partial(mod.federation, COIN)
     strategy = DecodingStrategy(FedAvg(), settings(), home=folder / "server", wait=2.0)
-    if begun:
-        mod.run(strategy, mod.grid_of(settings, folder), rounds=1)
+    if begun: mod.run(strategy, mod.grid_of(settings, folder), rounds=1)
     strategy.privacy_report(1e-3)
-
-
 class Tampers(pl.Callback):
     """Would change what clients send."""
-
-    def on_train_start(self, trainer, pl_module):
-        engine_of(trainer, "Tampers").tampering = self
-
-
-# fmt: off
+    def on_train_start(self, trainer, pl_module): engine_of(trainer, "Tampers").tampering = self
 row("this client and the server differ: {}; run the same code and settings on both",
     lambda: deployed(make(), make(mechanism=LDPQ(3.0))),
     lambda: deployed(make(), make()), error=RuntimeError)

@@ -42,124 +42,71 @@ LIMIT = Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
 PER_ROUND = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round")
 SECRET = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
-
-
-def dpsgd():
-    return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
-
-
-def monitor():
-    return LeakageMonitor(attempts=4, num_candidates=8)
-
-
+def dpsgd(): return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
+def monitor(): return LeakageMonitor(attempts=4, num_candidates=8)
 def secret(**settings):
     given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
     return Federated(GaussianNoise(1.0, 1.0), 8, **{**given, **settings})
-
-
 def own_draws(participation, **settings):
     given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
     adder = BandedGaussian(1.0, 1.0, band=1)
     return Federated(adder, 8, participation=participation, **{**given, **settings})
-
-
 def known(**settings):
     return Federated(GaussianNoise(1.0, 1.0), 8, clients_per_round=2, clients_per_step=1, **settings)
-
-
-def held_out(amount=0.5):
-    return ClientEvaluation(held_out=amount)
-
-
+def held_out(amount=0.5): return ClientEvaluation(held_out=amount)
 def noisy(std=0.5, metric="val_acc", **settings):
     """A federation that releases the mean accuracy of its clients."""
     return fed(evaluate_clients=ClientEvaluation(0.5, release=NoisyMean(metric, std)), **settings)
-
-
 def paid():
     """A federation that has released."""
     found = noisy()
     fit(found)
     return found
-
-
 def counted():
     """The account of a round and of a release beside it."""
     released = NoisyMean("val_acc", 0.5).mechanism(4, 0)
     releases = run_of_releases(RoundPlanner(4, 0), released, None, 1, secure_keys=True)
     return Setting(releases.context, 1, 1e-3, num_clients=4, beside=releases)
-
-
-def unreleased(**settings):
-    return fed(evaluate_clients=held_out(), **settings)
-
-
-def measured(amount=0.5, **settings):
-    return fed(evaluate_clients=held_out(amount), **settings)
-
-
+def unreleased(**settings): return fed(evaluate_clients=held_out(), **settings)
+def measured(amount=0.5, **settings): return fed(evaluate_clients=held_out(amount), **settings)
 def leaf(*files):
     """Files of LEAF's format, with users and how many samples they have."""
     folder = Path("leaf")
     folder.mkdir(exist_ok=True)
-    for old in folder.glob("*.json"):
-        old.unlink()
+    for old in folder.glob("*.json"): old.unlink()
     for number, users in enumerate(files):
         data = {user: {"x": [[float(v)] for v in held], "y": held} for user, held in users.items()}
         content = {"users": list(users), "num_samples": list(map(len, users.values())), "user_data": data}
         (folder / f"{number}.json").write_text(json.dumps(content))
     return str(folder)
-
-
 class Users(Dataset[Any]):
     """Samples with a user each, under a name."""
-
-    def __init__(self, users: int, finite: bool = True) -> None:
-        self.users, self.finite = users, finite
-
-    def __len__(self):
-        return 80
-
+    def __init__(self, users: int, finite: bool = True) -> None: self.users, self.finite = users, finite
+    def __len__(self): return 80
     def __getitem__(self, index):
         lightness = INPUTS[index].mean() if self.finite or index else torch.tensor(torch.nan)
         named = {"user": f"u{index % self.users}", "lightness": float(lightness)}
         return {"x": INPUTS[index], "y": LABELS[index], **named}
-
-
 class OfUsers(Classifier):
     def training_step(self, batch, batch_idx):
         return super().training_step((batch["x"], batch["y"]), batch_idx)
-
-
 def by(partition, users=4, finite=True, **settings):
     return on(loader(Users(users, finite)), federation=fed(partition=partition, **settings), module=OfUsers())
-
-
 def resumed(whole):
     """A fit with secret cohorts, and a second one from its checkpoint or from its weights alone."""
     trainer, module = fit(secret(), max_epochs=1), Classifier()
     trainer.save_checkpoint("secret.ckpt")
-    if not whole:
-        module.load_state_dict(torch.load("secret.ckpt", weights_only=False)["state_dict"])
+    if not whole: module.load_state_dict(torch.load("secret.ckpt", weights_only=False)["state_dict"])
     fit(secret(), module=module, ckpt_path="secret.ckpt" if whole else None, max_epochs=2)
-
-
 RESULTS = [one for one in reference() if one.cell.task == "mean-unit-1024" and one.cell.epsilon == 8.0]
-
-
 def renewed(text):
     Path("page.md").write_text(text)
     markdown.write(Path("page.md"), RESULTS, tasks(None))
-
-
 def owned(name):
     """What clients keep of a tensor of this name."""
     own = OwnTensors()
     own.names = (name,)
     return own
-
-
-# fmt: off
 row("the name of a run is that of a folder below root, got {}; use one like 'digits', and",
     lambda: RunFolder("/tmp/runs/digits"),
     lambda: RunFolder("digits"),

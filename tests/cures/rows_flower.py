@@ -37,26 +37,15 @@ from tests.cures.rows import fed, row
 from tests.digits_run import Classifier
 
 TARGET = PrivacyTarget(8.0, delta=1e-5, adversary="server")
-
-
-def private(mechanism=None, **settings):
-    return Federated(mechanism or LDPQ(1.0), 4, **settings)
-
-
+def private(mechanism=None, **settings): return Federated(mechanism or LDPQ(1.0), 4, **settings)
 def secret(mode):
     """A secret of a site in the folder of the test."""
     path = Path("secret")
     path.write_bytes(b"s" * 32)
     path.chmod(mode)
     return path
-
-
 def two_servers(one, other):
-    with Store(Path(one)).alone(), Store(Path(other)).alone():
-        pass
-
-
-# fmt: off
+    with Store(Path(one)).alone(), Store(Path(other)).alone(): pass
 row("and two would charge", lambda: two_servers("home", "home"), lambda: two_servers("home", "other"))
 row("--supernode must be", lambda: _address("9094", False), lambda: _address("127.0.0.1:9094", False))
 row("is another machine: weights and answers would travel in the clear; give",

@@ -19,35 +19,20 @@ from tests.lab.leakage.settings import generator, mlp, study
 from tests.lab.leakage.test_inversion import Once
 
 INPUTS, LABELS = digits()
-
-
 class Loads(pl.LightningDataModule):
     """A training set."""
-
     def __init__(self, *columns: Tensor) -> None:
         super().__init__()
         self.data = TensorDataset(*columns)
-
-    def train_dataloader(self):
-        return DataLoader(self.data, batch_size=10)
-
-
+    def train_dataloader(self): return DataLoader(self.data, batch_size=10)
 class Pixels(Scores):
     """Takes whole numbers, and more columns than two."""
-
-    def forward(self, inputs):
-        return super().forward(inputs.float() / 16.0)
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-
+    def forward(self, inputs): return super().forward(inputs.float() / 16.0)
+    def training_step(self, batch, batch_idx): return nn.functional.cross_entropy(self(batch[0]), batch[1])
 class Slow(nn.Module):
     def forward(self, inputs):
         time.sleep(0.01)
         return inputs
-
-
 def watched(data=None, module=None, **settings):
     """A fit with a monitor, whose complaint is raised."""
     monitor = LeakageMonitor(**{"attempts": 4, "num_candidates": 8, "seconds_per_round": 60.0, **settings})
@@ -55,32 +40,17 @@ def watched(data=None, module=None, **settings):
         warnings.simplefilter("always")
         fit(fed(), monitor, data=data, module=module or Scores())
     for warning in heard:
-        if "LeakageMonitor stops measuring" in str(warning.message):
-            raise ValueError(str(warning.message))
+        if "LeakageMonitor stops measuring" in str(warning.message): raise ValueError(str(warning.message))
     assert monitor.results
-
-
-def slow():
-    return Scores(nn.Sequential(Slow(), nn.Linear(64, 10)))
-
-
+def slow(): return Scores(nn.Sequential(Slow(), nn.Linear(64, 10)))
 def attacked(**settings):
     """One attempt at a study."""
     study(**settings).run(FedAvg(), Adversary.EAVESDROPPER, 1, generator())
-
-
 def hurried(attack, seconds):
     study(model=mlp(), attack=attack).run(FedAvg(), Adversary.EAVESDROPPER, 1, generator(), seconds=seconds)
-
-
 def calibrated(budget, attempts):
     calibrate(study(attack=Matching()), budget, generator(), attempts=attempts, max_probes=2)
-
-
-def conv():
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(72, 10)).eval()
-
-
+def conv(): return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(72, 10)).eval()
 def bounded(lr=0.1, budget=0.5, rounds=1, **probe):
     """A fit under a budget of leakage."""
     fit(
@@ -89,12 +59,7 @@ def bounded(lr=0.1, budget=0.5, rounds=1, **probe):
         module=module_with(sgd(lr=lr)),
         max_epochs=rounds,
     )
-
-
 SHORT = iDLG(1)
-
-
-# fmt: off
 row("num_candidates = {}, the", lambda: watched(num_candidates=500), lambda: watched(num_candidates=50))
 row("samples must be pairs of an input and a class to be attacked; leave the monitor out",
     lambda: watched(Loads(INPUTS[:80], LABELS[:80], LABELS[:80]), Pixels()),

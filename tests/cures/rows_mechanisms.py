@@ -47,31 +47,16 @@ from tests.digits_run import Classifier
 
 BEHIND = PrivacyTarget(8.0, delta=1e-5, adversary="secagg_server")
 TARGET = PrivacyTarget(8.0, delta=1e-5, adversary="server")
-
-
-def skellam(granularity, sigma=0.1):
-    return Skellam(1.0, granularity=granularity, local_sigma=sigma, bits=16)
-
-
+def skellam(granularity, sigma=0.1): return Skellam(1.0, granularity=granularity, local_sigma=sigma, bits=16)
 def leaky(**settings):
     given = {"leakage_budget": 0.5, "noise_std": 0.1, "measured_leakage": 0.4}
     return NearOptimalUtility(1.0, **{**given, **settings})
-
-
 def ddg(granularity, sigma=0.1):
     return DistributedDiscreteGaussian(1.0, granularity=granularity, local_sigma=sigma, bits=16)
-
-
 def aimed(bits):
     """Its noise and grid are set by a target."""
     return DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=bits)
-
-
-def claim(unit):
-    return PrivacyClaim(Adversary.SERVER, LaplaceLoss(1.0), 10, unit=unit, unit_losses=5)
-
-
-# fmt: off
+def claim(unit): return PrivacyClaim(Adversary.SERVER, LaplaceLoss(1.0), 10, unit=unit, unit_losses=5)
 row("has no privacy parameter that a target could set; leave the target out",
     lambda: fit(fed(FedAvg(), seed=None, privacy=TARGET)),
     lambda: fit(fed(FedAvg(), seed=None)))
@@ -178,6 +163,4 @@ row("what guessing among {} candidates scores under any noise; use a larger budg
 row("noise is handed on between cohorts that are dealt out once, and these are drawn anew every round;",
     lambda: fed(clients_per_round=2).planner.successors(0),
     lambda: fed(clients_per_round=2, participation="cyclic").planner.successors(0))
-
-def context(radius):
-    return RoundContext(0, ((0,), (1,)), (2,), torch.zeros(1), torch.full((1,), radius))
+def context(radius): return RoundContext(0, ((0,), (1,)), (2,), torch.zeros(1), torch.full((1,), radius))

@@ -21,97 +21,54 @@ from tests.one_round import context_of, decode, encode, updates_for
 TARGET = PrivacyTarget(0.5, delta=1e-5, adversary="secagg_server")
 CYCLE = {"participation": "cyclic", "clients_per_round": 4}
 PUBLIC = PublicRandomness(SeededKeys(0), 0)
-
-
 def received(mechanism, clients=(0, 1, 2), wrong=False):
     """The mean of some clients, the last of whom may have sent something else."""
     context = context_of(mechanism, clients, (64,))
     symbols = encode(mechanism, updates_for(len(clients)), context).symbols.clone()
-    if wrong:
-        symbols[-1, -1] = 9
+    if wrong: symbols[-1, -1] = 9
     return decode(mechanism, symbols, clients, context)
-
-
 def dropped(mechanism):
     """The mean without the client that sent something else."""
     context = context_of(mechanism, (0, 1, 2), (64,))
     symbols = encode(mechanism, updates_for(3), context).symbols
     return decode(mechanism, symbols[:2], (0, 1), context)
-
-
 class Unbounded(LDPQ):
     """Its code does not say how large a symbol is."""
-
-    def code(self, context):
-        return object()
-
-
+    def code(self, context): return object()
 class Bounded(Unbounded):
-    def symbol_range(self, context, rand):
-        return 0, 1
-
-
+    def symbol_range(self, context, rand): return 0, 1
 class Wide(LDPQ):
     """Its symbols may be that large."""
-
     largest = 2**60
-
-    def symbol_range(self, context, rand):
-        return 0, self.largest
-
-
-class Coarser(Wide):
-    largest = 2**20
-
-
+    def symbol_range(self, context, rand): return 0, self.largest
+class Coarser(Wide): largest = 2**20
 def masked(mechanism, num_clients=8):
     """Moduli of a sum."""
     return SecAgg().layout(mechanism, context_of(mechanism, range(num_clients)), PUBLIC)
-
-
-def words(count):
-    return np.random.default_rng(0).integers(0, 2**64, count, dtype=np.uint64)
-
-
+def words(count): return np.random.default_rng(0).integers(0, 2**64, count, dtype=np.uint64)
 def secret(neighbours, loss=None, participation="random"):
     loss = loss or GaussianLoss(1.0)
     sizes = {"drawn": 1, "population": 10, "rounds": 2}
     return secret_epsilon(loss, 1e-5, neighbours=neighbours, participation=participation, **sizes)
-
-
 def of_outsiders(mechanism):
     """The relation of what a mechanism claims towards outsiders."""
     claims = mechanism.claims(context_of(mechanism, range(4), (8,)))
     return next(claim.neighbours for claim in claims if claim.adversary.name == "OUTSIDER")
-
-
 def one_sided():
     """All the mass above 0, as no loss that dominates both orders has it."""
     return LossGrid(1.0, 0, np.array([0.0, 1.0]), 0.0)
-
-
 def of_steps(move):
     one, other = (loss_grid(LaplaceLoss(scale), 1e-9) for scale in (1.0, 2.0))
     step = max(one.step, other.step)
     return one.on(step).plus(other.on(step)) if move else one.plus(other)
-
-
 def hands_on(bits):
     """Its noise and its grid, as a target sets them."""
     federated = fed(handed(bits=bits), 8, seed=None, privacy=TARGET, secure_aggregation=SecAgg(), **CYCLE)
     return federated.calibrated(650, 2, 0)
-
-
 class Mine(Loss):
     """A kind of one's own."""
-
     note = ""
-
-    def curve(self, epsilons):
-        return LaplaceLoss(1.0).curve(epsilons)
-
-
-# fmt: off
+    def curve(self, epsilons): return LaplaceLoss(1.0).curve(epsilons)
 row("ALIE needs between 1 and n /", lambda: alie_shift(10, 5), lambda: sign_flip(torch.ones(5, 3), 1.0))
 row("{} stage(s) of {} and then {}", lambda: CPA(1.0, stages=41), lambda: received(CPA(1.0, stages=2)))
 row("every block of {} can be overloaded with codebook_radius {}; choose a larger one",

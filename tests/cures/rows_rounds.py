@@ -33,31 +33,16 @@ from tests.training.test_distributed_clients import on as ranks_on
 
 MEDIAN = RobustAggregation("median")
 DELTA = 1e-5
-
-
-def private(mechanism, **settings):
-    return fed(mechanism, seed=None, **settings)
-
-
-def target(**settings):
-    return PrivacyTarget(8.0, **{"delta": DELTA, "adversary": "server", **settings})
-
-
+def private(mechanism, **settings): return fed(mechanism, seed=None, **settings)
+def target(**settings): return PrivacyTarget(8.0, **{"delta": DELTA, "adversary": "server", **settings})
 def budget(fewest=None, **settings):
     sums = None if fewest is None else replace(ASSUMED, min_survivors=fewest, min_summands=fewest)
     return ClientBudget(target(**settings), 4, sums)
-
-
 def handed(**settings):
     return HandedOnGaussian(
         1.0, **{"num_cohorts": 2, "granularity": 0.01, "local_sigma": 0.4, "bits": 16, **settings}
     )
-
-
 TURNS = {"participation": "cyclic", "clients_per_round": 2}
-
-
-# fmt: off
 row("has no noise bound > 0, so there is nothing to weight by; use weighting='uniform'",
     lambda: fit(fed(FedAvg(), weighting="inverse_variance")),
     lambda: fit(fed(FedAvg(), weighting="uniform")))
@@ -170,37 +155,18 @@ row("spreads the clients of a Federated callback over its ranks, and the Trainer
     lambda: ranks_on("cpu").setup(SimpleNamespace(state=SimpleNamespace(fn="fit"))),
     lambda: fit(fed(), strategy="fedq_clients"),
     lambda: fit(DPSGD(1.0, 1.0, delta=1e-4, seed=1), strategy="auto", devices=1))
-
-def momentum():
-    return Classifier(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
-
-
+def momentum(): return Classifier(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
 def two_rates():
     def made(params):
         weight, bias = params
         return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.2}], lr=0.1)
-
     return Classifier(optimizer=made)
-
-
 def by_hand():
     module = Classifier()
     module.automatic_optimization = False
     module.training_step = lambda batch, batch_idx: None
     return module
-
-
-def krum(liars, bucket=1):
-    return RobustAggregation("krum", num_byzantine=liars, bucket_size=bucket)
-
-
-def ddg():
-    return DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=16)
-
-
-def exact():
-    return AggregateGaussian(1.0, 1.0)
-
-
-def sparse(degree, threshold, corrupt):
-    return SecAgg(threshold, degree, max_corrupt=corrupt, max_dropout=0.2)
+def krum(liars, bucket=1): return RobustAggregation("krum", num_byzantine=liars, bucket_size=bucket)
+def ddg(): return DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=16)
+def exact(): return AggregateGaussian(1.0, 1.0)
+def sparse(degree, threshold, corrupt): return SecAgg(threshold, degree, max_corrupt=corrupt, max_dropout=0.2)

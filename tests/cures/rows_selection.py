@@ -18,11 +18,7 @@ from tests.described import privacy_report
 from tests.one_round import context_of
 
 BEST = ("--selection", "tnb", "--mean", "1.2")
-
-
 MECHANISMS = {"CorBin": {"epsilon": 1.0}, "GaussianNoise": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
-
-
 def swept(*arguments, mechanism="GaussianNoise", rounds=1, logger=False):
     """A sweep of one run."""
     path, settings = Path(small(rounds=rounds)), MECHANISMS[mechanism]
@@ -35,65 +31,33 @@ def swept(*arguments, mechanism="GaussianNoise", rounds=1, logger=False):
     path.write_text(yaml.safe_dump(config))
     name, value = next(iter(settings.items()))
     fedq("sweep", str(path), "--set", f"{mechanism}.{name}={value}", *arguments)
-
-
 SECRET = ("--params", "100", "--rounds", "5", "--delta", "1e-4", "--adversary", "outsider")
-
-
 def of_outsiders(mechanism):
     """What three rounds lose towards outsiders."""
     claims = mechanism.claims(context_of(mechanism, range(4)))
     return run_loss(next(claim.loss for claim in claims if claim.adversary.name == "OUTSIDER"), 3)
-
-
 class Unknown(Loss):
     """A kind of which a curve is known and nothing else."""
-
     note = ""
-
-    def curve(self, epsilons):
-        return GaussianLoss(1.0).curve(epsilons)
-
-
+    def curve(self, epsilons): return GaussianLoss(1.0).curve(epsilons)
 TRIALS = NegativeBinomialTrials.of_mean(1.0, 2.0)
-
-
 class Table:
     """As much of a Hugging Face data set as labels need."""
-
     features, format = None, {"type": "torch"}
-
-    def __init__(self, label: str) -> None:
-        self.column_names = ["pixels", label]
-
-    def with_format(self, kind):
-        return self
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, name):
-        return torch.arange(4) % 2
-
-
+    def __init__(self, label: str) -> None: self.column_names = ["pixels", label]
+    def with_format(self, kind): return self
+    def __len__(self): return 4
+    def __getitem__(self, name): return torch.arange(4) % 2
 def report(**settings):
     mechanism = LDPQ(1.0)
     context = context_of(mechanism, (0, 1))
     return privacy_report(mechanism, context, rounds=2, delta=1e-3, num_clients=8, **settings)
-
-
 def limited(limit, rounds):
     ledger = Ledger(4, "m")
     ledger.round_limit = limit
-    for number in range(rounds):
-        ledger.charge((0,), number)
-
-
+    for number in range(rounds): ledger.charge((0,), number)
 CHARGES = torch.tensor([1] * 8)
 CSV = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {"save_dir": "."}}
-
-
-# fmt: off
 row("secret cohorts need {}; or leave cohorts out",
     lambda: plan(*SECRET, "--cohorts", "secret"),
     lambda: plan(*SECRET, "--cohorts", "secret", "--clients_per_round", "6"),

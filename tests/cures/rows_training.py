@@ -39,17 +39,10 @@ from tests.training.test_checks import Complex, Lazy
 from tests.training.test_unfreezing import TwoLayers
 
 
-def dpsgd(**settings):
-    return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
-
-
-def lbfgs(params):
-    return torch.optim.LBFGS(params, lr=0.1)
-
-
+def dpsgd(**settings): return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
+def lbfgs(params): return torch.optim.LBFGS(params, lr=0.1)
 class Loose(Classifier):
     """A scale that the module does not own, or does."""
-
     def __init__(self, owned: str) -> None:
         super().__init__()
         scale = nn.Parameter(torch.ones(10))
@@ -58,50 +51,30 @@ class Loose(Classifier):
             self.scales = nn.ParameterList([scale])
         elif owned == "registered":
             self.register_parameter("scale", scale)
-
     def training_step(self, batch, batch_idx):
         scale = self.scale if hasattr(self, "scale") else self.scales[0]
         return nn.functional.cross_entropy(scale * self.backbone(batch[0]), batch[1])
-
     def configure_optimizers(self):
         scale = self.scale if hasattr(self, "scale") else self.scales[0]
         return torch.optim.SGD([*self.backbone.parameters(), scale], lr=0.1)
-
-
 class Real(Classifier):
     """`Complex` with the cure."""
-
     def __init__(self) -> None:
         super().__init__()
         self.phase = nn.Parameter(torch.view_as_real(torch.ones(10, dtype=torch.complex64)).clone())
-
     def training_step(self, batch, batch_idx):
         turned = (self.backbone(batch[0]) * torch.view_as_complex(self.phase)).abs()
         return nn.functional.cross_entropy(turned, batch[1])
-
-
-def monitor(**settings):
-    return LeakageMonitor(**{"attempts": 4, "num_candidates": 8, **settings})
-
-
+def monitor(**settings): return LeakageMonitor(**{"attempts": 4, "num_candidates": 8, **settings})
 def chain(mechanism=None, lr=langevin.STEP * langevin.CLIENTS, **settings):
     return langevin.sample(mechanism or FedAvg(), 3, 0, **settings)
-
-
-def with_norm():
-    return Classifier(nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)))
-
-
+def with_norm(): return Classifier(nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)))
 def averaged(kind):
     extra = {"swa_lrs": 0.1, "swa_epoch_start": 1} if kind == "StochasticWeightAveraging" else {}
     return getattr(pl.callbacks, kind)(**extra)
-
-
 def two_sums(private, **settings):
     return fit(Federated(private, 4, seed=None, clients_per_step=1), PrivacyBudget(50.0, 1e-5, **settings))
 
-
-# fmt: off
 # ---- callbacks --------------------------------------------------------------------------------------
 row("{} is an attack on one-bit messages, {} sends others; use garbage",
     lambda: fit(fed(GaussianNoise(1.0, 1.0)), ByzantineClients(0.25, "ones")),
@@ -265,45 +238,26 @@ row("a privacy target over the run needs a number of rounds, got Trainer(max_epo
     lambda: fit(aimed(), max_epochs=2),
     lambda: fit(aimed(over="round"), max_epochs=-1, max_steps=8))
 row("for {} rounds, {}the", lambda: longer(1, 5), lambda: longer(2, 2), lambda: fit(aimed(), max_epochs=5))
-
 def aimed(**target):
     return fed(
         LDPQ(1.0), seed=None, privacy=PrivacyTarget(500.0, **{"delta": 1e-5, "adversary": "server", **target})
     )
-
-
 def longer(first, second):
     """A run, and one that goes on from its checkpoint to another number of rounds."""
     one = aimed()
     trainer = fit(one, max_epochs=first)
     trainer.save_checkpoint("target.ckpt")
     fit(aimed(), ckpt_path="target.ckpt", max_epochs=second)
-
-
-class Tunable(Classifier):
-    lr = 0.1
-
-
-class SecondDPSGD(DPSGD):
-    state_key = "second"
-
-
-class SecondFederated(Federated):
-    state_key = "second"
-
-
+class Tunable(Classifier): lr = 0.1
+class SecondDPSGD(DPSGD): state_key = "second"
+class SecondFederated(Federated): state_key = "second"
 class Chooses(pl.Callback):
     """Wants to choose the batches, too."""
-
     def setup(self, trainer, pl_module, stage):
         next(c for c in trainer.callbacks if isinstance(c, Federated)).use_batches(SimpleNamespace())
-
-
 def aggregate():
     """A sum with exactly Gaussian noise, half of what the chain needs."""
     return AggregateGaussian(40.0, math.sqrt(langevin.STEP) * langevin.CLIENTS / 80.0)
-
-
 def leaky():
     """Noise that a budget of leakage sets."""
     return NearOptimalUtility(1.0, leakage_budget=0.5, noise_std=0.1, measured_leakage=0.4)

@@ -1,6 +1,5 @@
 """Bugs that broke, or would break, a guarantee, planted one by one; the audit must catch every one."""
 
-
 import copy
 import math
 from dataclasses import dataclass, replace
@@ -41,7 +40,6 @@ from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
 
 # ---- the mechanisms of section 8 of the specification of useful privacy ----------------------------------
-
 
 @dataclass(frozen=True)
 class TooFewFlips(PairedCoins):
