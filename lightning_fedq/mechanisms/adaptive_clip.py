@@ -23,7 +23,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from operator import attrgetter
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +86,11 @@ class QuantileRule(RangeRule):
     def _ranges(self, clip: float, segments: Sequence[int]) -> Ranges:
         ones = torch.ones(len(segments), dtype=torch.float64)
         return Ranges(0.0 * ones, clip * ones)
+
+
+def _of_the_mechanism(name: str) -> Any:
+    """The property `name` of the mechanism inside."""
+    return property(attrgetter(f"mechanism.{name}"), doc=f"The mechanism's own `{name}`.")
 
 
 @dataclass(frozen=True)
@@ -177,10 +183,8 @@ class AdaptiveClip(Mechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # update and bit are one vector, which the mechanism clips again
-        rows, stretch = (
-            update.detach().reshape(len(rand.clients), context.dim).float(),
-            math.hypot(1.0, self._weight),
-        )
+        rows = update.detach().reshape(len(rand.clients), context.dim).float()
+        stretch = math.hypot(1.0, self._weight)
         factors, clipped = unit_ball_factors(rows, self.clip(context), 2)
         scaled = rows.double() * (factors * self._unit / stretch)[:, None]
         bits = torch.where(clipped, -1.0, 1.0).to(scaled) * (self._weight * self._unit / stretch)
@@ -199,42 +203,15 @@ class AdaptiveClip(Mechanism):
 
     # ---- what the mechanism says of that round ----------------------------------------------------------
 
-    @property
-    def homomorphic(self) -> bool:  # type: ignore[override]
-        """May `decode` be given the sum of several clients' symbols?"""
-        return self.mechanism.homomorphic
-
-    @property
-    def fixed_cohort(self) -> bool:  # type: ignore[override]
-        return self.mechanism.fixed_cohort
-
-    @property
-    def hands_on(self) -> bool:  # type: ignore[override]
-        return self.mechanism.hands_on
-
-    @property
-    def alike_clients(self) -> bool:  # type: ignore[override]
-        return self.mechanism.alike_clients
-
-    @property
-    def unbiased(self) -> bool:  # type: ignore[override]
-        return self.mechanism.unbiased
-
-    @property
-    def joint(self) -> bool:
-        return self.mechanism.joint
-
-    @property
-    def separation(self) -> int:
-        return self.mechanism.separation
-
-    @property
-    def covers_shorter(self) -> bool:
-        return self.mechanism.covers_shorter
-
-    @property
-    def gaussian_error(self) -> bool:
-        return self.mechanism.gaussian_error
+    homomorphic = _of_the_mechanism("homomorphic")
+    fixed_cohort = _of_the_mechanism("fixed_cohort")
+    hands_on = _of_the_mechanism("hands_on")
+    alike_clients = _of_the_mechanism("alike_clients")
+    unbiased = _of_the_mechanism("unbiased")
+    joint = _of_the_mechanism("joint")
+    separation = _of_the_mechanism("separation")
+    covers_shorter = _of_the_mechanism("covers_shorter")
+    gaussian_error = _of_the_mechanism("gaussian_error")
 
     def tolerated_dropouts(self, context: RoundContext) -> int | None:
         return self.mechanism.tolerated_dropouts(self._round(context))

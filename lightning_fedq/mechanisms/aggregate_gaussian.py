@@ -85,9 +85,9 @@ class AggregateGaussian(CommonSteps):
         return min(room, LEAST_SCALE_BITS)
 
     def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
-        words, plan = (
-            rand.members("aggregate mixture").words64,
+        plan, words = (
             decomposition(len(context.cohort), self.target),
+            rand.members("aggregate mixture").words64,
         )
         places, scale, shift = draw_special(plan, context.dim, words, self.least_scale_bits(context))
         return Special(places, scale * self.base_step(context), shift * self.sigma(context))

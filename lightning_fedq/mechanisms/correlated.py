@@ -28,14 +28,7 @@ from lightning_fedq.functional.one_bit.threshold_coin import worst_group_varianc
 from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.one_bit import RotatedStrata
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    Mechanism,
-    Message,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext, no_guarantee
 from lightning_fedq.wire.coding import FixedLength
 
 _CHUNK = 1 << 16
@@ -129,5 +122,6 @@ class CorrelatedQuantization(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """No guarantee against anybody: at the ends of the range the message is certain."""
-        reason = NonPrivate("correlated quantisation adds no noise; an extreme input decides its message")
-        return tuple(PrivacyClaim(adversary, reason, context.dim) for adversary in Adversary)
+        return no_guarantee(
+            "correlated quantisation adds no noise; an extreme input decides its message", context.dim
+        )

@@ -59,15 +59,39 @@ from lightning_fedq.functional.blocks.error import (
 from lightning_fedq.functional.blocks.lattice import LatticeName, lattice
 from lightning_fedq.functional.blocks.lattice_loops import gather_blocks
 from lightning_fedq.functional.blocks.scalar_loops import Floats, Keys, choose_blocks
+from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.linear_decode import decode_total
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds
 from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.bases.cpa_claims import bit_claims
-from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    AuditCase,
+    Mechanism,
+    Message,
+    PmfPairs,
+    PrivacyClaim,
+    RoundContext,
+    Unit,
+    no_guarantee,
+    same_for_all,
+)
 from lightning_fedq.wire.coding import FixedLength
 
 EpsilonScope = Literal["bit", "round", "total"]
+
+_KNOWN = "codewords and dither may be known to the adversary"
+_DRAWN = "which blocks are sent may be known to the adversary too; it is drawn without looking at the update"
+_BEHIND = ("by post-processing: that others hide a client is not used",)
+_SPECIAL = {
+    Adversary.SECAGG_SERVER: (
+        "messages can't be summed before decoding, so there is no secure aggregation: "
+        "the claim is that of the server that sees every message",
+    ),
+    Adversary.CLIENT: _BEHIND,
+    Adversary.OUTSIDER: _BEHIND,
+}
 
 _thresholds = lru_cache(maxsize=1 << 14)(coin_thresholds)
 
@@ -172,7 +196,6 @@ class CPA(Mechanism):
 
     @property
     def joint(self) -> bool:
-        """Must `decode` see the whole cohort at once, rather than part by part?"""
         return self.threshold
 
     @property
@@ -434,7 +457,7 @@ class CPA(Mechanism):
         return replace(self, epsilon=level)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Randomised response on every bit of a message: see `cpa_claims.bit_claims`.
+        """Randomised response on every bit of a message.
 
         With different epsilons the claim is that of the client with the least protection, whether it is in
         the cohort or not: another round draws another cohort.
@@ -447,7 +470,29 @@ class CPA(Mechanism):
         return self._claims(self.coin(client, context), context)
 
     def _claims(self, coin: CoinThresholds, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """Claims for every value of word, dither and choice of blocks.
+
+        The paper states epsilon for a round; it holds for a bit, and the bits of a message are functions of
+        the same update, so they compose. Which blocks a message holds is drawn from public randomness, never
+        from the update: it needs no privacy, buys no amplification, and only lowers the number of bits.
+        """
         sent = self.blocks_sent(context)
-        some = sent < self.blocks(context)
-        anonymity = self.anonymity_set_size
-        return bit_claims(coin, self.stages * sent, self.stages, self.block_dim, some, anonymity)
+        if not coin.low:
+            return no_guarantee(
+                "epsilon is infinite: a bit is a function of the update and of what the server knows; "
+                f"an anonymity set of {self.anonymity_set_size} is no guarantee",
+                self.stages * sent,
+            )
+        pair = randomized_response_pair(*coin.probabilities)
+        drawn = (_DRAWN,) if sent < self.blocks(context) else ()
+        claims = same_for_all(
+            PmfPairs((pair,), "randomised response on one bit, all bits of a message"),
+            self.stages * sent,
+            (ARBITRARY, FRESH, _KNOWN, *drawn),
+            unit_losses=self.stages,
+            unit=Unit.COORDINATE if self.block_dim == 1 else Unit.BLOCK,
+        )
+        return tuple(
+            replace(claim, assumptions=claim.assumptions + _SPECIAL.get(claim.adversary, ()))
+            for claim in claims
+        )

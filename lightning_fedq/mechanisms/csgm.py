@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -32,7 +33,7 @@ from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.divergences import Array
 from lightning_fedq.functional.one_bit.gaussian_cover import gaussian_curve
 from lightning_fedq.functional.sampled_loops import round_selected
-from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.mechanisms.interface import (
     GaussianLoss,
@@ -127,27 +128,20 @@ class CSGM(SubsampledMechanism):
         # symbols are int32, 1 for the lowest level and up, and 0 where nothing is sent
         rows = self._rows(update, context, rand)
         symbols, num_bits, clipped = torch.empty(rows.shape, dtype=torch.int32), 0, 0
-        for row, client in enumerate(rand.clients):
-            stream = rand.private(client, "stochastic rounding")
-            selected = self.selected(client, context, rand)
-            outside, count = self._quantize(rows[row].numpy(), selected, stream, symbols[row].numpy())
-            clipped += min(outside, context.dim)
-            num_bits += self.bits * count
-        sent = symbols.reshape((*update.shape[:-1], rows.shape[1])).to(update.device)
-        return Message(sent, num_bits, clipped)
 
-    def _quantize(
-        self, values: NDArray[np.floating], selected: Mask, stream: Stream, out: NDArray[np.int32]
-    ) -> tuple[int, int]:
-        """Fill in one client's symbols, and return how many values are out of range and how many are sent."""
-
-        def put(part: slice, words: NDArray[np.uint32]) -> tuple[int, int]:
-            units = np.empty(words.size)
-            outside = self._to_units(values, part.start, units)
+        def put(part: slice, words: NDArray[np.uint32], row: int, selected: Mask) -> tuple[int, int]:
+            units, out = np.empty(words.size), symbols[row].numpy()
+            outside = self._to_units(rows[row].numpy(), part.start, units)
             return outside, round_selected(units, words, selected[part], self._cells, out[part])
 
-        outside, sent = zip(*in_chunks(len(values), stream.words, put), strict=True)
-        return sum(outside), sum(sent)
+        for row, client in enumerate(rand.clients):
+            stream = rand.private(client, "stochastic rounding")
+            one = partial(put, row=row, selected=self.selected(client, context, rand))
+            outside, sent = zip(*in_chunks(rows.shape[1], stream.words, one), strict=True)
+            clipped += min(sum(outside), context.dim)
+            num_bits += self.bits * sum(sent)
+        shape = (*update.shape[:-1], rows.shape[1])
+        return Message(symbols.reshape(shape).to(update.device), num_bits, clipped)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
@@ -183,16 +177,11 @@ class CSGM(SubsampledMechanism):
         if size > 1:
             kept = math.sqrt((size - 1) / size)
             # largest distance between a level and one that an update of zero is sent as
-            client = GaussianLoss(
-                self.noise_multiplier / (1.0 if self.levels == "odd" else 1.0 + 1.0 / self._cells) * kept,
-                "the noise less the curious client's own share",
-            )
+            apart = 1.0 if self.levels == "odd" else 1.0 + 1.0 / self._cells
+            note = "the noise less the curious client's own share"
+            client = GaussianLoss(self.noise_multiplier / apart * kept, note)
         if self.levels == "odd":
             return self._subsampled_claims(client, context)
-        outsider = _HiddenSelection(
-            self.noise_multiplier,
-            1.0 / self._cells,
-            self.sampling_probability,
-            "zero is sent as one of two levels; selection hidden",
-        )
+        law = self.noise_multiplier, 1.0 / self._cells, self.sampling_probability
+        outsider = _HiddenSelection(*law, "zero is sent as one of two levels; selection hidden")
         return self._subsampled_claims(client, context, outsider)

@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    Mechanism,
-    Message,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext, no_guarantee
 from lightning_fedq.wire.coding import FixedLength
 
 
@@ -67,5 +60,4 @@ class FedAvg(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """No guarantee against anybody."""
-        reason = NonPrivate("updates are sent as they are")
-        return tuple(PrivacyClaim(adversary, reason, context.dim) for adversary in Adversary)
+        return no_guarantee("updates are sent as they are", context.dim)

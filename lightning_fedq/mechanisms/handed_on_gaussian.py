@@ -338,30 +338,26 @@ class HandedOnGaussian(ModularNoise):
             "no client is set back to an earlier state, and nobody's share is known to a third client",
             "updates do not depend on the clients' own noise or messages (no error feedback)",
         )
-        return tuple(self._claim(who, context, there, known.get(who), base) for who in Adversary)
-
-    def _claim(
-        self,
-        adversary: Adversary,
-        context: RoundContext,
-        there: int,
-        known: tuple[int, str] | None,
-        base: Sequence[str],
-    ) -> PrivacyClaim:
-        if known is None:
-            one = NonPrivate("noise is made for the sum: the next client knows a message's share")
-            return PrivacyClaim(adversary, one, 1)
-        unknown = there - known[0]
-        if unknown < self._fewest(context):
-            few = NonPrivate(
-                f"{max(unknown, 0)} shares of a round are unknown, and {self._fewest(context)} are needed; "
-                "larger cohorts, fewer dropouts or fewer who collude"
-            )
-            return PrivacyClaim(adversary, few, 1)
-        note = f"noise of {unknown} clients that later rounds take back in part"
-        loss, slack = self._loss(unknown, context, note), self.slack(unknown, context)
-        law = f"the noise's law is within {slack.log_ratio:.1e} in log-ratio of the Gaussian one, paid for"
-        return PrivacyClaim(adversary, loss, 1, assumptions=(*base, known[1], law), slack=slack)
+        one = NonPrivate("noise is made for the sum: the next client knows a message's share")
+        claims = []
+        for who in Adversary:
+            insiders, whose = known.get(who, (0, ""))
+            unknown = there - insiders
+            if who not in known:
+                claims.append(PrivacyClaim(who, one, 1))
+            elif unknown < self._fewest(context):
+                few = NonPrivate(
+                    f"{max(unknown, 0)} shares of a round are unknown, and {self._fewest(context)} are "
+                    "needed; larger cohorts, fewer dropouts or fewer who collude"
+                )
+                claims.append(PrivacyClaim(who, few, 1))
+            else:
+                note = f"noise of {unknown} clients that later rounds take back in part"
+                loss, slack = self._loss(unknown, context, note), self.slack(unknown, context)
+                near = f"{slack.log_ratio:.1e} in log-ratio of the Gaussian one, paid for"
+                law = f"the noise's law is within {near}"
+                claims.append(PrivacyClaim(who, loss, 1, assumptions=(*base, whose, law), slack=slack))
+        return tuple(claims)
 
 
 def _share(producer: int, successor: int, since: tuple[int, int], rand: ClientRandomness) -> Words:

@@ -41,9 +41,15 @@ from lightning_fedq.functional.private_levels import draw_tilted
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.grid_channel import CHUNK, OutputChannel
-from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Message, PrivacyClaim, RoundContext
-from lightning_fedq.mechanisms.interface.claims import Slack
-from lightning_fedq.privacy.losses.divergences import ConcentratedLoss
+from lightning_fedq.mechanisms.interface import (
+    AuditCase,
+    ConcentratedLoss,
+    Message,
+    PrivacyClaim,
+    RoundContext,
+    Slack,
+    same_for_all,
+)
 
 Array = NDArray[np.float64]
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
@@ -134,10 +140,11 @@ def solve_imvu(bits: int, noise_multiplier: float) -> Family:
     free = np.concatenate([(coins - coins[0])[1:], ((2 * places + 1) / (size - 1))[:-1]])
     if half > 1:
         limits = [(-12.0, 6.0)] * (half - 1) + [(0.0, 1.0)] * (half - 1)
-        found = minimize(
-            lambda at: _best_values(*family(at, 0.05))[0], free, method="L-BFGS-B", bounds=limits
-        )
-        free = found.x
+
+        def error(at: Array) -> float:
+            return _best_values(*family(at, 0.05))[0]
+
+        free = minimize(error, free, method="L-BFGS-B", bounds=limits).x
     weights, slopes = family(free, 0.001)
     upper = _best_values(weights, slopes)[1]
     return Family(weights / weights.sum(), slopes, np.concatenate([-upper[::-1], upper]))
@@ -232,15 +239,10 @@ class IMVU(OutputChannel):
         rho = 0.5 / self.noise_multiplier**2
         loss = ConcentratedLoss(rho, "an exponential family of outputs, by its Fisher information")
         drawn = f"the drawn law is within {error:.1e} of this one in log-ratio, paid for in epsilon"
-        return tuple(
-            PrivacyClaim(who, loss, 1, assumptions=(ARBITRARY, FRESH, drawn), slack=Slack(log_ratio=error))
-            for who in Adversary
-        )
+        return same_for_all(loss, 1, (ARBITRARY, FRESH, drawn), slack=Slack(log_ratio=error))
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         # spread over all coordinates, and in one
         little = replace(self, noise_multiplier=max(self.noise_multiplier / math.sqrt(dim), _LEAST))
-        return (
-            AuditCase(little, enumerable=True),
-            AuditCase(self, concentrated=True, title="one coordinate"),
-        )
+        one = AuditCase(self, concentrated=True, title="one coordinate")
+        return AuditCase(little, enumerable=True), one

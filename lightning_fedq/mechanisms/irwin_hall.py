@@ -96,20 +96,17 @@ class CommonSteps(ExactError):
             lambda part, words: add_centred_dither(words, total[part]),
         )
 
-    def _add_decoded(
-        self,
-        symbols: Tensor,
-        clients: Sequence[int],
-        context: RoundContext,
-        rand: PublicRandomness,
-        total: Array,
-    ) -> None:
+    def _decoded(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Array:
         summed = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
         (places, steps, offsets), dithers = self.special(context, rand), np.zeros(context.dim)
+        total = np.zeros(context.dim)
         for client in clients:
             self._add_dither(client, rand, dithers)
         base, rows = self.base_step(context), summed.contiguous().numpy()
         add_dequantized_with_step(rows, dithers, base, places, steps, len(clients) * offsets, total)
+        return total
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[Tensor, Tensor]:
         """Smallest and largest symbol of any client in every coordinate, as no |x| exceeds the clipping

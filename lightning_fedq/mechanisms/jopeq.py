@@ -34,7 +34,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, S
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.mechanisms.interface import (
-    Adversary,
     AuditCase,
     LaplaceLoss,
     Loss,
@@ -44,6 +43,7 @@ from lightning_fedq.mechanisms.interface import (
     PrivacyClaim,
     RoundContext,
     Unit,
+    same_for_all,
 )
 from lightning_fedq.wire.coding import FixedLength
 
@@ -187,12 +187,5 @@ class JoPEQ(Mechanism):
         if slack <= _MOST_SLACK:
             note = f"Laplace noise before the quantiser; epsilon = {self.epsilon:g} was asked for"
             loss = LaplaceLoss(1.0 / (self.attained_epsilon + slack), note)
-        assumptions = (
-            ARBITRARY,
-            FRESH,
-            f"only the level is sent; float noise costs {slack:.1e} of it, counted",
-        )
-        return tuple(
-            PrivacyClaim(who, loss, context.dim, assumptions=assumptions, unit=Unit.COORDINATE)
-            for who in Adversary
-        )
+        sent = f"only the level is sent; float noise costs {slack:.1e} of it, counted"
+        return same_for_all(loss, context.dim, (ARBITRARY, FRESH, sent), unit=Unit.COORDINATE)

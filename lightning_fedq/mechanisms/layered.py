@@ -155,16 +155,12 @@ class LayeredGaussian(ExactError):
 
         return make
 
-    def _add_decoded(
-        self,
-        symbols: Tensor,
-        clients: Sequence[int],
-        context: RoundContext,
-        rand: PublicRandomness,
-        total: Array,
-    ) -> None:
-        """Chunk by chunk: dithers and layers of a whole message would leave the cache."""
+    def _decoded(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Array:
+        # chunk by chunk: dithers and layers of a whole message would leave the cache
         rows, sigma = symbols.reshape(len(clients), context.dim).contiguous().numpy(), self.spread(context)
+        total = np.zeros(context.dim)
 
         def add(part: slice, words: NDArray[np.uint64], row: int) -> None:
             quantizer = Quantizer(*(np.empty(part.stop - part.start) for _ in range(3)))
@@ -174,6 +170,7 @@ class LayeredGaussian(ExactError):
         for row, client in enumerate(clients):
             stream = rand.shared_with_server(client, "layered dither")
             in_chunks(context.dim, partial(next_words, stream), partial(add, row=row))
+        return total
 
     def law_error(self, context: RoundContext) -> LawError:
         """Distance of the released sum's law from the exact one, a coordinate."""

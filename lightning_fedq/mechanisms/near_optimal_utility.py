@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from lightning_fedq.functional.trade_off import LARGEST_LEAKAGE
 from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, WholeVector
-from lightning_fedq.mechanisms.interface import Adversary, AuditCase, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import AuditCase, PrivacyClaim, RoundContext, no_guarantee
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class NearOptimalUtility(AdditiveNoise):
         """The measured leakage, or the Gaussian loss if the calibration is public."""
         if self.public_calibration:
             return super().claims(context)
-        reason = NonPrivate(
+        return no_guarantee(
             f"not differential privacy: noise of std {self.noise_std:g} was chosen on clients' data so that "
             f"a measured leakage sqrt(JS) of {self.measured_leakage:g} is within {self.leakage_budget:g}. "
             "That is one attack's average belief about one sample in one round, for the model, batch and "
-            "candidates that it was measured with; a better attack or prior may learn more"
+            "candidates that it was measured with; a better attack or prior may learn more",
+            1,
         )
-        return tuple(PrivacyClaim(adversary, reason, 1) for adversary in Adversary)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         # the Gaussian claim, which needs a public calibration

@@ -46,17 +46,9 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
 )
 from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness
-from lightning_fedq.mechanisms.bases.claims import (
-    ARBITRARY,
-    AUTHENTICATED,
-    FRESH,
-    MODELS_ONLY,
-    NO_COLLUSION,
-    SUM_ONLY,
-    independent_claims,
-)
+from lightning_fedq.mechanisms.bases.claims import coin_claims, independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, stack_by_group
-from lightning_fedq.mechanisms.interface import Adversary, AuditCase, PrivacyClaim, RoundContext, Unit
+from lightning_fedq.mechanisms.interface import Adversary, AuditCase, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
 
@@ -260,11 +252,9 @@ class PairedCoins(OneBitMechanism):
         claimed = coin_thresholds(self.epsilon)
         if len(context.groups) == len(context.cohort):
             return independent_claims(claimed, context)
-        (low, high), nu, corrupt = claimed.probabilities, self._nu, context.num_corrupt
-        one, other = randomized_response_pair(low, high)
-        bit = PmfPairs((randomized_response_pair(low, high),), "randomised response, the partner's bit known")
-        laws = self._known_laws()
-        known = PmfPairs(laws, "a bit and its pair's secret")
+        nu, laws = self._nu, self._known_laws()
+        one, other = randomized_response_pair(*claimed.probabilities)
+        bit = PmfPairs(((one, other),), "randomised response, the partner's bit known")
 
         def behind(num_known: int) -> _EveryoneHides:
             """`num_known` clients tell what they know. One of them may be the victim's partner."""
@@ -278,30 +268,12 @@ class PairedCoins(OneBitMechanism):
         losses: dict[Adversary, Loss] = {
             Adversary.EAVESDROPPER: bit,
             Adversary.SERVER: bit,
-            Adversary.SERVER_AND_PARTNER: known,
+            Adversary.SERVER_AND_PARTNER: PmfPairs(laws, "a bit and its pair's secret"),
             Adversary.CLIENT: behind(1),
-            Adversary.SECAGG_SERVER: behind(corrupt),
+            Adversary.SECAGG_SERVER: behind(context.num_corrupt),
             Adversary.OUTSIDER: behind(0),
         }
-        colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
-        special = {
-            Adversary.EAVESDROPPER: (),
-            Adversary.SERVER: (NO_COLLUSION, AUTHENTICATED),
-            Adversary.SERVER_AND_PARTNER: (),
-            Adversary.CLIENT: (MODELS_ONLY,),
-            Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, AUTHENTICATED),
-            Adversary.OUTSIDER: (MODELS_ONLY, AUTHENTICATED),
-        }
-        return tuple(
-            PrivacyClaim(
-                who,
-                losses[who],
-                context.dim,
-                assumptions=(ARBITRARY, FRESH, *special[who]),
-                unit=Unit.COORDINATE,
-            )
-            for who in Adversary
-        )
+        return coin_claims(losses, context, shared=True)
 
 
 def _secret(

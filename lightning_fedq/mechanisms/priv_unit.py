@@ -16,8 +16,8 @@ ProjUnit's decoder divides by E|W u|, which makes it unbiased; the authors' sqrt
 projection W has orthonormal rows from normal entries: the authors' code draws them uniform on [0, 1], which
 is no random subspace. All clients of a round share W, behind rotations of their own.
 
-The stated bias: only the direction is sent, so the decoded sum estimates that of clip_norm x / |x| (0 for 0).
-Client and server hold the codebook: K D numbers (K k and k D of ProjUnit), at most 2^26.
+Client and server hold the codebook: K D numbers (K k and k D of ProjUnit), at most 2^26. The stated bias is
+that of all chosen directions (`bases.own_rotation`).
 """
 
 from __future__ import annotations
@@ -30,37 +30,30 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
 from lightning_fedq.functional.direction_choice import DirectionChoice, best_direction_choice
 from lightning_fedq.functional.hadamard import padded_size
-from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
-from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
-from lightning_fedq.mechanisms.bases.own_rotation import draw_preferred, parts, rotate_each, rotate_each_back
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    AuditCase,
-    Mechanism,
-    Message,
-    PrivacyClaim,
-    RoundContext,
-)
-from lightning_fedq.privacy.losses import PmfPairs
+from lightning_fedq.keys.randomness import PublicRandomness, Stream
+from lightning_fedq.mechanisms.bases.own_rotation import ChosenDirection, rotate_each_back
+from lightning_fedq.mechanisms.interface import AuditCase, RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
 _MOST = 1 << 26
 
 
 @lru_cache(maxsize=2)
-def _normals(key: bytes, rows: int, columns: int) -> Tensor:
-    """Public standard normals. Kept: clients that encode one by one draw the same."""
+def _normals(key: bytes, rows: int, columns: int, unit: bool = False) -> Tensor:
+    """Public standard normals, or unit rows. Kept: clients that encode one by one draw the same."""
     if rows * columns > _MOST:
         raise ValueError(
             f"a codebook must have at most {_MOST} numbers, got {rows} x {columns}; "
             "lower `directions`, or take RotatedAxes, whose codebook is never stored"
         )
-    return torch.from_numpy(special.ndtri(Stream(key).uniforms(rows * columns)).reshape(rows, columns))
+    drawn = torch.from_numpy(special.ndtri(Stream(key).uniforms(rows * columns)).reshape(rows, columns))
+    return torch.nn.functional.normalize(drawn) if unit else drawn
 
 
 @lru_cache(maxsize=1)
@@ -79,7 +72,7 @@ def _ordered(mechanism: PrivUnitG, dim: int, public: PublicRandomness) -> Tensor
 
 
 @dataclass(frozen=True)
-class PrivUnitG(Mechanism):
+class PrivUnitG(ChosenDirection):
     """A private one of K public normal vectors, close to the update's direction: log2(K) bits a client.
 
     Args:
@@ -95,24 +88,16 @@ class PrivUnitG(Mechanism):
         67
     """
 
-    homomorphic = False
-    unbiased = False
+    _coins = "direction"
+    _options = "directions"
     _spherical: ClassVar[bool] = False
 
-    epsilon: float
-    clip_norm: float
     directions: int = 1024
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon}")
-        if not 0.0 < self.clip_norm < math.inf:
-            raise ValueError(f"clip_norm must be > 0 and finite, got {self.clip_norm}")
+        super().__post_init__()
         if not 2 <= self.directions <= 2**16 or self.directions & (self.directions - 1):
             raise ValueError(f"directions must be a power of two from 2 to 65536, got {self.directions}")
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> PrivUnitG:
-        return replace(self, epsilon=level)
 
     def codebook_dim(self, dim: int) -> int:
         """Dimension of the directions, at least 2."""
@@ -122,61 +107,28 @@ class PrivUnitG(Mechanism):
         """Law of a message about `dim` coordinates."""
         return best_direction_choice(self.codebook_dim(dim), self.directions, self.epsilon, self._spherical)
 
-    def mean_length(self, dim: int) -> float:
-        """Length of the mean of a vector that the server looks up, about a unit update."""
-        return self.choice(dim).mean_length
+    def num_options(self, dim: int) -> int:
+        """K."""
+        return self.directions
 
-    def num_symbols(self, context: RoundContext) -> int:
-        """One direction."""
-        return 1
+    def _preferred(self, rotated: Tensor, dim: int, rand: PublicRandomness) -> NDArray[np.int64]:
+        closeness = self._project(rotated, rand) @ self._codebook(dim, rand).T
+        top: NDArray[np.int64] = closeness.topk(self.choice(dim).num_top, sorted=False).indices.numpy()
+        return np.sort(top)
 
-    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # One symbol, on the CPU in float64. Longer updates count as clipped.
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
-        choice, codebook = self.choice(context.dim), self._codebook(context.dim, rand)
-        symbols = torch.empty(len(rows), 1, dtype=torch.int64)
-        for first, last in parts(len(rows), max(self._size(context.dim), self.directions)):
-            clients = rand.clients[first:last]
-            rotated = rotate_each(self._pad(rows[first:last]), clients, self._size(context.dim), rand)
-            closeness = self._project(rotated, rand) @ codebook.T
-            preferred = closeness.topk(choice.num_top, sorted=False).indices.sort(1).values.numpy()
-            for row, (client, top) in enumerate(zip(clients, preferred, strict=True), first):
-                stream = rand.private(client, "direction")
-                symbols[row, 0] = draw_preferred(top, self.directions, choice.threshold, stream)
-        longer = torch.linalg.vector_norm(rows, dim=1) > self.clip_norm
-        shape = (1,) if update.dim() == 1 else symbols.shape
-        num_bits = len(rows) * self.code(context).bits_per_symbol
-        return Message(symbols.reshape(shape).to(update.device), num_bits, int(longer.sum()) * context.dim)
+    def _directions(self, options: Tensor, dim: int, rand: PublicRandomness) -> Tensor:
+        return self._lift(self._codebook(dim, rand)[options], dim, rand)
 
-    def decode(
-        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
-    ) -> Tensor:
-        count, sent = len(clients), symbols.detach().cpu()
-        wrong = sent.is_floating_point() or tuple(sent.shape) != (count, 1)
-        if wrong or (count and not 0 <= int(sent.min()) <= int(sent.max()) < self.directions):
-            raise ValueError(
-                f"messages must be one integer in [0, {self.directions}) each, shape {(count, 1)}, got "
-                f"{tuple(sent.shape)} with values up to {sent.max().item() if sent.numel() else None}"
-            )
-        picked, codebook = sent[:, 0].to(torch.int64), self._codebook(context.dim, rand)
-        total, size = torch.zeros(context.dim, dtype=torch.float64), self._size(context.dim)
-        for first, last in parts(count, size):
-            rows = self._lift(codebook[picked[first:last]], context.dim, rand)
-            total += rotate_each_back(rows, clients[first:last], context.dim, rand).sum(0)
-        return (total * (self.clip_norm / self.mean_length(context.dim))).float().to(symbols.device)
+    def _width(self, dim: int) -> int:
+        return max(self._size(dim), self.directions)
 
     def _size(self, dim: int) -> int:
-        """Coordinates of a rotated update."""
         return padded_size(max(dim, 2))
-
-    def _pad(self, rows: Tensor) -> Tensor:
-        return torch.nn.functional.pad(rows, (0, self._size(rows.shape[1]) - rows.shape[1]))
 
     def _codebook(self, dim: int, rand: PublicRandomness) -> Tensor:
         """The directions, `(K, codebook_dim)`."""
         key = rand.public("directions").words(8).tobytes()
-        normals = _normals(key, self.directions, self.codebook_dim(dim))
-        return torch.nn.functional.normalize(normals) if self._spherical else normals
+        return _normals(key, self.directions, self.codebook_dim(dim), self._spherical)
 
     def _project(self, rotated: Tensor, rand: PublicRandomness) -> Tensor:
         """Rotated updates in the codebook's dimensions. How long they are changes nothing."""
@@ -190,30 +142,11 @@ class PrivUnitG(Mechanism):
         """One of K."""
         return FixedLength(self.directions.bit_length() - 1)
 
-    def longest_update(self, dim: int) -> float:
-        return self.clip_norm
-
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """clip_norm^2 E|sent|^2 / (m^2 D n): for uniformly random rotations."""
         square = self.choice(context.dim).mean_square / self.mean_length(context.dim) ** 2
         variance = self.clip_norm**2 * square / (self._size(context.dim) * len(clients))
         return torch.full((len(context.segments),), variance, dtype=torch.float64)
-
-    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """One message, one loss, the same in every view: whoever knows the directions learns no more.
-
-        Two updates are worst where they prefer disjoint directions, as opposite ones do.
-        """
-        choice = self.choice(context.dim)
-        top, other = choice.top_probability, choice.other_probability
-        pair = ((top, other, max(1.0 - top - other, 0.0)), (other, top, max(1.0 - top - other, 0.0)))
-        loss = PmfPairs((pair,), "one of k preferred directions, or any other")
-        return tuple(PrivacyClaim(who, loss, 1, assumptions=(ARBITRARY, FRESH)) for who in Adversary)
-
-    @property
-    def covers_shorter(self) -> bool:
-        # the choice of k follows from the length
-        return False
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         # few directions: an update can prefer the same in all rounds
@@ -240,13 +173,6 @@ class PrivUnitG(Mechanism):
     def lever(self, client: int, context: RoundContext) -> float | None:
         """Length of one decoded message over that of an honest mean, `clip_norm`. Of unit vectors alone."""
         return 1.0 / self.mean_length(context.dim) if self._spherical else None
-
-    def without_noise(self, context: RoundContext) -> PrivUnitG:
-        # the closest direction, always
-        return replace(self, epsilon=500.0)
-
-    def advice(self, claim: PrivacyClaim) -> str:
-        return "fewer messages of a client: rounds in which it does not take part cost it nothing"
 
 
 @dataclass(frozen=True)

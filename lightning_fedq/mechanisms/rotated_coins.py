@@ -63,10 +63,11 @@ from lightning_fedq.mechanisms.interface import (
     AuditCase,
     Mechanism,
     Message,
-    NonPrivate,
     PrivacyClaim,
     RoundContext,
     Unit,
+    no_guarantee,
+    same_for_all,
 )
 from lightning_fedq.privacy.losses import Loss, PmfPairs, RenyiLoss
 from lightning_fedq.wire.coding import FixedLength
@@ -238,10 +239,8 @@ class RotatedCoins(Mechanism):
             radius = np.array([[float(count)], [0.0], [1.0 / (factor * self._reach(context))]])
             outside = self._throw(rotated, radius, symbols[row : row + 1], client, context, rand)
             clipped += context.dim if shortened else min(outside, context.dim)
-        shape = (*update.shape[:-1], count)
-        code = self.code(context)
-        bits = code.bits_per_symbol * symbols.size
-        return Message(torch.from_numpy(symbols).reshape(shape).to(update.device), bits, clipped)
+        sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], count)).to(update.device)
+        return Message(sent, self.code(context).bits_per_symbol * symbols.size, clipped)
 
     def _throw(
         self,
@@ -382,11 +381,9 @@ class RotatedCoins(Mechanism):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Single messages are randomised response. Behind a sum `hidden_coin` and `gaussian_cover` hold."""
         if self.epsilon is None or not self.coin.low:
-            missing = (
-                "the level of the coin is not set yet" if self.epsilon is None else "epsilon is infinite"
-            )
-            reason = NonPrivate(f"{missing}: the coin has no noise that an input could not force")
-            return tuple(PrivacyClaim(who, reason, 1) for who in Adversary)
+            unset = self.epsilon is None
+            missing = "the level of the coin is not set yet" if unset else "epsilon is infinite"
+            return no_guarantee(f"{missing}: the coin has no noise that an input could not force", 1)
         low, high = self.coin.probabilities
         places = np.arange(self.coins + 1)
         laws = [tuple(stats.binom.pmf(places, self.coins, p).tolist()) for p in (high, low)]
@@ -402,19 +399,12 @@ class RotatedCoins(Mechanism):
             Adversary.SECAGG_SERVER: (self._behind(corrupt, context), (SUM_ONLY, colluding, *answer, *keys)),
             Adversary.OUTSIDER: (self._behind(0, context), (MODELS_ONLY, *answer, *keys)),
         }
-        single = PrivacyClaim(
-            Adversary.SERVER,
-            alone,
-            self.num_symbols(context),
-            assumptions=(ARBITRARY, FRESH),
-            unit=Unit.COORDINATE,
-        )
-        return tuple(
-            PrivacyClaim(who, behind[who][0], 1, assumptions=(ARBITRARY, FRESH, *behind[who][1]))
-            if who in behind
-            else replace(single, adversary=who)
-            for who in Adversary
-        )
+        summed = {
+            who: PrivacyClaim(who, loss, 1, assumptions=(ARBITRARY, FRESH, *stated))
+            for who, (loss, stated) in behind.items()
+        }
+        singles = same_for_all(alone, self.num_symbols(context), (ARBITRARY, FRESH), unit=Unit.COORDINATE)
+        return tuple(summed.get(claim.adversary, claim) for claim in singles)
 
     # ---- how it is attacked -----------------------------------------------------------------------------
 

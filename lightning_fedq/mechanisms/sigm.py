@@ -22,7 +22,7 @@ from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.exact_error.dither import dither_quantize_row
 from lightning_fedq.functional.exact_error.layered import minimal_step
 from lightning_fedq.functional.sampled_loops import add_decoded_selected, put_selected, take_scaled
-from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.exact_error import (
     INEXACT,
     Array,
@@ -147,30 +147,20 @@ class SIGM(SubsampledMechanism):
         # Float64, not on the `grid` yet. If flattened, rounded and turned back.
         rows = symbols.cpu().reshape(len(clients), -1).contiguous().numpy()
         total, counts = np.zeros(rows.shape[1]), self.counts(context, rand)
-        empty = counts == 0
+        empty, scales = counts == 0, self._scales(context)
+
+        def add(part: slice, words: NDArray[np.uint64], row: int, selected: Mask) -> None:
+            quantizer = selected_quantizer(words, selected[part], 1.0, "shifted")
+            where = rows[row, part], selected[part], counts[part], scales
+            add_decoded_selected(*where, *quantizer, self.sampling_probability, total[part])
+
         for row, client in enumerate(clients):
+            words = partial(next_words, rand.shared_with_server(client, "layered dither"))
             selected = self.selected(client, context, rand)
-            stream = rand.shared_with_server(client, "layered dither")
-            self._add_decoded(rows[row], selected, counts, self._scales(context), stream, total)
+            in_chunks(total.size, words, partial(add, row=row, selected=selected))
             if empty.any():
                 total += self.noise_share(client, context, rand, empty)
         return self._released(total, context, rand, symbols)
-
-    def _add_decoded(
-        self,
-        symbols: NDArray[np.integer],
-        selected: Mask,
-        counts: NDArray[np.int32],
-        scales: Array,
-        stream: Stream,
-        total: Array,
-    ) -> None:
-        def add(part: slice, words: NDArray[np.uint64]) -> None:
-            chosen, gamma = selected[part], self.sampling_probability
-            quantizer = selected_quantizer(words, chosen, 1.0, "shifted")
-            add_decoded_selected(symbols[part], chosen, counts[part], scales, *quantizer, gamma, total[part])
-
-        in_chunks(total.size, partial(next_words, stream), add)
 
     def code(self, context: RoundContext) -> Code:
         """Elias gamma: what can be read without any shared randomness."""

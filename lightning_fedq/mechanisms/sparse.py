@@ -25,14 +25,7 @@ from torch import Tensor
 from lightning_fedq.functional.segments import num_kept
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.scaled import widest
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    Mechanism,
-    Message,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext, no_guarantee
 from lightning_fedq.wire.coding import Code, FixedLength
 
 _FLOATS = FixedLength(32, signed=True)
@@ -81,8 +74,7 @@ class _Sparse(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """No guarantee against anybody."""
-        reason = NonPrivate("coordinates that are sent are sent as they are")
-        return tuple(PrivacyClaim(adversary, reason, context.dim) for adversary in Adversary)
+        return no_guarantee("coordinates that are sent are sent as they are", context.dim)
 
 
 @dataclass(frozen=True)
@@ -105,9 +97,8 @@ class TopK(_Sparse):
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are places in order, then float32 bit patterns
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu()
-        places = (
-            rows.abs().topk(num_kept(self.share, context.dim), dim=1, sorted=False).indices.sort(1).values
-        )
+        largest = rows.abs().topk(num_kept(self.share, context.dim), dim=1, sorted=False)
+        places = largest.indices.sort(1).values
         symbols = torch.cat([places, rows.gather(1, places).view(torch.int32).long()], 1)
         shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
         return Message(symbols.reshape(shape).to(update.device), self.code(context).num_bits(symbols))
@@ -116,8 +107,7 @@ class TopK(_Sparse):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         half = num_kept(self.share, context.dim)
-        if tuple(symbols.shape) != (len(clients), 2 * half):
-            expected = (len(clients), 2 * half)
+        if tuple(symbols.shape) != (expected := (len(clients), 2 * half)):
             raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
         received = symbols.detach().cpu().long()
         places, total = received[:, :half], torch.zeros(context.dim, dtype=torch.float64)

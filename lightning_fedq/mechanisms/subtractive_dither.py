@@ -18,14 +18,7 @@ from lightning_fedq.functional.exact_error.dither import add_centred_dither, dit
 from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
 from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    Mechanism,
-    Message,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext, no_guarantee
 from lightning_fedq.wire.coding import FixedLength
 
 _CHUNK = 1 << 14
@@ -67,11 +60,8 @@ class SubtractiveDither(Mechanism):
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
         rows = (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
         lines = segment_lines(context.segments, context.center, 1.0 / context.radius)
-        symbols, units, clipped = (
-            torch.empty(rows.shape, dtype=torch.int32),
-            np.empty(min(_CHUNK, context.dim)),
-            0,
-        )
+        symbols, clipped = torch.empty(rows.shape, dtype=torch.int32), 0
+        units = np.empty(min(_CHUNK, context.dim))
         for row, client in enumerate(rand.clients):
             stream, values, out = self._dither(client, rand), rows[row].numpy(), symbols[row].numpy()
             for first in range(0, context.dim, _CHUNK):
@@ -110,7 +100,6 @@ class SubtractiveDither(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """No guarantee against anybody."""
-        reason = NonPrivate(
-            "a uniform error has bounded support: inputs far enough apart are told apart surely"
+        return no_guarantee(
+            "a uniform error has bounded support: inputs far enough apart are told apart surely", context.dim
         )
-        return tuple(PrivacyClaim(adversary, reason, context.dim) for adversary in Adversary)

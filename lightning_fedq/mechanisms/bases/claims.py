@@ -23,11 +23,11 @@ from lightning_fedq.mechanisms.interface import (
     CoinSum,
     HiddenPair,
     Loss,
-    NonPrivate,
     PmfPairs,
     PrivacyClaim,
     RoundContext,
     Unit,
+    no_guarantee,
 )
 
 ARBITRARY = "the other clients' updates are arbitrary and known to the adversary"
@@ -40,7 +40,15 @@ MODELS_ONLY = (
 )
 
 
-def _claims(losses: dict[Adversary, Loss], context: RoundContext, shared: bool) -> tuple[PrivacyClaim, ...]:
+def coin_claims(
+    losses: dict[Adversary, Loss], context: RoundContext, shared: bool
+) -> tuple[PrivacyClaim, ...]:
+    """One claim a coordinate for every adversary, with what it rests on.
+
+    Args:
+        losses: One for every adversary.
+        shared: Do clients share words, by keys that they agreed on?
+    """
     keys = (AUTHENTICATED,) if shared else ()
     corrupt = context.num_corrupt
     colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
@@ -70,8 +78,8 @@ def _alone(coin: CoinThresholds, num_coins: int) -> HiddenPair:
 
 
 def _public(context: RoundContext) -> tuple[PrivacyClaim, ...]:
-    reason = NonPrivate("epsilon is infinite: the coin has no noise that an input could not force")
-    return tuple(PrivacyClaim(adversary, reason, context.dim) for adversary in Adversary)
+    reason = "epsilon is infinite: the coin has no noise that an input could not force"
+    return no_guarantee(reason, context.dim)
 
 
 def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -98,7 +106,7 @@ def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Pri
         Adversary.SECAGG_SERVER: behind(context.num_corrupt),
         Adversary.OUTSIDER: behind(0),
     }
-    return _claims(losses, context, shared=False)
+    return coin_claims(losses, context, shared=False)
 
 
 def paired_claims(
@@ -143,7 +151,7 @@ def paired_claims(
         Adversary.SECAGG_SERVER: behind(context.num_corrupt),
         Adversary.OUTSIDER: behind(0),
     }
-    return _claims(losses, context, shared=True)
+    return coin_claims(losses, context, shared=True)
 
 
 def grouped_claims(coin: CoinThresholds, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -177,4 +185,4 @@ def grouped_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Privacy
         Adversary.SECAGG_SERVER: shifted(singles - 1 - context.num_corrupt),
         Adversary.OUTSIDER: shifted(singles - 1),
     }
-    return _claims(losses, context, shared=True)
+    return coin_claims(losses, context, shared=True)

@@ -36,11 +36,7 @@ from torch import Tensor
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.exact_error.dither import (
-    add_dequantized_row,
-    dither_quantize_row,
-    release_grid,
-)
+from lightning_fedq.functional.exact_error.dither import dither_quantize_row, release_grid
 from lightning_fedq.functional.exact_error.float_error import Inputs, LawError
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
@@ -168,7 +164,10 @@ class ExactError(Mechanism):
         return resolve_multiplier(self.noise_multiplier, *budget, "gaussian", kept=0.01)  # floats: see claims
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> ExactError:
-        return replace(self, noise_multiplier=1.0 / level, epsilon=None, delta=None, rounds=None)
+        return self._with_multiplier(1.0 / level)
+
+    def _with_multiplier(self, multiplier: float) -> ExactError:
+        return replace(self, noise_multiplier=multiplier, epsilon=None, delta=None, rounds=None)
 
     def sigma(self, context: RoundContext) -> float:
         """Std of the error of the mean over the cohort, in units of the clipping norm."""
@@ -228,8 +227,7 @@ class ExactError(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # float64, not on the `grid` yet
-        total = np.zeros(context.dim)
-        self._add_decoded(symbols.detach().cpu(), clients, context, rand, total)
+        total = self._decoded(symbols.detach().cpu(), clients, context, rand)
         return torch.from_numpy(total * self.clip_norm).to(symbols.device)
 
     def grid(self, context: RoundContext) -> float:
@@ -241,18 +239,11 @@ class ExactError(Mechanism):
         largest = 1.0 / self.sigma(context)
         return Inputs(largest, largest / math.sqrt(context.dim))
 
-    def _add_decoded(
-        self,
-        symbols: Tensor,
-        clients: Sequence[int],
-        context: RoundContext,
-        rand: PublicRandomness,
-        total: Array,
-    ) -> None:
-        quantizer_of = self.quantizers(context, rand)
-        rows = symbols.reshape(len(clients), context.dim)
-        for row, client in enumerate(clients):
-            add_dequantized_row(rows[row].contiguous().numpy(), *quantizer_of(client), total)
+    @abstractmethod
+    def _decoded(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Array:
+        """Sum of the updates, `(dim,)` in units of the clipping norm."""
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
         # an update that gives them exists within `clip_norm`
@@ -283,14 +274,7 @@ class ExactError(Mechanism):
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         # And once with a client that drops out. Codes only cost time.
-        plain = replace(
-            self,
-            noise_multiplier=self.multiplier,
-            epsilon=None,
-            delta=None,
-            rounds=None,
-            entropy_code="elias",
-        )
+        plain = replace(self._with_multiplier(self.multiplier), entropy_code="elias")
         little = replace(plain, noise_multiplier=self.multiplier / math.sqrt(dim))
         return (
             AuditCase(little),

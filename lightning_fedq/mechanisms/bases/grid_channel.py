@@ -26,7 +26,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.mechanisms.interface import (
-    Adversary,
     AuditCase,
     Mechanism,
     Message,
@@ -34,6 +33,7 @@ from lightning_fedq.mechanisms.interface import (
     PrivacyClaim,
     RoundContext,
     Unit,
+    same_for_all,
 )
 from lightning_fedq.wire.coding import FixedLength
 
@@ -186,7 +186,4 @@ class GridChannel(OutputChannel):
         """Every two knots' laws, per coordinate, against everybody. That others hide a client is not used."""
         rows = [tuple(row) for row in self.channel.laws.tolist()]
         loss = PmfPairs(tuple(combinations(rows, 2)), "one output of the mechanism's matrix")
-        return tuple(
-            PrivacyClaim(who, loss, context.dim, assumptions=(ARBITRARY, FRESH), unit=Unit.COORDINATE)
-            for who in Adversary
-        )
+        return same_for_all(loss, context.dim, (ARBITRARY, FRESH), unit=Unit.COORDINATE)

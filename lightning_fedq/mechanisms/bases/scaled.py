@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    Mechanism,
-    Message,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext, no_guarantee
 from lightning_fedq.wire.coding import Code, FixedLength, UndecodableError
 
 _IN_CACHE = 1 << 17
@@ -114,8 +107,9 @@ class ScaledLevels(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """No guarantee against anybody."""
-        reason = NonPrivate("rounding hides nothing: a few bits a coordinate still tell the update")
-        return tuple(PrivacyClaim(adversary, reason, context.dim) for adversary in Adversary)
+        return no_guarantee(
+            "rounding hides nothing: a few bits a coordinate still tell the update", context.dim
+        )
 
 
 def by_columns(levels: Tensor) -> Sequence[Tensor]:

@@ -15,6 +15,8 @@ from lightning_fedq.mechanisms.interface.claims import (
     PrivacyClaim,
     Slack,
     Unit,
+    no_guarantee,
+    same_for_all,
 )
 from lightning_fedq.mechanisms.interface.context import SMALLEST_RADIUS, HandOver, Message, RoundContext
 from lightning_fedq.privacy.losses import (
@@ -54,4 +56,6 @@ __all__ = [
     "SampledGaussianLoss",
     "Slack",
     "Unit",
+    "no_guarantee",
+    "same_for_all",
 ]

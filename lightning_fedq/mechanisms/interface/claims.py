@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedq.privacy.losses import Loss, NonPrivate
 
@@ -136,6 +136,22 @@ class PrivacyClaim:
                 f"{self.compositions} losses make up a message, so one of them is of a smaller unit; "
                 "say which: Unit.COORDINATE or Unit.BLOCK"
             )
+
+
+def same_for_all(
+    loss: Loss, compositions: int, assumptions: tuple[str, ...] = (), **about: Any
+) -> tuple[PrivacyClaim, ...]:
+    """The same claim about every adversary.
+
+    Args:
+        about: Further fields of `PrivacyClaim`.
+    """
+    return tuple(PrivacyClaim(who, loss, compositions, assumptions=assumptions, **about) for who in Adversary)
+
+
+def no_guarantee(reason: str, compositions: int) -> tuple[PrivacyClaim, ...]:
+    """Nothing is claimed against anybody, and why."""
+    return same_for_all(NonPrivate(reason), compositions)
 
 
 class AbortedRoundError(Exception):

@@ -29,9 +29,9 @@ from lightning_fedq.mechanisms import (
     Skellam,
     StratifiedCorBin,
     paired_coins,
-    rotated_axes,
     rotated_coins,
 )
+from lightning_fedq.mechanisms.bases import own_rotation
 from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
@@ -60,17 +60,16 @@ class AnyAxisIsAnOther(RotatedAxes):
             place = drawn(stream, everything, count)
             if int(place[0]) < bound: return place
             raise _PreferredAfterAll(int(place[0]) - bound)
-        with patch.object(Stream, "uniform_below", below), patch.object(rotated_axes, "_draw", _draw_any):
+        any_of_all = patch.object(own_rotation, "draw_preferred", _draw_any)
+        with patch.object(Stream, "uniform_below", below), any_of_all:
             return super().encode(update, context, rand)
 class _PreferredAfterAll(Exception):
     """The draw among all axes has met a preferred one; its place among them."""
-def _draw_any(values, choice, stream, draw=rotated_axes._draw):
+def _draw_any(preferred, num_options, threshold, stream, draw=own_rotation.draw_preferred):
     try:
-        return draw(values, choice, stream)
+        return draw(preferred, num_options, threshold, stream)
     except _PreferredAfterAll as met:
-        top = np.sort(np.argpartition(-np.abs(values), choice.num_top - 1)[: choice.num_top])
-        axis = int(top[met.args[0]])
-        return axis + choice.size if values[axis] < 0 else axis
+        return int(preferred[met.args[0]])
 @dataclass(frozen=True)
 class NormIsNotClipped(RotatedCoins):
     """Only the range of every rotated coordinate is clipped, and no norm."""
