@@ -17,7 +17,7 @@ HOST = {"_lightning", "torch"}
 ALLOWED = {
     "imports": set(),
     "functional": ARRAYS,
-    "keys": {"numpy", "cryptography"},
+    "keys": {"numpy", "cryptography", "numba", "llvmlite"},
     "wire": {"constriction", *ARRAYS},
     "privacy.losses": {"functional", *ARRAYS},
     "mechanisms.interface": {"functional", "wire", "privacy.losses", "keys", "torch"},

@@ -27,16 +27,15 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-_ZEROS = memoryview(bytes(1 << 16))
-_ZERO_COUNTER = modes.CTR(bytes(16))
+from lightning_fedq.keys.keystream import keystreams
+
 _PROTOCOL = b"fedq/v1"
 _INTEGER_FIELD = struct.Struct(">IQ").pack
 _LENGTH = struct.Struct(">I").pack
 _INNER_PAD, _OUTER_PAD = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
-_KEPT_KEYS = 1 << 14
+_KEPT_KEYS, _KEY_BYTES = 1 << 14, 32
 PUBLIC_KEY_BYTES = 32
 """Length of one client's public key, the whole set-up traffic of a pair."""
 
@@ -99,13 +98,6 @@ def _members_fields(group: tuple[int, ...]) -> bytes:
     return pack_fields(*sorted(group))
 
 
-class _Keystream(Cipher[modes.CTR]):
-    """AES-256-CTR from counter 0, without the checks of `Cipher` on mode and counter, which are constants."""
-
-    def __init__(self, key: bytes) -> None:
-        self.algorithm, self.mode = algorithms.AES256(key), _ZERO_COUNTER
-
-
 class Stream:
     """One AES-256-CTR keystream under one key, read once from its start.
 
@@ -114,18 +106,14 @@ class Stream:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._update = _Keystream(key).encryptor().update_into
+        if len(key) != _KEY_BYTES:
+            raise ValueError(f"a stream's key has {_KEY_BYTES} bytes, got {len(key)}")
+        self._key, self._read = key, 0
 
     def fill(self, out: NDArray[Any]) -> None:
         """Overwrite a contiguous array with the next bytes of the stream."""
-        view = memoryview(out.data).cast("B")
-        size, step = len(view), len(_ZEROS)
-        if size <= step:
-            self._update(_ZEROS[:size], view)
-            return
-        for start in range(0, size, step):
-            chunk = view[start : start + step]
-            self._update(_ZEROS[: len(chunk)], chunk)
+        if out.size:
+            fill_rows([self], np.frombuffer(memoryview(out.data).cast("B"), np.uint8)[None])
 
     def words(self, count: int) -> NDArray[np.uint32]:
         """Return the next `count` uniform 32-bit words."""
@@ -192,6 +180,19 @@ class Stream:
             order = np.lexsort(words[::-1])
         drawn: list[int] = order[:count].tolist()
         return drawn
+
+
+def fill_rows(streams: Sequence[Stream], rows: NDArray[Any]) -> None:
+    """Overwrite each row of a contiguous array with the next bytes of a stream of its own, in one pass."""
+    if any(type(stream).fill is not Stream.fill for stream in streams):
+        for stream, row in zip(streams, rows, strict=True):
+            stream.fill(row)
+        return
+    keys = np.frombuffer(b"".join([stream._key for stream in streams]), np.uint32).reshape(len(rows), -1)
+    out = rows.view(np.uint8)
+    keystreams(keys, np.array([stream._read for stream in streams]), out)
+    for stream in streams:
+        stream._read += out.shape[1]
 
 
 class ServerKeys(ABC):

@@ -211,6 +211,24 @@ def splice_words(words: NDArray[np.uint32], shared: NDArray[Any], shift: int, ma
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def splice_rows(
+    words: NDArray[np.uint32], shared: NDArray[Any], places: NDArray[np.int64], shift: int, mask: int
+) -> None:
+    """Splice each row's words with what its pair shares, inverted for the second member, in place.
+
+    Args:
+        words: `(k, n)` uniform words.
+        shared: `(pairs, n)` unsigned integers of any width.
+        places: `(k, 2)`, each row's pair, -1 for nobody's, and its rank there.
+        shift: Place to which the shared integers' lowest bit goes.
+        mask: Bits to replace.
+    """
+    for row in range(len(words)):
+        if places[row, 0] >= 0:
+            splice_words(words[row], shared[places[row, 0]], shift, mask, mask if places[row, 1] else 0)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def stratify_words(words: NDArray[np.uint32], offsets: NDArray[np.uint32], rank: int, strata: int) -> None:
     """Move private words into strata, in place: (pi 2^32 + word) // strata, pi = (rank + offset) mod strata.
 

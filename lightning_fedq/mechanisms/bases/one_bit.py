@@ -24,11 +24,12 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     coin_thresholds,
     one_bit_quantize_rows,
     one_bit_quantize_words,
+    splice_rows,
     splice_words,
     stratify_words,
 )
 from lightning_fedq.functional.segments import segment_lines
-from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream, fill_rows
 from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
@@ -38,8 +39,8 @@ _CHUNK = 1 << 14
 """Coordinates of a message that are worked on at once."""
 _ON_DEVICE = 1 << 22
 """Words that go to a device at once, 16 MiB: while it works on them, the next ones are drawn."""
-_BLOCK = 1 << 15
-"""Words of several clients that wait for the quantiser: 256 KiB, so that they are still in the cache."""
+_BLOCK = 1 << 17
+"""Words of several clients that wait for the quantiser: 512 KiB, so that they are still in the cache."""
 
 
 class Coupling(Protocol):
@@ -63,17 +64,17 @@ class ComplementaryBits(Coupling):
     """
 
     def __init__(self, stream: Stream, shared_bits: int) -> None:
-        self._stream, self._mask = stream, (1 << WORD_BITS) - (1 << (WORD_BITS - shared_bits))
+        self.stream, self.mask = stream, (1 << WORD_BITS) - (1 << (WORD_BITS - shared_bits))
         num_bytes = 1 if shared_bits <= 8 else 2 if shared_bits <= 16 else 4
-        self._type, self._shift = f"u{num_bytes}", WORD_BITS - 8 * num_bytes
+        self.type, self.shift = f"u{num_bytes}", WORD_BITS - 8 * num_bytes
 
     def draw(self, count: int) -> NDArray[Any]:
-        shared = np.empty(count, self._type)
-        self._stream.fill(shared)
+        shared = np.empty(count, self.type)
+        self.stream.fill(shared)
         return shared
 
     def apply(self, words: NDArray[np.uint32], shared: NDArray[Any], rank: int) -> None:
-        splice_words(words, shared, self._shift, self._mask, self._mask if rank else 0)
+        splice_words(words, shared, self.shift, self.mask, self.mask if rank else 0)
 
 
 class RotatedStrata(Coupling):
@@ -92,6 +93,31 @@ class RotatedStrata(Coupling):
 
     def apply(self, words: NDArray[np.uint32], shared: NDArray[np.uint32], rank: int) -> None:
         stratify_words(words, shared, rank, self._size)
+
+
+def _draw_shared(couplings: Sequence[Coupling], count: int) -> Sequence[NDArray[Any]] | NDArray[Any]:
+    """What each group shares for its next `count` coordinates: a list, or rows that are spliced at once."""
+    pairs = [one for one in couplings if type(one) is ComplementaryBits]
+    if not pairs or len(pairs) < len(couplings) or len({one.mask for one in pairs}) > 1:
+        return [one.draw(count) for one in couplings]
+    shared = np.empty((len(pairs), count), pairs[0].type)
+    fill_rows([one.stream for one in pairs], shared)
+    return shared
+
+
+def _couple(
+    words: NDArray[np.uint32],
+    places: NDArray[np.int64],
+    couplings: Sequence[Any],
+    shared: Sequence[NDArray[Any]] | NDArray[Any],
+) -> None:
+    """Couple rows of private words, in place. `places`: each row's group, -1 if it works alone, and rank."""
+    if isinstance(shared, np.ndarray):
+        splice_rows(words, shared, places, couplings[0].shift, couplings[0].mask)
+        return
+    for row, (group, rank) in zip(words, places.tolist(), strict=True):
+        if group >= 0:
+            couplings[group].apply(row, shared[group], rank)
 
 
 def stack_by_group(
@@ -160,29 +186,36 @@ class OneBitMechanism(Mechanism):
         values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
         bits, scratch = np.empty(values.shape, np.uint8), np.empty(_BLOCK, np.uint32)
         ranges = segment_lines(context.segments, context.center, context.radius)
-        num_slots = _BLOCK // min(_CHUNK, context.dim) or 1
+        num_slots = _BLOCK // min(_CHUNK, context.dim)
         for groups in _batches(stack_by_group(context, rand.clients), num_slots):
-            couplings = [self.coupling(group, rand) for group, _ in groups]
-            streams = [[rand.private(group[rank], COINS) for _, rank in members] for group, members in groups]
-            order = np.array([row for _, members in groups for row, _ in members])
+            order, streams, places, couplings = self._streams(groups, rand)
             for first in range(0, context.dim, _CHUNK):
                 size = min(_CHUNK, context.dim - first)
-                block = scratch[: num_slots * size].reshape(num_slots, size)
-                slots, done, waiting = list(block), 0, 0
-                for coupling, own, (_, members) in zip(couplings, streams, groups, strict=True):
-                    shared = coupling.draw(size) if coupling else None
-                    for stream, (_, rank) in zip(own, members, strict=True):
-                        stream.fill(words := slots[waiting])
-                        if coupling and shared is not None:
-                            coupling.apply(words, shared, rank)
-                        waiting += 1
-                        if waiting == num_slots or done + waiting == len(order):
-                            which = order[done : done + waiting]
-                            clipped += one_bit_quantize_rows(
-                                values, which, first, block[:waiting], ranges, coin.low, coin.high, bits
-                            )
-                            done, waiting = done + waiting, 0
+                shared = _draw_shared(couplings, size)
+                for begin in range(0, len(order), num_slots):
+                    part = slice(begin, begin + num_slots)
+                    words = scratch[: len(order[part]) * size].reshape(-1, size)
+                    fill_rows(streams[part], words)
+                    _couple(words, places[part], couplings, shared)
+                    clipped += one_bit_quantize_rows(
+                        values, order[part], first, words, ranges, coin.low, coin.high, bits
+                    )
         return torch.from_numpy(bits), clipped
+
+    def _streams(
+        self, groups: Sequence[tuple[tuple[int, ...], list[tuple[int, int]]]], rand: ClientRandomness
+    ) -> tuple[NDArray[np.int64], list[Stream], NDArray[np.int64], list[Coupling]]:
+        """Rows of a stack, their private streams, their places (see `_couple`), and the groups' couplings."""
+        order, streams, places, couplings = [], [], [], list[Coupling]()
+        for group, members in groups:
+            coupling = self.coupling(group, rand)
+            number = -1 if coupling is None else len(couplings)
+            couplings += [] if coupling is None else [coupling]
+            for row, rank in members:
+                order.append(row)
+                streams.append(rand.private(group[rank], COINS))
+                places.append((number, rank))
+        return np.array(order), streams, np.array(places), couplings
 
     def _encode_on_device(
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness
@@ -193,16 +226,12 @@ class OneBitMechanism(Mechanism):
         bits = torch.empty(rows.shape, dtype=torch.uint8, device=device)
         clipped, pinned = torch.zeros((), dtype=torch.int64, device=device), device.type == "cuda"
         for groups in _batches(stack_by_group(context, rand.clients), _ON_DEVICE // dim or 1):
-            which = [row for _, members in groups for row, _ in members]
+            order, streams, places, couplings = self._streams(groups, rand)
+            which = order.tolist()
             words = torch.empty(len(which), dim, dtype=torch.int32, pin_memory=pinned)
-            slots = iter(words.numpy().view(np.uint32))
-            for group, members in groups:
-                coupling = self.coupling(group, rand)
-                shared = coupling.draw(dim) if coupling else None
-                for (_, rank), own in zip(members, slots, strict=False):
-                    rand.private(group[rank], COINS).fill(own)
-                    if coupling and shared is not None:
-                        coupling.apply(own, shared, rank)
+            block = words.numpy().view(np.uint32)
+            fill_rows(streams, block)
+            _couple(block, places, couplings, _draw_shared(couplings, dim))
             drawn = words.to(device, non_blocking=pinned)  # else it could be written again before it is read
             bits[which], outside = one_bit_quantize_words(rows[which], drawn, center, radius, self.coin)
             clipped += outside

@@ -1,0 +1,145 @@
+"""AES-256-CTR keystreams of many keys in one compiled pass, by the CPU's own AES instructions.
+
+OpenSSL gives the same bytes and is what runs where a CPU has no such instructions: through Python it takes
+2.7 us to begin with a key, of which a round of 1,000 small clients has 1,500, and its counter mode uses an
+eighth of what vectors of four blocks do.
+
+References:
+    FIPS 197, Advanced Encryption Standard, 5.2 (key expansion); NIST SP 800-38A, 6.5 (counter mode).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from llvmlite import ir
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+_SAID = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+_FEATURES = set() if config.DISABLE_JIT else set(_SAID.split(","))
+LANES = 0 if "+aes" not in _FEATURES else 4 if {"+vaes", "+avx512f"} <= _FEATURES else 1
+"""Blocks of 16 bytes in a vector of this CPU; 0 where it has no AES instructions of x86."""
+_VECTORS = 8
+"""Vectors that are encrypted side by side, so that none waits for another."""
+_STEP = 16 * _VECTORS * LANES
+_ROUNDS = 14
+_ZEROS = memoryview(bytes(1 << 16))
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+def _vector(lanes: int) -> ir.VectorType:
+    return ir.VectorType(_I64, 2 * lanes)
+
+
+def _aes(builder: Any, name: str, lanes: int) -> Any:
+    """The instruction `aesenc`, or `aesenclast`, on so many blocks."""
+    kind, width = _vector(lanes), {1: "", 4: ".512"}[lanes]
+    called = ir.FunctionType(kind, [kind, kind])
+    return cgutils.get_or_insert_function(builder.module, called, f"llvm.x86.aesni.{name}{width}")
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _substituted(typing_context: Any, word: Any) -> Any:
+    """The S-box on each byte of a word: the last round on four copies, whose shift of rows does nothing."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words = ir.VectorType(_I32, 4)
+        state = ir.Constant(words, [0] * 4)
+        for place in range(4):
+            state = builder.insert_element(state, args[0], _I32(place))
+        zero = ir.Constant(_vector(1), [0, 0])
+        found = builder.call(_aes(builder, "aesenclast", 1), [builder.bitcast(state, _vector(1)), zero])
+        return builder.extract_element(builder.bitcast(found, words), _I32(0))
+
+    return numba.uint32(numba.uint32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _encrypt(typing_context: Any, schedule: Any, first: Any, out: Any, at: Any) -> Any:
+    """Write the blocks of `_STEP` bytes of counters, from the first one on, to a place of `out`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind, one = _vector(LANES), _vector(1)
+        arrays = [context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 2)]
+        lanes = ir.Constant(ir.VectorType(_I32, 2 * LANES), [0, 1] * LANES)
+
+        def repeated(block: Any) -> Any:
+            return builder.shuffle_vector(block, ir.Constant(one, ir.Undefined), lanes)
+
+        words = builder.bitcast(arrays[0], one.as_pointer())
+        rounds = range(_ROUNDS + 1)
+        keys = [repeated(builder.load(builder.gep(words, [_I32(i)]), align=1)) for i in rounds]
+        first = repeated(builder.insert_element(ir.Constant(one, [0, 0]), args[1], _I32(1)))
+        reverse = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(kind, [kind]), f"llvm.bswap.v{2 * LANES}i64"
+        )
+        states = []
+        for vector in range(_VECTORS):
+            added = [half * (vector * LANES + lane) for lane in range(LANES) for half in (0, 1)]
+            counters = builder.add(first, ir.Constant(kind, added))
+            states.append(builder.xor(builder.call(reverse, [counters]), keys[0]))
+        for key in keys[1:-1]:
+            states = [builder.call(_aes(builder, "aesenc", LANES), [state, key]) for state in states]
+        place = builder.bitcast(builder.gep(arrays[1], [args[3]]), kind.as_pointer())
+        for vector, state in enumerate(states):
+            block = builder.call(_aes(builder, "aesenclast", LANES), [state, keys[-1]])
+            builder.store(block, builder.gep(place, [_I32(vector)]), align=1)
+        return context.get_dummy_value()
+
+    return numba.void(schedule, numba.uint64, out, numba.int64), generate
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _fill(keys: NDArray[np.uint32], starts: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    schedule, block, size = np.empty(4 * (_ROUNDS + 1), np.uint32), np.empty(_STEP, np.uint8), out.shape[1]
+    for row in range(len(keys)):
+        constant = np.uint32(1)
+        for i in range(len(schedule)):
+            if i < 8:
+                schedule[i] = keys[row, i]
+                continue
+            word = schedule[i - 1]
+            if i % 4 == 0:
+                word = _substituted(word)
+            if i % 8 == 0:
+                word = ((word >> np.uint32(8)) | (word << np.uint32(24))) ^ constant
+                constant <<= np.uint32(1)
+            schedule[i] = schedule[i - 8] ^ word
+        stream, done, at = out[row], 0, starts[row]
+        while done < size:
+            skip = at % 16
+            part = min(_STEP - skip, size - done)
+            if part == _STEP:
+                _encrypt(schedule, np.uint64(at // 16), stream, done)
+            else:
+                _encrypt(schedule, np.uint64(at // 16), block, 0)
+                for i in range(part):
+                    stream[done + i] = block[skip + i]
+            done, at = done + part, at + part
+
+
+def keystreams_by_openssl(
+    keys: NDArray[np.uint32], starts: NDArray[np.int64], out: NDArray[np.uint8]
+) -> None:
+    """Do what `keystreams` does, wherever OpenSSL runs."""
+    for key, start, row in zip(keys, starts.tolist(), out, strict=True):
+        counter, skip = modes.CTR((start // 16).to_bytes(16, "big")), start % 16
+        update = Cipher(algorithms.AES256(key.tobytes()), counter).encryptor().update_into
+        update(_ZEROS[:skip], bytearray(skip))
+        view = memoryview(row)
+        for first in range(0, len(view), len(_ZEROS)):
+            part = view[first : first + len(_ZEROS)]
+            update(_ZEROS[: len(part)], part)
+
+
+keystreams = _fill if LANES else keystreams_by_openssl
+"""Fill each row of `out`, `(n, size)`, with its keystream, from the byte `starts`, `(n,)`, on.
+
+`keys` are `(n, 8)`: 32 bytes a row. The counter begins at 0, as in SP 800-38A with a counter block of zeros.
+"""
