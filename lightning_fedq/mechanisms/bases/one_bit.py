@@ -96,7 +96,7 @@ class RotatedStrata(Coupling):
 
 
 def _draw_shared(couplings: Sequence[Coupling], count: int) -> Sequence[NDArray[Any]] | NDArray[Any]:
-    """What each group shares for its next `count` coordinates: a list, or rows that are spliced at once."""
+    """Draw what each group shares for `count` coordinates: a list, or rows that are spliced at once."""
     pairs = [one for one in couplings if type(one) is ComplementaryBits]
     if not pairs or len(pairs) < len(couplings) or len({one.mask for one in pairs}) > 1:
         return [one.draw(count) for one in couplings]
