@@ -21,6 +21,8 @@ from tests.cures.rows import fed, fit, row
 from tests.test_cli import configuration
 
 HERE = Path()
+
+
 def fedq(*arguments):
     """The command, which raises what it prints when it fails."""
     printed = io.StringIO()
@@ -29,13 +31,17 @@ def fedq(*arguments):
             status = main(arguments)
         except SystemExit as leaves:
             status = leaves.code
-    if status: raise ValueError(printed.getvalue())
+    if status:
+        raise ValueError(printed.getvalue())
+
+
 def small(rounds=1, federated=True, stops=False):
     """A configuration of a short run."""
     path = configuration(HERE)
     config = yaml.safe_load(path.read_text())
     config["trainer"]["max_epochs"] = rounds
-    if not federated: config["trainer"]["callbacks"] = []
+    if not federated:
+        config["trainer"]["callbacks"] = []
     if stops:
         config["trainer"]["callbacks"] += [
             {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": monitor}}
@@ -43,81 +49,117 @@ def small(rounds=1, federated=True, stops=False):
         ]
     path.write_text(yaml.safe_dump(config))
     return str(path)
+
+
 def finished(*more):
     """The folder `run` of a run, and its checkpoint `one.ckpt`."""
     shutil.rmtree("run", ignore_errors=True)
     trainer = fit(fed(CorBin(1.0)), RunFolder("run", ".", show=False), *more)
     trainer.save_checkpoint("one.ckpt")
     return Path("run")
+
+
 def without(name):
     """A finished run that has lost a file."""
     folder = finished()
     (folder / name).unlink()
     return folder
+
+
 def went_on():
     """A finished run whose table has a round more than its page."""
     folder = finished()
     table = folder / "metrics.csv"
     table.write_text(table.read_text() + table.read_text().splitlines()[-1] + "\n")
     return folder
+
+
 def trained():
     """The folder of a run that `fedq fit` has started."""
     shutil.rmtree("runs", ignore_errors=True)
     fedq("fit", small(), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder")
     return str(next(Path("runs").iterdir()))
+
+
 def folder_with(name):
     Path(name).mkdir(exist_ok=True)
     (Path(name) / "mine").write_text("")
     return name
+
+
 def bench(out="bench", table=None):
     """One cell of a small task, beside a table that is there."""
     Path(out).mkdir(exist_ok=True)
-    if table is not None: (Path(out) / "bench.csv").write_text(table)
+    if table is not None:
+        (Path(out) / "bench.csv").write_text(table)
     where = ("--tasks", "small", "--adversaries", "secagg_server", "--epsilons", "8", "--seeds", "1")
     task = MeanEstimation("small", 60, 1, "unit", 64)
     with (
         mock.patch.object(bench_command, "tasks", lambda data: {"small": task}),
         mock.patch.object(bench_command, "reference", list),
-    ): fedq("bench", "GaussianNoise", *where, "--out", out)
+    ):
+        fedq("bench", "GaussianNoise", *where, "--out", out)
+
+
 def plan(*arguments):
     """A plan of one mechanism."""
     few = {"GaussianNoise": candidates(100)["GaussianNoise"]}
     with mock.patch.object(plan_command, "candidates", lambda params: few):
         fedq("plan", "--epsilon", "8", "--clients", "60", *arguments)
+
+
 def deleted():
     (Path("bench") / "bench.csv").unlink()
     bench()
+
+
 TRADE = ("--rounds", "1", "--attempts", "4", "--candidates", "8")
-row("{} has no trainer.max_epochs; say how many --rounds",
+row(
+    "{} has no trainer.max_epochs; say how many --rounds",
     lambda: fedq("privacy", small(rounds=-1)),
-    lambda: fedq("privacy", small(rounds=-1), "--rounds", "2"))
-row("{} holds no privacy.md, which RunFolder writes when a run ends; give a checkpoint of the run, or",
+    lambda: fedq("privacy", small(rounds=-1), "--rounds", "2"),
+)
+row(
+    "{} holds no privacy.md, which RunFolder writes when a run ends; give a checkpoint of the run, or",
     lambda: fedq("privacy", str(without("privacy.md"))),
     lambda: fedq("privacy", "one.ckpt"),
-    lambda: fedq("privacy", small()))
+    lambda: fedq("privacy", small()),
+)
 row("{} is of {} rounds,", lambda: fedq("privacy", str(went_on())), lambda: fedq("privacy", "one.ckpt"))
 row("no run folder {}; give the", lambda: fedq("test", "runs/none"), lambda: fedq("test", trained()))
 row("holds no model.ckpt;", lambda: fedq("test", folder_with("other")), lambda: fedq("test", trained()))
 row("Python package, and", lambda: fedq("flower", "init", "2nd"), lambda: fedq("flower", "init", "second"))
-row("{} is not empty; take a new folder",
+row(
+    "{} is not empty; take a new folder",
     lambda: fedq("flower", "init", folder_with("app")),
-    lambda: fedq("flower", "init", "new"))
-row("say how many: {}; or name a configuration that says it",
+    lambda: fedq("flower", "init", "new"),
+)
+row(
+    "say how many: {}; or name a configuration that says it",
     lambda: plan(),
     lambda: plan("--params", "100", "--rounds", "5"),
-    lambda: plan(small()))
-row("{}: {} occurs {} times; name the setting from the top",
+    lambda: plan(small()),
+)
+row(
+    "{}: {} occurs {} times; name the setting from the top",
     lambda: fedq("fit", small(stops=True), "--set", "EarlyStopping.patience=1"),
-    lambda: fedq("fit", small(stops=True), "--set", "trainer.callbacks.3.patience=1"))
-row("fedq tradeoff compares federations, and {} has no Federated callback; add one",
+    lambda: fedq("fit", small(stops=True), "--set", "trainer.callbacks.3.patience=1"),
+)
+row(
+    "fedq tradeoff compares federations, and {} has no Federated callback; add one",
     lambda: fedq("tradeoff", small(federated=False), *TRADE),
-    lambda: fedq("tradeoff", small(), *TRADE))
-row("no {}; give the folder of a run that had the RunFolder callback",
+    lambda: fedq("tradeoff", small(), *TRADE),
+)
+row(
+    "no {}; give the folder of a run that had the RunFolder callback",
     lambda: fedq("compare", folder_with("other")),
     lambda: fedq("compare", str(finished())),
-    lambda: compare({"one": finished()}, None, HERE))
+    lambda: compare({"one": finished()}, None, HERE),
+)
 row("{} is no table of `fedq", lambda: bench(table="a,b\n1,2\n"), lambda: bench("other"), deleted)
-row("download fetches no image folder; set only one of download and image_folder",
+row(
+    "download fetches no image folder; set only one of download and image_folder",
     lambda: CIFAR10DataModule(download=True, image_folder=True),
     lambda: CIFAR10DataModule(download=True),
-    lambda: CIFAR10DataModule(image_folder=True))
+    lambda: CIFAR10DataModule(image_folder=True),
+)

@@ -23,133 +23,241 @@ from tests.cures.rows import fed, fit, row
 from tests.digits_run import Classifier, Digits, digits
 
 INPUTS, LABELS = digits()
-def part(size=80, start=0): return TensorDataset(INPUTS[start : start + size], LABELS[start : start + size])
-def parts(count=4): return [part(20, 20 * client) for client in range(count)]
+
+
+def part(size=80, start=0):
+    return TensorDataset(INPUTS[start : start + size], LABELS[start : start + size])
+
+
+def parts(count=4):
+    return [part(20, 20 * client) for client in range(count)]
+
+
 class Loads(pl.LightningDataModule):
     """A data module that returns this."""
+
     def __init__(self, *loaders: Any) -> None:
         super().__init__()
         self.loaders = list(loaders)
-    def train_dataloader(self): return self.loaders.pop(0) if len(self.loaders) > 1 else self.loaders[0]
+
+    def train_dataloader(self):
+        return self.loaders.pop(0) if len(self.loaders) > 1 else self.loaders[0]
+
+
 class Several(Classifier):
     """A training step for a list or a dict of batches."""
+
     def training_step(self, batch, batch_idx):
         found = list(batch.values()) if isinstance(batch, dict) else batch
         return sum(super(Several, self).training_step(one, batch_idx) for one in found if one is not None)
+
+
 class Stream(IterableDataset):
     """Samples that nobody has counted."""
+
     def __init__(self, client: int = 0, batches: bool = False) -> None:
         self.client, self.batches = client, batches
+
     def __iter__(self):
         data = part(20, 20 * self.client)
         return iter(DataLoader(data, batch_size=5)) if self.batches else (data[i] for i in range(20))
+
+
 class Endless(Stream):
     def __iter__(self):
-        while True: yield from super().__iter__()
-def loader(data=None, **settings): return DataLoader(data or part(), **{"batch_size": 5, **settings})
+        while True:
+            yield from super().__iter__()
+
+
+def loader(data=None, **settings):
+    return DataLoader(data or part(), **{"batch_size": 5, **settings})
+
+
 def split(data=None, federation=None, *more, module=None, **trainer):
     """A fit with these training data."""
     return fit(federation or fed(), *more, module=module, data=data, **trainer)
+
+
 def on(*loaders, federation=None, more=(), **trainer):
     """A fit with what a data module's `train_dataloader` returns."""
     return split(Loads(*loaders), federation, *more, **trainer)
-def two(**settings): return [loader(part(), **settings), loader(part(80, 80), **settings)]
-def of(*clients, **settings): return FederatedDataModule(clients=list(clients), **settings)
-def dpsgd(): return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
+
+
+def two(**settings):
+    return [loader(part(), **settings), loader(part(80, 80), **settings)]
+
+
+def of(*clients, **settings):
+    return FederatedDataModule(clients=list(clients), **settings)
+
+
+def dpsgd():
+    return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
+
+
 class Backwards(Sampler[int]):
     """An order of all samples."""
-    def __init__(self, size: int = 80) -> None: self.size = size
-    def __iter__(self): return iter(range(self.size - 1, -1, -1))
-    def __len__(self): return self.size
+
+    def __init__(self, size: int = 80) -> None:
+        self.size = size
+
+    def __iter__(self):
+        return iter(range(self.size - 1, -1, -1))
+
+    def __len__(self):
+        return self.size
+
+
 class Some(BatchSampler):
     """Batches by a rule of its own."""
+
+
 class Labelled(torch.utils.data.Dataset):
     """Samples that are dicts; labels have a name."""
+
     def __init__(self, names: str = "label", targets: bool = False) -> None:
         self.names = names
-        if targets: self.targets = LABELS[:80]
-    def __len__(self): return 80
-    def __getitem__(self, index): return {"pixels": INPUTS[index], self.names: LABELS[index]}
+        if targets:
+            self.targets = LABELS[:80]
+
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, index):
+        return {"pixels": INPUTS[index], self.names: LABELS[index]}
+
+
 class OfDicts(Classifier):
     def training_step(self, batch, batch_idx):
         inputs, labels = batch.values()
         return super().training_step((inputs, labels), batch_idx)
+
+
 IDS = TensorDataset(INPUTS[:80], LABELS[:80], torch.arange(80))
 PAIRS = TensorDataset(INPUTS[:80], torch.stack([LABELS[:80], LABELS[:80]], 1))
+
+
 class OfThree(Classifier):
-    def training_step(self, batch, batch_idx): return super().training_step((batch[0], batch[1]), batch_idx)
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch[0], batch[1]), batch_idx)
+
+
 class OfPairs(Classifier):
     def training_step(self, batch, batch_idx):
         return super().training_step((batch[0], batch[1][:, 0]), batch_idx)
+
+
 WEIGHTS = torch.ones(80).double()
 FEW = torch.cat([torch.ones(3), torch.zeros(77)]).double()
+
+
 def weighted(weights=WEIGHTS, replacement=True, num_samples=80):
     return loader(sampler=WeightedRandomSampler(weights, num_samples, replacement))
-def combined(mode): return pl.utilities.CombinedLoader(two(), mode)
+
+
+def combined(mode):
+    return pl.utilities.CombinedLoader(two(), mode)
+
+
 RELOAD = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}
+
+
 def mixed(size):
     """Clients' own loaders of batches of 5 and of 4."""
     return of(*(loader(part(size, 20 * client), batch_size=5 - client % 2) for client in range(4)))
+
+
 def reloading(later):
     """Clients' loaders that have this many samples from the second epoch on."""
     data, again = mixed(20), mixed(later)
     first = data.train_dataloader
     data.train_dataloader = lambda: (again.train_dataloader if data.trainer.current_epoch else first)()
     return data
+
+
 class ReadsData(pl.Callback):
     """Looks at the training data, as many callbacks do."""
+
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         assert len(trainer.train_dataloader.dataset) == 80
+
+
 row("data sets of clients need", lambda: split(of(*parts())), lambda: split(of(*parts(), batch_size=32)))
-row("both Federated(partition={}) and the FederatedDataModule say who holds what; give it in one place",
+row(
+    "both Federated(partition={}) and the FederatedDataModule say who holds what; give it in one place",
     lambda: split(FederatedDataModule(part(), batch_size=5, partition=IID()), fed(partition=LabelShards(1))),
     lambda: split(FederatedDataModule(part(), batch_size=5), fed(partition=LabelShards(1))),
-    lambda: split(FederatedDataModule(part(), batch_size=5, partition=LabelShards(1))))
-row("clients bring data sets of their own, and there are other data beside them; leave data out, or give",
+    lambda: split(FederatedDataModule(part(), batch_size=5, partition=LabelShards(1))),
+)
+row(
+    "clients bring data sets of their own, and there are other data beside them; leave data out, or give",
     lambda: FederatedDataModule(part(), clients=parts(), batch_size=5),
     lambda: split(of(*parts(), batch_size=5)),
     lambda: split(FederatedDataModule(part(), clients=[[0, 1], [2], [3], [4]], batch_size=5)),
-    error=TypeError)
-row("clients are sample indices, and there are no data that they are of; give data, or a data set for",
+    error=TypeError,
+)
+row(
+    "clients are sample indices, and there are no data that they are of; give data, or a data set for",
     lambda: FederatedDataModule(clients=[[0, 1], [2]], batch_size=5),
     lambda: split(FederatedDataModule(part(), clients=[[0, 1], [2], [3], [4]], batch_size=5)),
-    lambda: split(of(*parts(), batch_size=5)), error=TypeError)
-row("partition and clients both say who holds what; give one of them",
+    lambda: split(of(*parts(), batch_size=5)),
+    error=TypeError,
+)
+row(
+    "partition and clients both say who holds what; give one of them",
     lambda: FederatedDataModule(part(), clients=[[0], [1]], partition=IID(), batch_size=5),
     lambda: split(FederatedDataModule(part(), clients=[[0], [1], [2], [3]], batch_size=5)),
-    lambda: split(FederatedDataModule(part(), partition=IID(), batch_size=5)))
-row("val, test and predict come from the data module; give them with a Dataset only",
+    lambda: split(FederatedDataModule(part(), partition=IID(), batch_size=5)),
+)
+row(
+    "val, test and predict come from the data module; give them with a Dataset only",
     lambda: FederatedDataModule(Digits(80), val=part()),
     lambda: split(FederatedDataModule(Digits(80))),
-    lambda: split(FederatedDataModule(part(), batch_size=5, val=part())))
-row("a Dataset needs a batch_size, got None; pass batch_size=32, say",
+    lambda: split(FederatedDataModule(part(), batch_size=5, val=part())),
+)
+row(
+    "a Dataset needs a batch_size, got None; pass batch_size=32, say",
     lambda: FederatedDataModule(part()),
-    lambda: split(FederatedDataModule(part(), batch_size=32)))
-row("a Dataset needs a batch_size, got None; pass batch_size=32, or a DataLoader",
+    lambda: split(FederatedDataModule(part(), batch_size=32)),
+)
+row(
+    "a Dataset needs a batch_size, got None; pass batch_size=32, or a DataLoader",
     lambda: split(of(*map(loader, parts()), val=part())),
     lambda: split(of(*map(loader, parts()), val=part(), batch_size=32)),
-    lambda: split(of(*map(loader, parts()), val=loader())))
-row("draws samples by index from one data set, and there are several loaders; give each client one data",
+    lambda: split(of(*map(loader, parts()), val=loader())),
+)
+row(
+    "draws samples by index from one data set, and there are several loaders; give each client one data",
     lambda: on(two(), more=[dpsgd()], module=Several()),
-    lambda: split(of(*parts(), batch_size=5), None, dpsgd()))
-row("overfit_batches takes the first batches of one loader, and there are several; use",
+    lambda: split(of(*parts(), batch_size=5), None, dpsgd()),
+)
+row(
+    "overfit_batches takes the first batches of one loader, and there are several; use",
     lambda: on(two(shuffle=True), module=Several(), overfit_batches=2),
-    lambda: on(two(), module=Several(), limit_train_batches=2))
+    lambda: on(two(), module=Several(), limit_train_batches=2),
+)
 row("loaders have other", lambda: split(reloading(10), **RELOAD), lambda: split(reloading(20), **RELOAD))
-row("labels must be one integer a sample, got {} of shape {}; use IID()",
+row(
+    "labels must be one integer a sample, got {} of shape {}; use IID()",
     lambda: on(loader(PAIRS), federation=fed(partition=Dirichlet(5.0)), module=OfPairs()),
-    lambda: on(loader(PAIRS), federation=fed(partition=IID()), module=OfPairs()))
-row("is a class of its own for {} of {} samples, as an id would be; say which item of a sample is its",
+    lambda: on(loader(PAIRS), federation=fed(partition=IID()), module=OfPairs()),
+)
+row(
+    "is a class of its own for {} of {} samples, as an id would be; say which item of a sample is its",
     lambda: on(loader(IDS), federation=fed(partition=Dirichlet(5.0)), module=OfThree()),
     lambda: on(loader(IDS), federation=fed(partition=Dirichlet(5.0), labels=1), module=OfThree()),
     lambda: on(loader(IDS), federation=fed(partition=Dirichlet(5.0), labels=LABELS[:80]), module=OfThree()),
-    lambda: on(loader(IDS), federation=fed(partition=IID()), module=OfThree()))
-row("found no integer labels in {}; say which item of a sample is its label, e.g.",
+    lambda: on(loader(IDS), federation=fed(partition=IID()), module=OfThree()),
+)
+row(
+    "found no integer labels in {}; say which item of a sample is its label, e.g.",
     lambda: on(loader(Labelled("y")), federation=fed(partition=Dirichlet(5.0)), module=OfDicts()),
     lambda: on(loader(Labelled("y")), federation=fed(partition=Dirichlet(5.0), labels="y"), module=OfDicts()),
     lambda: on(loader(Labelled("y", True)), federation=fed(partition=Dirichlet(5.0)), module=OfDicts()),
-    lambda: on(loader(Labelled("y")), federation=fed(), module=OfDicts()))
-row("train_dataloader must return torch DataLoaders to federate, got {}; return one, or a dict or list",
+    lambda: on(loader(Labelled("y")), federation=fed(), module=OfDicts()),
+)
+row(
+    "train_dataloader must return torch DataLoaders to federate, got {}; return one, or a dict or list",
     lambda: on([1, 2]),
     lambda: on(loader()),
     lambda: on({"one": loader(), "other": loader()}, module=Several()),
@@ -157,98 +265,147 @@ row("train_dataloader must return torch DataLoaders to federate, got {}; return 
     lambda: split(
         of(*(DataLoader(Stream(client, batches=True), batch_size=None) for client in range(4))),
         fed(local_steps=2),
-    ), error=TypeError)
-row("one stream can't be dealt out to clients, as nobody knows what comes, got the IterableDataset {}",
+    ),
+    error=TypeError,
+)
+row(
+    "one stream can't be dealt out to clients, as nobody knows what comes, got the IterableDataset {}",
     lambda: on(loader(Stream())),
     lambda: split(of(*map(Stream, range(4)), batch_size=5), fed(local_steps=2)),
-    lambda: on(loader()), error=TypeError)
-row("a DataLoader with automatic batching off gives whole batches, and another rule draws the samples",
+    lambda: on(loader()),
+    error=TypeError,
+)
+row(
+    "a DataLoader with automatic batching off gives whole batches, and another rule draws the samples",
     lambda: on(loader(batch_size=None), more=[dpsgd()]),
-    lambda: on(loader(batch_size=5), more=[dpsgd()]))
-row("would be replaced, because another rule draws the batches; use shuffle=True or False",
+    lambda: on(loader(batch_size=5), more=[dpsgd()]),
+)
+row(
+    "would be replaced, because another rule draws the batches; use shuffle=True or False",
     lambda: on(loader(sampler=Backwards()), more=[dpsgd()]),
     lambda: on(loader(shuffle=True), more=[dpsgd()]),
-    lambda: on(loader(shuffle=False), more=[dpsgd()]))
-row("hold fewer than {} samples; use {}",
+    lambda: on(loader(shuffle=False), more=[dpsgd()]),
+)
+row(
+    "hold fewer than {} samples; use {}",
     lambda: split(Digits(80, 30, drop_last=True)),
     lambda: split(Digits(80, 30, drop_last=True), fed(num_clients=2)),
     lambda: split(Digits(80, 15, drop_last=True)),
     lambda: split(Digits(80, 30, drop_last=False)),
-    lambda: split(Digits(160, 30, drop_last=True)))
-row("hold fewer than {} samples; use {}",
+    lambda: split(Digits(160, 30, drop_last=True)),
+)
+row(
+    "hold fewer than {} samples; use {}",
     lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01))),
     lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01, least=15))),
-    lambda: split(Digits(80, 15, drop_last=True), fed(partition=IID())))
-row("{} clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
+    lambda: split(Digits(80, 15, drop_last=True), fed(partition=IID())),
+)
+row(
+    "{} clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
     lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=30))),
     lambda: split(Digits(80), fed(num_clients=2, partition=Dirichlet(0.1, least=30))),
-    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=20))))
-row("{} clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
+    lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=20))),
+)
+row(
+    "{} clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
     lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=30))),
     lambda: split(Digits(80), fed(num_clients=2, partition=QuantitySkew(1.0, least=30))),
-    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=20))))
-row("the reloaded training loader has {} samples in batches of {}, and the split over the clients was",
+    lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=20))),
+)
+row(
+    "the reloaded training loader has {} samples in batches of {}, and the split over the clients was",
     lambda: on(loader(), loader(part(40)), max_epochs=2, reload_dataloaders_every_n_epochs=1),
     lambda: on(loader(), loader(part(80, 80)), max_epochs=2, reload_dataloaders_every_n_epochs=1),
-    lambda: on(loader(), loader(part(40)), max_epochs=2, reload_dataloaders_every_n_epochs=0))
-row("the reloaded training loaders have {} samples, and {} were dealt out; return ones of the same",
+    lambda: on(loader(), loader(part(40)), max_epochs=2, reload_dataloaders_every_n_epochs=0),
+)
+row(
+    "the reloaded training loaders have {} samples, and {} were dealt out; return ones of the same",
     lambda: on(two(), [*two()[:1], loader(part(40))], module=Several(), **RELOAD),
     lambda: on(two(), two(), module=Several(), **RELOAD),
-    lambda: on(two(), [*two()[:1], loader(part(40))], module=Several(), max_epochs=2))
-row("every client has loaders of its own, so there is no one data set to take samples from by index",
+    lambda: on(two(), [*two()[:1], loader(part(40))], module=Several(), max_epochs=2),
+)
+row(
+    "every client has loaders of its own, so there is no one data set to take samples from by index",
     lambda: split(mixed(20), None, ReadsData()),
-    lambda: split(of(*parts(), batch_size=5), None, ReadsData()))
-row("the loaders of clients {} have no batch; leave them out",
+    lambda: split(of(*parts(), batch_size=5), None, ReadsData()),
+)
+row(
+    "the loaders of clients {} have no batch; leave them out",
     lambda: split(of(*map(loader, parts()), loader(part(3), drop_last=True)), fed(num_clients=5)),
-    lambda: split(of(*map(loader, parts()))))
-row("the indices of each client say who holds what of one data set, and there are several loaders; use a",
+    lambda: split(of(*map(loader, parts()))),
+)
+row(
+    "the indices of each client say who holds what of one data set, and there are several loaders; use a",
     lambda: split(FederatedDataModule(Loads(two()), clients=[[0], [1], [2], [3]]), module=Several()),
     lambda: on(two(), module=Several()),
-    lambda: split(of(*map(loader, parts()))))
-row("are none that Lightning trains on; use 'max_size_cycle', 'max_size' or 'min_size'",
+    lambda: split(of(*map(loader, parts()))),
+)
+row(
+    "are none that Lightning trains on; use 'max_size_cycle', 'max_size' or 'min_size'",
     lambda: on(combined("sequential"), module=Several()),
     *(
         lambda mode=mode: on(combined(mode), module=Several())
         for mode in ("max_size_cycle", "max_size", "min_size")
-    ))
-row("orders all samples, and there are several loaders; give every client loaders of its own",
+    ),
+)
+row(
+    "orders all samples, and there are several loaders; give every client loaders of its own",
     lambda: on([loader(sampler=Backwards()), loader()], module=Several()),
-    lambda: split(of(*(loader(one, sampler=Backwards(20)) for one in parts()))))
-row("are a stream without a length, so nobody knows when its round is over; say how many batches",
+    lambda: split(of(*(loader(one, sampler=Backwards(20)) for one in parts()))),
+)
+row(
+    "are a stream without a length, so nobody knows when its round is over; say how many batches",
     lambda: split(of(*map(Stream, range(4)), batch_size=5)),
     lambda: split(of(*map(Stream, range(4)), batch_size=5), fed(local_steps=2)),
-    lambda: split(of(*map(Stream, range(4)), batch_size=5), limit_train_batches=2))
-row("{} clients can't share {} samples; use num_clients <= {} or more data",
+    lambda: split(of(*map(Stream, range(4)), batch_size=5), limit_train_batches=2),
+)
+row(
+    "{} clients can't share {} samples; use num_clients <= {} or more data",
     lambda: split(None, fed(num_clients=100)),
     lambda: split(None, fed(num_clients=80)),
-    lambda: split(Digits(100), fed(num_clients=100)))
-row("this split needs one integer label a sample, shape ({},), got {}; use IID()",
+    lambda: split(Digits(100), fed(num_clients=100)),
+)
+row(
+    "this split needs one integer label a sample, shape ({},), got {}; use IID()",
     lambda: Dirichlet(0.5).split(None, 80, 4, torch.Generator()),
-    lambda: IID().split(None, 80, 4, torch.Generator()))
-row("clients with {} shards need {} samples, got {}; use fewer shards_per_client",
+    lambda: IID().split(None, 80, 4, torch.Generator()),
+)
+row(
+    "clients with {} shards need {} samples, got {}; use fewer shards_per_client",
     lambda: split(None, fed(partition=LabelShards(30))),
-    lambda: split(None, fed(partition=LabelShards(2))))
-row("can't be dealt out to clients, because what goes into a batch is not known; give it a batch_size,",
+    lambda: split(None, fed(partition=LabelShards(2))),
+)
+row(
+    "can't be dealt out to clients, because what goes into a batch is not known; give it a batch_size,",
     lambda: on(DataLoader(part(), batch_sampler=Some(RandomSampler(part()), 5, False))),
     lambda: on(DataLoader(part(), sampler=RandomSampler(part()), batch_size=5)),
-    lambda: split(of(*(DataLoader(d, batch_sampler=Some(SequentialSampler(d), 5, False)) for d in parts()))))
-row("hold too few samples with a weight above zero to draw a pass from the WeightedRandomSampler; use",
+    lambda: split(of(*(DataLoader(d, batch_sampler=Some(SequentialSampler(d), 5, False)) for d in parts()))),
+)
+row(
+    "hold too few samples with a weight above zero to draw a pass from the WeightedRandomSampler; use",
     lambda: on(weighted(FEW, False, 3)),
     lambda: on(weighted(FEW, False, 3), federation=fed(num_clients=1)),
-    lambda: on(weighted(WEIGHTS, True)))
-row("the sampler {} gives no sample of clients {}; use another partition, or fewer clients",
+    lambda: on(weighted(WEIGHTS, True)),
+)
+row(
+    "the sampler {} gives no sample of clients {}; use another partition, or fewer clients",
     lambda: on(loader(sampler=[0, 1])),
     lambda: split(
         FederatedDataModule(Loads(loader(sampler=[0, 1])), clients=[range(0, 80, 2), range(1, 80, 2)]),
         fed(num_clients=2),
     ),
-    lambda: on(loader(sampler=[0, 1]), federation=fed(num_clients=1)))
+    lambda: on(loader(sampler=[0, 1]), federation=fed(num_clients=1)),
+)
 row("the WeightedRandomSampler has", lambda: on(weighted(WEIGHTS[:40])), lambda: on(weighted(WEIGHTS)))
 row("samples with {} for testing", lambda: split_indices(2, 1, 0), lambda: split_indices(200, 20, 0))
-row("clients whose batches come from several loaders can't train side by side, got clients_per_step={}",
+row(
+    "clients whose batches come from several loaders can't train side by side, got clients_per_step={}",
     lambda: on(two(), federation=fed(clients_per_step=2), module=Several()),
     lambda: on(two(), federation=fed(clients_per_step=1), module=Several()),
-    lambda: on(two(), federation=fed(clients_per_step="auto"), module=Several()))
-row("are streams, whose samples nobody has counted; use weighting='uniform'",
+    lambda: on(two(), federation=fed(clients_per_step="auto"), module=Several()),
+)
+row(
+    "are streams, whose samples nobody has counted; use weighting='uniform'",
     lambda: split(of(*map(Stream, range(4)), batch_size=5), fed(local_steps=2, weighting="samples")),
-    lambda: split(of(*map(Stream, range(4)), batch_size=5), fed(local_steps=2, weighting="uniform")))
+    lambda: split(of(*map(Stream, range(4)), batch_size=5), fed(local_steps=2, weighting="uniform")),
+)

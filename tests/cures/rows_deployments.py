@@ -31,47 +31,86 @@ from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated,
 
 COIN = LDPQ(4.0)
 SECURE = {"seed": None, "local_epochs": 1}
-def stepping(interval): return SimpleNamespace(lr_scheduler_configs=[SimpleNamespace(interval=interval)])
+
+
+def stepping(interval):
+    return SimpleNamespace(lr_scheduler_configs=[SimpleNamespace(interval=interval)])
+
+
 def fresh(name):
     """A folder that nobody has used."""
     number = len(list(Path.cwd().glob(f"{name}*")))
     return Path.cwd() / f"{name}{number}"
+
+
 def make(**options):
     return partial(federated, options.pop("mechanism", COIN), **{"local_epochs": 1, **options})
+
+
 def said(play):
     """Play a round. What clients say who are not heard is raised."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         received = play()
-    if received < CLIENTS: raise ValueError("\n".join(str(warning.message) for warning in heard))
+    if received < CLIENTS:
+        raise ValueError("\n".join(str(warning.message) for warning in heard))
+
+
 def deployed(ours=None, theirs=None, apps=None, folder=None, **server):
     """One round between machines."""
     folder, ours = folder or fresh("run"), ours or make()
     grid = LoopGrid(*(apps or clients(theirs or ours, folder)))
+
     def play():
         _, federation = deployment(ours(), 1, folder, **server).run(grid)
         return federation.records[0].num_received
+
     said(play)
-def without_home(): return clients(make(**SECURE), Path(), home=False)
+
+
+def without_home():
+    return clients(make(**SECURE), Path(), home=False)
+
+
 def with_home():
     """The clients' folders are said in code and not by the node."""
     folder = fresh("homes")
-    def home(context): return folder / str(context.node_config["partition-id"])
+
+    def home(context):
+        return folder / str(context.node_config["partition-id"])
+
     apps = [client_app(module, own_digits, make(**SECURE)(), home=home) for _ in range(CLIENTS)]
     return apps, [None] * CLIENTS
-def masked_without_home(): return clients(make(secure_aggregation=SecAgg()), Path(), home=False)
+
+
+def masked_without_home():
+    return clients(make(secure_aggregation=SecAgg()), Path(), home=False)
+
+
 def masked_with_home():
     folder, settings = fresh("homes"), make(secure_aggregation=SecAgg())
-    def home(context): return folder / str(context.node_config["partition-id"])
+
+    def home(context):
+        return folder / str(context.node_config["partition-id"])
+
     return [client_app(module, own_digits, settings(), home=home) for _ in range(CLIENTS)], [None] * CLIENTS
+
+
 def two_federations(new):
     """A client of one federation is asked to join another, with its folder or a new one."""
     first, second, settings = fresh("first"), fresh("second"), make(**SECURE)
     deployed(settings, folder=first)
     deployed(settings, apps=clients(settings, second if new else first), folder=second)
+
+
 def halves(mechanism=COIN, folder=None, **options):
     return Halves(federated(mechanism, **{**SECURE, **options}), folder or fresh("halves"))
-def again(played): said(lambda: played.round().num_received)
+
+
+def again(played):
+    said(lambda: played.round().num_received)
+
+
 def copied(how):
     """Client 2 goes on in a copy of its folder, in the folder itself, or in one that was moved."""
     folder = fresh("halves")
@@ -85,9 +124,12 @@ def copied(how):
     if how != "itself":
         from lightning_fedq.flower.store import Store
         from tests.flower.halves import Still
+
         other = Still(played.federated, Store(folder / "client-9"), 2, None, None)
         played.line.clients = lambda number: other if number == 2 else honest(number)
     again(played)
+
+
 def touched(name, cure):
     """A file of client 2 is lost, or damaged; then it is put back, or another federation begins."""
     folder = fresh("halves")
@@ -103,49 +145,79 @@ def touched(name, cure):
         path.write_bytes(whole)
         path.chmod(0o600)
     again(halves() if cure == "new" else played)
+
+
 def handing_on(told):
     """A round of a server that says who hands noise on, or that is of a version that does not."""
     whole = RoundServer.task
     task = whole if told else lambda self: replace(whole(self), hand_over=None)
     cycle = {**TURNS, "clients_per_round": CLIENTS, "num_clients": 2 * CLIENTS}
-    with mock.patch.object(RoundServer, "task", task): again(halves(handed(), **cycle))
+    with mock.patch.object(RoundServer, "task", task):
+        again(halves(handed(), **cycle))
+
+
 def reported(begun):
     folder, settings = fresh("strategy"), partial(mod.federation, COIN)
     strategy = DecodingStrategy(FedAvg(), settings(), home=folder / "server", wait=2.0)
-    if begun: mod.run(strategy, mod.grid_of(settings, folder), rounds=1)
+    if begun:
+        mod.run(strategy, mod.grid_of(settings, folder), rounds=1)
     strategy.privacy_report(1e-3)
+
+
 class Tampers(pl.Callback):
     """Would change what clients send."""
-    def on_train_start(self, trainer, pl_module): engine_of(trainer, "Tampers").tampering = self
-row("this client and the server differ: {}; run the same code and settings on both",
+
+    def on_train_start(self, trainer, pl_module):
+        engine_of(trainer, "Tampers").tampering = self
+
+
+row(
+    "this client and the server differ: {}; run the same code and settings on both",
     lambda: deployed(make(), make(mechanism=LDPQ(3.0))),
-    lambda: deployed(make(), make()), error=RuntimeError)
-row("a client without a seed keeps keys and the log of its streams in a folder of its own; start",
+    lambda: deployed(make(), make()),
+    error=RuntimeError,
+)
+row(
+    "a client without a seed keeps keys and the log of its streams in a folder of its own; start",
     lambda: deployed(make(**SECURE), apps=without_home()),
     lambda: deployed(make(**SECURE)),
-    lambda: deployed(make(**SECURE), apps=with_home()), error=RuntimeError)
-row("secure aggregation keeps its state between messages in a folder of the client's own; start",
+    lambda: deployed(make(**SECURE), apps=with_home()),
+    error=RuntimeError,
+)
+row(
+    "secure aggregation keeps its state between messages in a folder of the client's own; start",
     lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_without_home()),
     lambda: deployed(make(secure_aggregation=SecAgg())),
-    lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_with_home()))
-row("this client's folder {} is of federation {}, the server's is {}; take a new folder for a new",
+    lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_with_home()),
+)
+row(
+    "this client's folder {} is of federation {}, the server's is {}; take a new folder for a new",
     lambda: two_federations(new=False),
-    lambda: two_federations(new=True), error=RuntimeError)
+    lambda: two_federations(new=True),
+    error=RuntimeError,
+)
 row("of {}, which is still", lambda: copied("copied"), lambda: copied("itself"), lambda: copied("moved"))
-row("{} is missing, so what these keys have encoded is not known; put it back, or begin a new",
+row(
+    "{} is missing, so what these keys have encoded is not known; put it back, or begin a new",
     lambda: touched("streams.jsonl", ""),
     lambda: touched("streams.jsonl", "back"),
-    lambda: touched("streams.jsonl", "new"))
-row("{} is damaged; put it back, or begin a new federation in another folder",
+    lambda: touched("streams.jsonl", "new"),
+)
+row(
+    "{} is damaged; put it back, or begin a new federation in another folder",
     lambda: touched("keys.json", ""),
     lambda: touched("keys.json", "back"),
-    lambda: touched("keys.json", "new"))
+    lambda: touched("keys.json", "new"),
+)
 row("{} {} a list of who takes back", lambda: handing_on(told=False), lambda: handing_on(told=True))
 row("no round has begun;", lambda: reported(begun=False), lambda: reported(begun=True), error=RuntimeError)
-row("a schedule with interval='step' goes on by the steps of the longest client, and over a network",
+row(
+    "a schedule with interval='step' goes on by the steps of the longest client, and over a network",
     lambda: check_schedules(stepping("step"), None),
     lambda: check_schedules(stepping("step"), 2),
-    lambda: check_schedules(stepping("epoch"), None), error=RefusedError)
+    lambda: check_schedules(stepping("epoch"), None),
+    error=RefusedError,
+)
 row("{} draws the batches of clients, and the server", lambda: deployed(callbacks=[Chooses()]), deployed)
 row("{} works on updates, which a server is never", lambda: deployed(callbacks=[Tampers()]), deployed)
 row("{} works on clients that are simulated", lambda: deployed(callbacks=[Langevin(0.1)]), deployed)

@@ -42,218 +42,348 @@ LIMIT = Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
 PER_ROUND = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round")
 SECRET = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
-def dpsgd(): return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
-def monitor(): return LeakageMonitor(attempts=4, num_candidates=8)
+
+
+def dpsgd():
+    return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
+
+
+def monitor():
+    return LeakageMonitor(attempts=4, num_candidates=8)
+
+
 def secret(**settings):
     given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
     return Federated(GaussianNoise(1.0, 1.0), 8, **{**given, **settings})
+
+
 def own_draws(participation, **settings):
     given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
     adder = BandedGaussian(1.0, 1.0, band=1)
     return Federated(adder, 8, participation=participation, **{**given, **settings})
+
+
 def known(**settings):
     return Federated(GaussianNoise(1.0, 1.0), 8, clients_per_round=2, clients_per_step=1, **settings)
-def held_out(amount=0.5): return ClientEvaluation(held_out=amount)
+
+
+def held_out(amount=0.5):
+    return ClientEvaluation(held_out=amount)
+
+
 def noisy(std=0.5, metric="val_acc", **settings):
     """A federation that releases the mean accuracy of its clients."""
     return fed(evaluate_clients=ClientEvaluation(0.5, release=NoisyMean(metric, std)), **settings)
+
+
 def paid():
     """A federation that has released."""
     found = noisy()
     fit(found)
     return found
+
+
 def counted():
     """The account of a round and of a release beside it."""
     released = NoisyMean("val_acc", 0.5).mechanism(4, 0)
     releases = run_of_releases(RoundPlanner(4, 0), released, None, 1, secure_keys=True)
     return Setting(releases.context, 1, 1e-3, num_clients=4, beside=releases)
-def unreleased(**settings): return fed(evaluate_clients=held_out(), **settings)
-def measured(amount=0.5, **settings): return fed(evaluate_clients=held_out(amount), **settings)
+
+
+def unreleased(**settings):
+    return fed(evaluate_clients=held_out(), **settings)
+
+
+def measured(amount=0.5, **settings):
+    return fed(evaluate_clients=held_out(amount), **settings)
+
+
 def leaf(*files):
     """Files of LEAF's format, with users and how many samples they have."""
     folder = Path("leaf")
     folder.mkdir(exist_ok=True)
-    for old in folder.glob("*.json"): old.unlink()
+    for old in folder.glob("*.json"):
+        old.unlink()
     for number, users in enumerate(files):
         data = {user: {"x": [[float(v)] for v in held], "y": held} for user, held in users.items()}
         content = {"users": list(users), "num_samples": list(map(len, users.values())), "user_data": data}
         (folder / f"{number}.json").write_text(json.dumps(content))
     return str(folder)
+
+
 class Users(Dataset[Any]):
     """Samples with a user each, under a name."""
-    def __init__(self, users: int, finite: bool = True) -> None: self.users, self.finite = users, finite
-    def __len__(self): return 80
+
+    def __init__(self, users: int, finite: bool = True) -> None:
+        self.users, self.finite = users, finite
+
+    def __len__(self):
+        return 80
+
     def __getitem__(self, index):
         lightness = INPUTS[index].mean() if self.finite or index else torch.tensor(torch.nan)
         named = {"user": f"u{index % self.users}", "lightness": float(lightness)}
         return {"x": INPUTS[index], "y": LABELS[index], **named}
+
+
 class OfUsers(Classifier):
     def training_step(self, batch, batch_idx):
         return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+
 def by(partition, users=4, finite=True, **settings):
     return on(loader(Users(users, finite)), federation=fed(partition=partition, **settings), module=OfUsers())
+
+
 def resumed(whole):
     """A fit with secret cohorts, and a second one from its checkpoint or from its weights alone."""
     trainer, module = fit(secret(), max_epochs=1), Classifier()
     trainer.save_checkpoint("secret.ckpt")
-    if not whole: module.load_state_dict(torch.load("secret.ckpt", weights_only=False)["state_dict"])
+    if not whole:
+        module.load_state_dict(torch.load("secret.ckpt", weights_only=False)["state_dict"])
     fit(secret(), module=module, ckpt_path="secret.ckpt" if whole else None, max_epochs=2)
+
+
 RESULTS = [one for one in reference() if one.cell.task == "mean-unit-1024" and one.cell.epsilon == 8.0]
+
+
 def renewed(text):
     Path("page.md").write_text(text)
     markdown.write(Path("page.md"), RESULTS, tasks(None))
+
+
 def owned(name):
     """What clients keep of a tensor of this name."""
     own = OwnTensors()
     own.names = (name,)
     return own
-row("the name of a run is that of a folder below root, got {}; use one like 'digits', and",
+
+
+row(
+    "the name of a run is that of a folder below root, got {}; use one like 'digits', and",
     lambda: RunFolder("/tmp/runs/digits"),
     lambda: RunFolder("digits"),
-    lambda: RunFolder("digits", root="/tmp/runs"))
-row("works on all trained parameters, and local={} keeps some with the clients; leave one out",
+    lambda: RunFolder("digits", root="/tmp/runs"),
+)
+row(
+    "works on all trained parameters, and local={} keeps some with the clients; leave one out",
     lambda: fit(fed(local=HEAD), dpsgd()),
     lambda: fit(fed(local=HEAD)),
-    lambda: fit(fed(), dpsgd()))
-row("LeakageMonitor attacks gradients of the whole model, and local={} keeps some of it with the clients",
+    lambda: fit(fed(), dpsgd()),
+)
+row(
+    "LeakageMonitor attacks gradients of the whole model, and local={} keeps some of it with the clients",
     lambda: fit(fed(local=["backbone.2.*"]), monitor(), module=Scores()),
     lambda: fit(fed(), monitor(), module=Scores()),
-    lambda: fit(fed(local=["backbone.2.*"]), module=Scores()))
+    lambda: fit(fed(local=["backbone.2.*"]), module=Scores()),
+)
 row("so that clients would send", lambda: fit(fed(local=["backbone.*"])), lambda: fit(fed(local=HEAD)))
 row("{} holds an empty pattern; use", lambda: fed(local=[""]), lambda: fit(fed(local=["backbone.b*"])))
-row("held_out has nothing of clients {}; give every client a data set",
+row(
+    "held_out has nothing of clients {}; give every client a data set",
     lambda: fit(measured([part(), part(), None, part()])),
-    lambda: fit(measured([part() for _ in range(4)])))
-row("client_metrics='none' drops what clients measure, and evaluate_clients measures; use",
+    lambda: fit(measured([part() for _ in range(4)])),
+)
+row(
+    "client_metrics='none' drops what clients measure, and evaluate_clients measures; use",
     lambda: fit(measured(client_metrics="none")),
     lambda: fit(measured(client_metrics="local")),
-    lambda: fit(fed(client_metrics="none")))
-row("std={} of a mean of {} clients takes sums of {} bits, and 31 are the most; take std nearer to",
+    lambda: fit(fed(client_metrics="none")),
+)
+row(
+    "std={} of a mean of {} clients takes sums of {} bits, and 31 are the most; take std nearer to",
     lambda: NoisyMean("val_acc", 1e-9).mechanism(1000, 0),
-    lambda: NoisyMean("val_acc", 0.001).mechanism(1000, 0))
-row("{} says what one sample of a client costs, and a released evaluation is not in it; leave release",
+    lambda: NoisyMean("val_acc", 0.001).mechanism(1000, 0),
+)
+row(
+    "{} says what one sample of a client costs, and a released evaluation is not in it; leave release",
     lambda: fit(noisy(seed=None), DPSGD(1.0, 1.0, delta=1e-4)),
     lambda: fit(unreleased(seed=None), DPSGD(1.0, 1.0, delta=1e-4)),
-    lambda: fit(noisy()))
-row("clients that lie are counted in a cohort, and a released evaluation asks everybody; leave",
+    lambda: fit(noisy()),
+)
+row(
+    "clients that lie are counted in a cohort, and a released evaluation asks everybody; leave",
     lambda: fit(noisy(mechanism=LDPQ(1.0)), ByzantineClients(0.25, "inverted")),
     lambda: fit(unreleased(mechanism=LDPQ(1.0)), ByzantineClients(0.25, "inverted")),
-    lambda: fit(noisy()))
-row("client_metrics='shared' logs what clients measure without noise, and release adds noise to it; use",
+    lambda: fit(noisy()),
+)
+row(
+    "client_metrics='shared' logs what clients measure without noise, and release adds noise to it; use",
     lambda: fit(noisy(seed=None, client_metrics="shared")),
     lambda: fit(noisy(seed=None, client_metrics="local")),
-    lambda: fit(unreleased(seed=None, client_metrics="shared")))
-row("a target over='round' says nothing of what is released between rounds; use over='run', or leave",
+    lambda: fit(unreleased(seed=None, client_metrics="shared")),
+)
+row(
+    "a target over='round' says nothing of what is released between rounds; use over='run', or leave",
     lambda: fit(noisy(mechanism=GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
     lambda: fit(noisy(4.0, mechanism=GaussianNoise(1.0, 1.0), privacy=replace(PER_ROUND, over="run"))),
-    lambda: fit(unreleased(mechanism=GaussianNoise(1.0, 1.0), privacy=PER_ROUND)))
-row("of another price; give evaluate_clients the release of the first federation, or begin with a new",
+    lambda: fit(unreleased(mechanism=GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
+)
+row(
+    "of another price; give evaluate_clients the release of the first federation, or begin with a new",
     lambda: fit(unreleased(ledger=paid().ledger)),
     lambda: fit(noisy(ledger=paid().ledger)),
-    lambda: fit(unreleased()))
-row("releases beside secret cohorts have no account; leave one of them out",
+    lambda: fit(unreleased()),
+)
+row(
+    "releases beside secret cohorts have no account; leave one of them out",
     lambda: replace(counted(), secret_cohorts=True).run(GaussianNoise(1.0, 1.0)),
     lambda: replace(counted(), secret_cohorts=True, beside=None).run(GaussianNoise(1.0, 1.0)),
-    lambda: counted().run(GaussianNoise(1.0, 1.0)))
+    lambda: counted().run(GaussianNoise(1.0, 1.0)),
+)
 row("release names {}, and", lambda: fit(noisy(metric="val_loss")), lambda: fit(noisy(metric="val_acc")))
-row("samples are held out of one data set with a length, and clients have loaders or streams of their",
+row(
+    "samples are held out of one data set with a length, and clients have loaders or streams of their",
     lambda: on(two(), federation=measured(), module=Several()),
     lambda: fit(
         fed(local_steps=2, evaluate_clients=held_out([loader(one) for one in parts()])),
         data=of(*map(Stream, range(4)), batch_size=5),
-    ))
-row("hold too few samples to keep {} of them out of the training and still train on {}; use fewer",
+    ),
+)
+row(
+    "hold too few samples to keep {} of them out of the training and still train on {}; use fewer",
     lambda: fit(measured(0.5, num_clients=70)),
     lambda: fit(measured(0.5, num_clients=4)),
-    lambda: fit(measured([part() for _ in range(70)], num_clients=70)))
-row("found no item {} in the samples of {} ({}: {}); say which item holds it, or give a function of a",
+    lambda: fit(measured([part() for _ in range(70)], num_clients=70)),
+)
+row(
+    "found no item {} in the samples of {} ({}: {}); say which item holds it, or give a function of a",
     lambda: by(Natural("writer")),
     lambda: by(Natural("user")),
-    lambda: by(Natural(lambda sample: sample["user"])))
-row("deals out one data set, and there are several loaders, whose users might be numbered in different",
+    lambda: by(Natural(lambda sample: sample["user"])),
+)
+row(
+    "deals out one data set, and there are several loaders, whose users might be numbered in different",
     lambda: on(two(), federation=fed(partition=Natural(1)), module=Several()),
-    lambda: fit(fed(), data=of(*map(loader, parts()))))
-row("the samples are of {} users, num_clients is {}; use num_clients={}{}",
+    lambda: fit(fed(), data=of(*map(loader, parts()))),
+)
+row(
+    "the samples are of {} users, num_clients is {}; use num_clients={}{}",
     lambda: by(Natural("user"), users=8),
     lambda: by(Natural("user"), users=8, num_clients=8),
-    lambda: by(Natural("user", merge=True), users=8))
+    lambda: by(Natural("user", merge=True), users=8),
+)
 row("by numbers, got {}; use Natural", lambda: by(FeatureShards(by="user")), lambda: by(Natural("user")))
-row("FeatureShards sorts by numbers, and some are NaN or infinite; leave these out",
+row(
+    "FeatureShards sorts by numbers, and some are NaN or infinite; leave these out",
     lambda: by(FeatureShards(by="lightness"), finite=False),
-    lambda: by(FeatureShards(by="lightness")))
-row("user {} of {} has no samples; leave it out of the file",
+    lambda: by(FeatureShards(by="lightness")),
+)
+row(
+    "user {} of {} has no samples; leave it out of the file",
     lambda: leaf_clients(leaf({"a": [1], "b": []}), "numbers"),
-    lambda: leaf_clients(leaf({"a": [1]}), "numbers"))
-row("user {} is in two files of {}; keep every user's samples in one",
+    lambda: leaf_clients(leaf({"a": [1]}), "numbers"),
+)
+row(
+    "user {} is in two files of {}; keep every user's samples in one",
     lambda: leaf_clients(leaf({"a": [1]}, {"a": [2]}), "numbers"),
-    lambda: leaf_clients(leaf({"a": [1, 2]}), "numbers"))
-row("held_out lists data sets of all clients, and a real client has its own only; say which fraction",
+    lambda: leaf_clients(leaf({"a": [1, 2]}), "numbers"),
+)
+row(
+    "held_out lists data sets of all clients, and a real client has its own only; say which fraction",
     lambda: check_deployable(measured([[]] * 4)),
-    lambda: check_deployable(measured(0.5)))
-row("a client's own budget counts what it sends in rounds, and released evaluations are sent beside",
+    lambda: check_deployable(measured(0.5)),
+)
+row(
+    "a client's own budget counts what it sends in rounds, and released evaluations are sent beside",
     lambda: own_budget(noisy(seed=None), PrivacyTarget(8.0, 1e-5), False),
-    lambda: own_budget(noisy(seed=None), None, False))
+    lambda: own_budget(noisy(seed=None), None, False),
+)
 # ---- deadlines --------------------------------------------------------------------------------------
-row("dropout_probability={} and a deadline both say who does not answer; leave one out",
+row(
+    "dropout_probability={} and a deadline both say who does not answer; leave one out",
     lambda: fed(deadline=LIMIT, dropout_probability=0.1),
-    lambda: fed(deadline=LIMIT))
-row("Deadline(durations=...) has {} entries, and there are {} clients; give one for each, or one number",
+    lambda: fed(deadline=LIMIT),
+)
+row(
+    "Deadline(durations=...) has {} entries, and there are {} clients; give one for each, or one number",
     lambda: fed(deadline=Deadline(30.0, [1.0])),
-    lambda: fed(deadline=Deadline(30.0, 1.0)))
+    lambda: fed(deadline=Deadline(30.0, 1.0)),
+)
 row("{} says not how long", lambda: fit(fed(deadline=Deadline(30.0))), lambda: fit(fed(deadline=LIMIT)))
-row("round_timeout={} and Federated(deadline={}) say two limits; leave round_timeout out",
+row(
+    "round_timeout={} and Federated(deadline={}) say two limits; leave round_timeout out",
     lambda: time_limit(fed(deadline=LIMIT), 60.0),
-    lambda: time_limit(fed(deadline=LIMIT), None))
+    lambda: time_limit(fed(deadline=LIMIT), None),
+)
 # ---- secret cohorts ---------------------------------------------------------------------------------
-row("PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
+row(
+    "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
     lambda: known(privacy=SECRET),
     lambda: fit(secret(privacy=SECRET), max_epochs=2),
-    lambda: known(privacy=PrivacyTarget(8.0, delta=1e-3, adversary="outsider")))
-row("PrivacyBudget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
+    lambda: known(privacy=PrivacyTarget(8.0, delta=1e-3, adversary="outsider")),
+)
+row(
+    "PrivacyBudget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
     lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
     lambda: fit(secret(), PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
-    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider")))
-row("secret cohorts need S5, clients without a limit of their own: this budget limits the charges of",
+    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider")),
+)
+row(
+    "secret cohorts need S5, clients without a limit of their own: this budget limits the charges of",
     lambda: fit(secret(), PrivacyBudget(50.0, 1e-3, "outsider")),
     lambda: fit(secret(), PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
-    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider")))
-row("cohorts='secret' needs adversary='outsider' and clients, got {} and unit={}; leave cohorts out",
+    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider")),
+)
+row(
+    "cohorts='secret' needs adversary='outsider' and clients, got {} and unit={}; leave cohorts out",
     lambda: PrivacyBudget(50.0, 1e-3, "server", cohorts="secret"),
-    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "server")))
-row("cohorts='secret' needs adversary='outsider', got {}: server and clients see who takes part; leave",
+    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "server")),
+)
+row(
+    "cohorts='secret' needs adversary='outsider', got {}: server and clients see who takes part; leave",
     lambda: PrivacyTarget(8.0, delta=1e-3, adversary="server", cohorts="secret"),
-    lambda: fit(known(privacy=PrivacyTarget(80.0, delta=1e-3, adversary="server"))))
-row("cohorts='secret' needs over='run', got over='round'; leave one of them out",
+    lambda: fit(known(privacy=PrivacyTarget(80.0, delta=1e-3, adversary="server"))),
+)
+row(
+    "cohorts='secret' needs over='run', got over='round'; leave one of them out",
     lambda: PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round", cohorts="secret"),
     lambda: fit(secret(privacy=SECRET)),
-    lambda: fit(known(privacy=PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round"))))
-row("secret cohorts are drawn anew every round from the clients of a simulation, got {}; use",
+    lambda: fit(known(privacy=PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round"))),
+)
+row(
+    "secret cohorts are drawn anew every round from the clients of a simulation, got {}; use",
     lambda: RoundPlanner(8, 0, 2, participation="cyclic", cohort_key=CohortKey()),
     lambda: RoundPlanner(8, 0, 2, participation="random", cohort_key=CohortKey()),
-    lambda: RoundPlanner(8, 0, 2, participation="cyclic"))
-row("participation={} has every client draw for itself, which is worth something while nobody learns who",
+    lambda: RoundPlanner(8, 0, 2, participation="cyclic"),
+)
+row(
+    "participation={} has every client draw for itself, which is worth something while nobody learns who",
     lambda: own_draws("poisson", cohorts="known"),
     lambda: fit(own_draws("poisson")),
-    lambda: fit(known()))
-row("participation='allocated' gives every client one round of a block of num_clients /",
+    lambda: fit(known()),
+)
+row(
+    "participation='allocated' gives every client one round of a block of num_clients /",
     lambda: own_draws("allocated", clients_per_round=3),
     lambda: fit(own_draws("allocated", clients_per_round=2)),
-    lambda: fit(own_draws("poisson", clients_per_round=3)))
+    lambda: fit(own_draws("poisson", clients_per_round=3)),
+)
 row("a federation with secret cohorts is not", lambda: resumed(whole=True), lambda: resumed(whole=False))
-row("TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
+row(
+    "TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
     lambda: fit(fed(), TrackedRounds()),
     lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
-    lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.TensorBoardLogger(".")))
-row("{} sends the run folder: put it behind RunFolder in trainer.callbacks",
+    lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.TensorBoardLogger(".")),
+)
+row(
+    "{} sends the run folder: put it behind RunFolder in trainer.callbacks",
     lambda: fit(fed(), TrackedRounds(), RunFolder(show=False), logger=pl.loggers.CSVLogger(".")),
-    lambda: fit(fed(), RunFolder(show=False), TrackedRounds(), logger=pl.loggers.CSVLogger(".")))
-row("the checkpoint's clients keep {}, these {}; use the checkpoint's own model",
+    lambda: fit(fed(), RunFolder(show=False), TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
+)
+row(
+    "the checkpoint's clients keep {}, these {}; use the checkpoint's own model",
     lambda: owned("other").load_state_dict(owned("one").state_dict()),
-    lambda: owned("one").load_state_dict(owned("one").state_dict()))
+    lambda: owned("one").load_state_dict(owned("one").state_dict()),
+)
 # ---- tables of the bench ----------------------------------------------------------------------------
-row("there is no result to write; run `fedq bench`, or name --data for tasks on images",
+row(
+    "there is no result to write; run `fedq bench`, or name --data for tasks on images",
     lambda: markdown.write(Path("page.md"), [], tasks(None)),
-    lambda: markdown.write(Path("page.md"), RESULTS, tasks(None)))
-row("has no part to renew; put the lines {} and {} where it should be",
+    lambda: markdown.write(Path("page.md"), RESULTS, tasks(None)),
+)
+row(
+    "has no part to renew; put the lines {} and {} where it should be",
     lambda: renewed("text"),
-    lambda: renewed(f"text\n{markdown.BEGIN}\n{markdown.END}\n"))
+    lambda: renewed(f"text\n{markdown.BEGIN}\n{markdown.END}\n"),
+)

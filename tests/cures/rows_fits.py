@@ -20,44 +20,67 @@ from tests.training.test_saved_states import Counts
 from tests.training.test_unfreezing import TwoLayers
 
 
-def dpsgd(**settings): return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
-def private(mechanism=None, **settings): return fed(mechanism or LDPQ(0.5), seed=None, **settings)
+def dpsgd(**settings):
+    return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
+
+
+def private(mechanism=None, **settings):
+    return fed(mechanism or LDPQ(0.5), seed=None, **settings)
+
+
 class Returns(Classifier):
     """A loss for every batch, or for all but the second."""
+
     def __init__(self, every: bool) -> None:
         super().__init__()
         self.every = every
+
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss if self.every or batch_idx != 1 else None
+
+
 class Unused(Classifier):
     """A layer that no batch goes through, frozen or not."""
+
     def __init__(self, frozen: bool) -> None:
         super().__init__()
         self.spare = torch.nn.Linear(3, 3).requires_grad_(not frozen)
+
     def configure_optimizers(self):
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+
 class StepsItself(Classifier):
     """Leaves optimizer steps to Lightning, or takes some of them only."""
+
     def __init__(self, leaves: bool) -> None:
         super().__init__()
         self.leaves = leaves
+
     def optimizer_step(self, epoch, batch_idx, optimizer, closure=None):
         if self.leaves or batch_idx != 1:
             super().optimizer_step(epoch, batch_idx, optimizer, closure)
         else:
             closure()
+
+
 class Rows(guards.InRows):
     """A linear layer that gets `(batch, time, features)`."""
+
     def training_step(self, batch, batch_idx):
         inputs, labels = batch
         steps = torch.stack([inputs, inputs, inputs], 1)
         return torch.nn.functional.cross_entropy(self.net(steps).mean(1), labels)
+
+
 class Passes(guards.Classifier):
     """A second pass of some samples, or of all with what comes out masked."""
+
     def __init__(self, masked: bool) -> None:
         super().__init__(batch_size=100)
         self.masked = masked
+
     def training_step(self, batch, batch_idx):
         inputs, labels = batch
         losses = torch.nn.functional.cross_entropy(self.net(inputs), labels, reduction="none")
@@ -70,25 +93,37 @@ class Passes(guards.Classifier):
             self.net(-inputs[chosen]), labels[chosen], reduction="none"
         )
         return (losses + again).mean()
+
+
 def sampled(module, *more, **settings):
     """DP-SGD of the module's own data."""
     guards.trainer(guards.dpsgd(), *more, epochs=1, **settings).fit(module)
+
+
 class Stills(Classifier):
     """Its second layer does not train: in eval mode alone, frozen as well, or back in train mode."""
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.head = how, torch.nn.Linear(10, 10)
         self.head.requires_grad_(how != "frozen")
-    def on_train_epoch_start(self): self.head.train(self.how == "train")
+
+    def on_train_epoch_start(self):
+        self.head.train(self.how == "train")
+
     def training_step(self, batch, batch_idx):
         images, labels = batch
         return torch.nn.functional.cross_entropy(self.head(self.backbone(images)), labels)
+
+
 class LogsIn(Classifier):
     """Logs the mean loss of training, in a hook of validation or in the step."""
+
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where = where
         self.losses = []
+
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         if self.where == "training_step":
@@ -96,33 +131,51 @@ class LogsIn(Classifier):
         else:
             self.losses.append(loss.detach())
         return loss
+
     def on_validation_epoch_end(self):
-        if self.losses: self.log("mean_loss", torch.stack(self.losses).mean())
+        if self.losses:
+            self.log("mean_loss", torch.stack(self.losses).mean())
         self.losses.clear()
+
+
 class Remembers(Classifier):
     """The loss hangs on the clients before, or on the earlier batches of the client itself."""
+
     seen: ClassVar[Any] = collections.Counter()
+
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where = where
         self.own = collections.Counter()
+
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        if self.where == "draws": return loss * (1.0 + 0.1 * torch.rand(()))
+        if self.where == "draws":
+            return loss * (1.0 + 0.1 * torch.rand(()))
         if self.where == "callback":
             counter = next(c for c in self.trainer.callbacks if isinstance(c, Remembering)).own
         else:
             counter = self.own if self.where == "module" else Remembers.seen
         counter["batches"] += 1
         return loss * counter["batches"]
+
+
 class Remembering(pl.Callback):
-    def __init__(self) -> None: self.own = collections.Counter()
-def isolated(where, *more, check=True): fit(fed(check_isolation=check), *more, module=Remembers(where))
+    def __init__(self) -> None:
+        self.own = collections.Counter()
+
+
+def isolated(where, *more, check=True):
+    fit(fed(check_isolation=check), *more, module=Remembers(where))
+
+
 class Looks(Classifier):
     """Counts samples before the first round: of all clients' batches, of the data set, or of public data."""
+
     def __init__(self, at: str) -> None:
         super().__init__()
         self.at = at
+
     def setup(self, stage):
         data = self.trainer.datamodule
         loaders = {
@@ -131,37 +184,62 @@ class Looks(Classifier):
             "public": data.val_dataloader,
         }
         self.count = sum(len(labels) for _, labels in loaders[self.at]())
+
+
 class Empty(DataLoader[Any]):
     """Says that it has batches, and gives none."""
-    def __iter__(self): return iter(())
+
+    def __iter__(self):
+        return iter(())
+
+
 def loaders(*last):
     """Three clients' own loaders, and others."""
     own = [DataLoader(part(20, 20 * client), batch_size=5 - client % 2) for client in range(3)]
     return FederatedDataModule(clients=[*own, *last])
+
+
 def named(name, **settings):
     """A private run whose checkpoints are named so."""
     keep = pl.callbacks.ModelCheckpoint("best", filename=name)
     fit(fed(LDPQ(0.5), **{"seed": None, **settings}), keep, enable_checkpointing=True)
+
+
 class Extra(Classifier):
     """The module's extra state follows from batches."""
+
     seen = 0.0
-    def get_extra_state(self): return {"seen": self.seen}
-    def set_extra_state(self, state): self.seen = state["seen"]
+
+    def get_extra_state(self):
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
     def training_step(self, batch, batch_idx):
         self.seen = float(batch[0].mean())
         return super().training_step(batch, batch_idx)
+
+
 class KeepsHparam(Classifier):
     """A hyperparameter follows from batches, or does not."""
+
     def __init__(self, changes: bool) -> None:
         super().__init__()
         self.save_hyperparameters({"scale": 1.0})
         self.changes = changes
+
     def training_step(self, batch, batch_idx):
-        if self.changes: self.hparams["scale"] = float(batch[0].mean())
+        if self.changes:
+            self.hparams["scale"] = float(batch[0].mean())
         return super().training_step(batch, batch_idx)
+
+
 def kept(module):
     """A DP-SGD fit."""
     fit(dpsgd(), module=module)
+
+
 def online(*order):
     """A fit with Weights & Biases, offline, and a run folder where it is named."""
     logger = WandbLogger(project="tests", save_dir=".", offline=True)
@@ -170,86 +248,140 @@ def online(*order):
         fit(fed(), *made, logger=logger)
     finally:
         logger.experiment.finish()
+
+
 def budgeted(epsilon, **trainer):
     limit = PrivacyBudget(epsilon, 1e-4, Adversary.OUTSIDER)
     fit(dpsgd(seed=None), limit, **{"max_epochs": 2, "min_epochs": 2, **trainer})
+
+
 def charged(epsilon, **trainer):
     limit = PrivacyBudget(epsilon, 1e-5, "server")
     fit(private(), limit, **{"max_epochs": 2, "min_epochs": 2, **trainer})
+
+
 def grows(epsilon, change_at=2, rounds=3):
     """Most parameters join in the third round."""
     limit = PrivacyBudget(epsilon, 1e-5, "server")
     fit(private(), limit, module=TwoLayers(change_at=change_at), max_epochs=rounds)
-row("the batch of step {} of client {} is here and {} steps are charged: no step was taken on the last",
+
+
+row(
+    "the batch of step {} of client {} is here and {} steps are charged: no step was taken on the last",
     lambda: fit(dpsgd(), module=StepsItself(False)),
     lambda: fit(dpsgd(), module=StepsItself(True)),
-    lambda: fit(dpsgd(), module=Returns(True)), error=RuntimeError)
-row("{} of {} parameters have no gradient of this batch, and a step is charged for all of them; return",
+    lambda: fit(dpsgd(), module=Returns(True)),
+    error=RuntimeError,
+)
+row(
+    "{} of {} parameters have no gradient of this batch, and a step is charged for all of them; return",
     lambda: fit(dpsgd(), module=Returns(False)),
-    lambda: fit(dpsgd(), module=Returns(True)), error=RuntimeError)
-row("parameters have no gradient of this batch, and a step is charged for all of them; return a loss",
+    lambda: fit(dpsgd(), module=Returns(True)),
+    error=RuntimeError,
+)
+row(
+    "parameters have no gradient of this batch, and a step is charged for all of them; return a loss",
     lambda: fit(dpsgd(), module=Unused(False)),
-    lambda: fit(dpsgd(), module=Unused(True)), error=RuntimeError)
-row("a {} with trained parameters was in eval mode in a training step, where no sample's own gradient is",
+    lambda: fit(dpsgd(), module=Unused(True)),
+    error=RuntimeError,
+)
+row(
+    "a {} with trained parameters was in eval mode in a training step, where no sample's own gradient is",
     lambda: fit(dpsgd(), module=Stills("eval")),
     lambda: fit(dpsgd(), module=Stills("frozen")),
-    lambda: fit(dpsgd(), module=Stills("train")), error=RuntimeError)
-row("layers saw {} rows of a batch of {} samples, and every row could add max_grad_norm: clipping does",
+    lambda: fit(dpsgd(), module=Stills("train")),
+    error=RuntimeError,
+)
+row(
+    "layers saw {} rows of a batch of {} samples, and every row could add max_grad_norm: clipping does",
     lambda: sampled(guards.InRows("time first")),
     lambda: sampled(Rows("as it is")),
-    lambda: sampled(guards.InRows("positions of each sample")), error=RuntimeError)
-row("a {} saw {} rows in one pass and {} in another, and the gradients of some samples would count,",
+    lambda: sampled(guards.InRows("positions of each sample")),
+    error=RuntimeError,
+)
+row(
+    "a {} saw {} rows in one pass and {} in another, and the gradients of some samples would count,",
     lambda: sampled(Passes(False)),
-    lambda: sampled(Passes(True)), error=RuntimeError)
-row("the privacy budget allows {} steps and all are taken; raise the budget, or stop the training here",
+    lambda: sampled(Passes(True)),
+    error=RuntimeError,
+)
+row(
+    "the privacy budget allows {} steps and all are taken; raise the budget, or stop the training here",
     lambda: budgeted(3.0),
     lambda: budgeted(6.0),
-    lambda: budgeted(3.0, max_epochs=1, min_epochs=1), error=RuntimeError)
-row("validation logs {}, which follow from training batches: exact figures that no epsilon covers, in",
+    lambda: budgeted(3.0, max_epochs=1, min_epochs=1),
+    error=RuntimeError,
+)
+row(
+    "validation logs {}, which follow from training batches: exact figures that no epsilon covers, in",
     lambda: fit(dpsgd(), module=LogsIn("validation")),
-    lambda: fit(dpsgd(), module=LogsIn("training_step")))
-row("clients are not isolated: with client {} on other data beside it, not the same for client {}, or in",
+    lambda: fit(dpsgd(), module=LogsIn("training_step")),
+)
+row(
+    "clients are not isolated: with client {} on other data beside it, not the same for client {}, or in",
     lambda: isolated("class"),
     lambda: isolated("module"),
     lambda: isolated("callback", Remembering()),
     lambda: isolated("draws"),
-    lambda: isolated("class", check=False))
-row("the training loader was iterated by something else than a client's training: it deals out the",
+    lambda: isolated("class", check=False),
+)
+row(
+    "the training loader was iterated by something else than a client's training: it deals out the",
     lambda: fit(module=Looks("loader")),
     lambda: fit(module=Looks("public")),
-    lambda: fit(module=Looks("dataset")), error=RuntimeError)
-row("Federated needs an optimiser, configure_optimizers returned none; return one of the parameters that",
+    lambda: fit(module=Looks("dataset")),
+    error=RuntimeError,
+)
+row(
+    "Federated needs an optimiser, configure_optimizers returned none; return one of the parameters that",
     lambda: fit(module=module_with(lambda params: [])),
-    lambda: fit(module=Classifier()))
-row("the loader of client {} gave no batch; leave the client out",
+    lambda: fit(module=Classifier()),
+)
+row(
+    "the loader of client {} gave no batch; leave the client out",
     lambda: fit(fed(local_steps=2), data=loaders(Empty(part(20, 60), batch_size=5))),
-    lambda: fit(fed(num_clients=3, local_steps=2), data=loaders()))
-row("{}, and {} can't be charged for vectors of two lengths; freeze or unfreeze before the fit, or take",
+    lambda: fit(fed(num_clients=3, local_steps=2), data=loaders()),
+)
+row(
+    "{}, and {} can't be charged for vectors of two lengths; freeze or unfreeze before the fit, or take",
     lambda: fit(fed(RotatedAxes(0.5, 1.0)), module=TwoLayers(), max_epochs=2),
     lambda: fit(fed(RotatedAxes(0.5, 1.0)), module=TwoLayers(change_at=9), max_epochs=2),
-    lambda: fit(fed(LDPQ(0.5)), module=TwoLayers(), max_epochs=2))
-row("{} ends the run by the exact losses of training steps, and its state in checkpoints holds the last",
+    lambda: fit(fed(LDPQ(0.5)), module=TwoLayers(), max_epochs=2),
+)
+row(
+    "{} ends the run by the exact losses of training steps, and its state in checkpoints holds the last",
     lambda: fit(private(), pl.callbacks.SpikeDetection()),
     lambda: fit(private()),
-    lambda: fit(private(), pl.callbacks.EarlyStopping("val_acc")))
-row("{} names its files by {}, which is made of the clients' exact updates: names, and checkpoints,",
+    lambda: fit(private(), pl.callbacks.EarlyStopping("val_acc")),
+)
+row(
+    "{} names its files by {}, which is made of the clients' exact updates: names, and checkpoints,",
     lambda: named("{epoch}-{fed/sim_mse:.3g}"),
     lambda: named("{epoch}"),
-    lambda: named("{epoch}-{fed/sim_mse:.3g}", seed=1))
-row("training changed {}, which checkpoints hold beside parameters and buffers, exactly and without",
+    lambda: named("{epoch}-{fed/sim_mse:.3g}", seed=1),
+)
+row(
+    "training changed {}, which checkpoints hold beside parameters and buffers, exactly and without",
     lambda: kept(Counts("saved")),
     lambda: kept(Counts("not saved")),
-    lambda: kept(Counts("in validation")))
+    lambda: kept(Counts("in validation")),
+)
 row("and buffers, exactly and without noise; leave", lambda: kept(Extra()), lambda: kept(Classifier()))
 row("get_extra_state out, and what", lambda: kept(KeepsHparam(True)), lambda: kept(KeepsHparam(False)))
-row("the privacy budget allows {} rounds of client {} and round {} would be one more; raise the budget,",
+row(
+    "the privacy budget allows {} rounds of client {} and round {} would be one more; raise the budget,",
     lambda: charged(200.0),
     lambda: charged(1e6),
-    lambda: charged(200.0, max_epochs=1, min_epochs=1), error=RuntimeError)
-row("the privacy budget allows client {} {} rounds as long as this one, and {} are charged; raise the",
+    lambda: charged(200.0, max_epochs=1, min_epochs=1),
+    error=RuntimeError,
+)
+row(
+    "the privacy budget allows client {} {} rounds as long as this one, and {} are charged; raise the",
     lambda: grows(200.0),
     lambda: grows(1e6),
     lambda: grows(200.0, change_at=9, rounds=4),
-    lambda: grows(200.0, rounds=2), error=RuntimeError)
+    lambda: grows(200.0, rounds=2),
+    error=RuntimeError,
+)
 row("WandbRounds needs a WandbLogger;", lambda: fit(fed(), WandbRounds()), lambda: online(WandbRounds))
 row("run folder: put it", lambda: online(WandbRounds, RunFolder), lambda: online(RunFolder, WandbRounds))

@@ -19,20 +19,35 @@ from tests.lab.leakage.settings import generator, mlp, study
 from tests.lab.leakage.test_inversion import Once
 
 INPUTS, LABELS = digits()
+
+
 class Loads(pl.LightningDataModule):
     """A training set."""
+
     def __init__(self, *columns: Tensor) -> None:
         super().__init__()
         self.data = TensorDataset(*columns)
-    def train_dataloader(self): return DataLoader(self.data, batch_size=10)
+
+    def train_dataloader(self):
+        return DataLoader(self.data, batch_size=10)
+
+
 class Pixels(Scores):
     """Takes whole numbers, and more columns than two."""
-    def forward(self, inputs): return super().forward(inputs.float() / 16.0)
-    def training_step(self, batch, batch_idx): return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def forward(self, inputs):
+        return super().forward(inputs.float() / 16.0)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
 class Slow(nn.Module):
     def forward(self, inputs):
         time.sleep(0.01)
         return inputs
+
+
 def watched(data=None, module=None, **settings):
     """A fit with a monitor, whose complaint is raised."""
     monitor = LeakageMonitor(**{"attempts": 4, "num_candidates": 8, "seconds_per_round": 60.0, **settings})
@@ -40,17 +55,32 @@ def watched(data=None, module=None, **settings):
         warnings.simplefilter("always")
         fit(fed(), monitor, data=data, module=module or Scores())
     for warning in heard:
-        if "LeakageMonitor stops measuring" in str(warning.message): raise ValueError(str(warning.message))
+        if "LeakageMonitor stops measuring" in str(warning.message):
+            raise ValueError(str(warning.message))
     assert monitor.results
-def slow(): return Scores(nn.Sequential(Slow(), nn.Linear(64, 10)))
+
+
+def slow():
+    return Scores(nn.Sequential(Slow(), nn.Linear(64, 10)))
+
+
 def attacked(**settings):
     """One attempt at a study."""
     study(**settings).run(FedAvg(), Adversary.EAVESDROPPER, 1, generator())
+
+
 def hurried(attack, seconds):
     study(model=mlp(), attack=attack).run(FedAvg(), Adversary.EAVESDROPPER, 1, generator(), seconds=seconds)
+
+
 def calibrated(budget, attempts):
     calibrate(study(attack=Matching()), budget, generator(), attempts=attempts, max_probes=2)
-def conv(): return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(72, 10)).eval()
+
+
+def conv():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(72, 10)).eval()
+
+
 def bounded(lr=0.1, budget=0.5, rounds=1, **probe):
     """A fit under a budget of leakage."""
     fit(
@@ -59,49 +89,73 @@ def bounded(lr=0.1, budget=0.5, rounds=1, **probe):
         module=module_with(sgd(lr=lr)),
         max_epochs=rounds,
     )
+
+
 SHORT = iDLG(1)
 row("num_candidates = {}, the", lambda: watched(num_candidates=500), lambda: watched(num_candidates=50))
-row("samples must be pairs of an input and a class to be attacked; leave the monitor out",
+row(
+    "samples must be pairs of an input and a class to be attacked; leave the monitor out",
     lambda: watched(Loads(INPUTS[:80], LABELS[:80], LABELS[:80]), Pixels()),
-    lambda: fit(data=Loads(INPUTS[:80], LABELS[:80], LABELS[:80]), module=Pixels()))
-row("inputs must be floats to be attacked, got {}; leave the monitor out",
+    lambda: fit(data=Loads(INPUTS[:80], LABELS[:80], LABELS[:80]), module=Pixels()),
+)
+row(
+    "inputs must be floats to be attacked, got {}; leave the monitor out",
     lambda: watched(Loads((16 * INPUTS[:80]).byte(), LABELS[:80]), Pixels()),
-    lambda: fit(data=Loads((16 * INPUTS[:80]).byte(), LABELS[:80]), module=Pixels()))
-row("the gradient of one sample takes {} s, so {} candidates take longer than half of",
+    lambda: fit(data=Loads((16 * INPUTS[:80]).byte(), LABELS[:80]), module=Pixels()),
+)
+row(
+    "the gradient of one sample takes {} s, so {} candidates take longer than half of",
     lambda: watched(module=slow(), seconds_per_round=0.05),
     lambda: watched(module=slow(), seconds_per_round=60.0),
-    lambda: fit(module=slow()))
-row("gradient inversion differentiates the model twice, and {} can't be: {}; replace the layer,",
+    lambda: fit(module=slow()),
+)
+row(
+    "gradient inversion differentiates the model twice, and {} can't be: {}; replace the layer,",
     lambda: attacked(attack=SHORT, model=mlp(Once())),
     lambda: attacked(attack=SHORT, model=mlp(nn.Sigmoid())),
-    lambda: attacked(attack=Matching(), model=mlp(Once())))
-row("a batch of {} has more samples than classes, so labels can't be inferred; give the attacker",
+    lambda: attacked(attack=Matching(), model=mlp(Once())),
+)
+row(
+    "a batch of {} has more samples than classes, so labels can't be inferred; give the attacker",
     lambda: attacked(attack=SHORT, batch_size=11, labels_known=False),
-    lambda: attacked(attack=SHORT, batch_size=11, labels_known=True))
-row("the attack Analytic needs a model that starts with a fully connected layer with a bias, got",
+    lambda: attacked(attack=SHORT, batch_size=11, labels_known=True),
+)
+row(
+    "the attack Analytic needs a model that starts with a fully connected layer with a bias, got",
     lambda: attacked(attack=Analytic(), model=conv()),
     lambda: attacked(attack=SHORT, model=conv()),
-    lambda: attacked(attack=InvertingGradients(1), model=conv()))
-row("the attack Analytic needs a batch of 1 for a model with several layers, got {}; use iDLG or",
+    lambda: attacked(attack=InvertingGradients(1), model=conv()),
+)
+row(
+    "the attack Analytic needs a batch of 1 for a model with several layers, got {}; use iDLG or",
     lambda: attacked(attack=Analytic(), model=mlp(), batch_size=2),
     lambda: attacked(attack=Analytic(), model=mlp(), batch_size=1),
     lambda: attacked(attack=SHORT, model=mlp(), batch_size=2),
-    lambda: attacked(attack=InvertingGradients(1), model=mlp(), batch_size=2))
-row("a batch of {} and a model of {} parameters are too large for {}, at most {} and {}; one",
+    lambda: attacked(attack=InvertingGradients(1), model=mlp(), batch_size=2),
+)
+row(
+    "a batch of {} and a model of {} parameters are too large for {}, at most {} and {}; one",
     lambda: attacked(attack=SHORT, batch_size=40, cohort_size=1),
     lambda: attacked(attack=SHORT, batch_size=4, cohort_size=1),
-    lambda: attacked(attack=Matching(), batch_size=40, cohort_size=1))
-row("one attempt takes longer than {} s; allow more, or use Matching",
+    lambda: attacked(attack=Matching(), batch_size=40, cohort_size=1),
+)
+row(
+    "one attempt takes longer than {} s; allow more, or use Matching",
     lambda: hurried(InvertingGradients(200), 0.01),
     lambda: hurried(InvertingGradients(200), 60.0),
-    lambda: hurried(Matching(), 0.01))
-row("a budget of {} can't be shown with {} attempts: even without a hit the leakage may be {};",
+    lambda: hurried(Matching(), 0.01),
+)
+row(
+    "a budget of {} can't be shown with {} attempts: even without a hit the leakage may be {};",
     lambda: calibrated(0.3, 10),
     lambda: calibrated(0.3, 80),
-    lambda: calibrated(0.8, 10))
+    lambda: calibrated(0.8, 10),
+)
 row("the gradients of the probe must be finite;", lambda: bounded(lr=1e39), lambda: bounded(lr=0.1))
-row("no noise brings the leakage among {} candidates under {}: guesses alone hit too often; use a",
+row(
+    "no noise brings the leakage among {} candidates under {}: guesses alone hit too often; use a",
     lambda: bounded(budget=0.2, rounds=2),
     lambda: bounded(budget=0.5, rounds=2),
     lambda: bounded(budget=0.2, rounds=2, probe=16),
-    lambda: bounded(budget=0.2, rounds=2, attempts=2000))
+    lambda: bounded(budget=0.2, rounds=2, attempts=2000),
+)

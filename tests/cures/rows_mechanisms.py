@@ -47,120 +47,185 @@ from tests.digits_run import Classifier
 
 BEHIND = PrivacyTarget(8.0, delta=1e-5, adversary="secagg_server")
 TARGET = PrivacyTarget(8.0, delta=1e-5, adversary="server")
-def skellam(granularity, sigma=0.1): return Skellam(1.0, granularity=granularity, local_sigma=sigma, bits=16)
+
+
+def skellam(granularity, sigma=0.1):
+    return Skellam(1.0, granularity=granularity, local_sigma=sigma, bits=16)
+
+
 def leaky(**settings):
     given = {"leakage_budget": 0.5, "noise_std": 0.1, "measured_leakage": 0.4}
     return NearOptimalUtility(1.0, **{**given, **settings})
+
+
 def ddg(granularity, sigma=0.1):
     return DistributedDiscreteGaussian(1.0, granularity=granularity, local_sigma=sigma, bits=16)
+
+
 def aimed(bits):
     """Its noise and grid are set by a target."""
     return DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=bits)
-def claim(unit): return PrivacyClaim(Adversary.SERVER, LaplaceLoss(1.0), 10, unit=unit, unit_losses=5)
-row("has no privacy parameter that a target could set; leave the target out",
+
+
+def claim(unit):
+    return PrivacyClaim(Adversary.SERVER, LaplaceLoss(1.0), 10, unit=unit, unit_losses=5)
+
+
+row(
+    "has no privacy parameter that a target could set; leave the target out",
     lambda: fit(fed(FedAvg(), seed=None, privacy=TARGET)),
-    lambda: fit(fed(FedAvg(), seed=None)))
-row("has no coin that a Byzantine client could skip; use inverted",
+    lambda: fit(fed(FedAvg(), seed=None)),
+)
+row(
+    "has no coin that a Byzantine client could skip; use inverted",
     lambda: fit(fed(CorrelatedQuantization()), ByzantineClients(0.25, "inverted_without_coin")),
-    lambda: fit(fed(CorrelatedQuantization()), ByzantineClients(0.25, "inverted")))
-row("words of {} points need a table of {} signs, at most {}; choose fewer points, or words='hadamard'",
+    lambda: fit(fed(CorrelatedQuantization()), ByzantineClients(0.25, "inverted")),
+)
+row(
+    "words of {} points need a table of {} signs, at most {}; choose fewer points, or words='hadamard'",
     lambda: sign_words(32, "iid"),
     lambda: sign_words(8, "iid"),
-    lambda: word_table(np.zeros((32, 1)), "hadamard"))
-row("balanced words need an even number of points, got {}; choose words='hadamard', which pads, or",
+    lambda: word_table(np.zeros((32, 1)), "hadamard"),
+)
+row(
+    "balanced words need an even number of points, got {}; choose words='hadamard', which pads, or",
     lambda: sign_words(5, "balanced"),
     lambda: sign_words(5, "hadamard"),
-    lambda: sign_words(5, "near_balanced"))
+    lambda: sign_words(5, "near_balanced"),
+)
 row("near_balanced words", lambda: sign_words(6, "near_balanced"), lambda: sign_words(6, "balanced"))
 row("can't be expressed by a coin of {} bits; choose", lambda: LDPQ(1e-12), lambda: fit(fed(LDPQ(1e-3))))
 row("can't be expressed by a pair", lambda: PairedCoins(2.5e-9), lambda: fit(fed(PairedCoins(7.5e-9))))
-row("is too small for a cohort of {}: sums would not fit {} bits; raise it",
+row(
+    "is too small for a cohort of {}: sums would not fit {} bits; raise it",
     lambda: fit(fed(AggregateGaussian(1.0, 1e-18))),
-    lambda: fit(fed(AggregateGaussian(1.0, 1e-2))))
-row("a message of some blocks only is scaled by their rarity, which needs decoder='unbiased' and no",
+    lambda: fit(fed(AggregateGaussian(1.0, 1e-2))),
+)
+row(
+    "a message of some blocks only is scaled by their rarity, which needs decoder='unbiased' and no",
     lambda: CPA(1.0, epsilon_scope="round", blocks_per_round=1, threshold=True),
-    lambda: fit(fed(CPA(1.0, epsilon_scope="bit"))))
+    lambda: fit(fed(CPA(1.0, epsilon_scope="bit"))),
+)
 row("has {} entries for", lambda: fit(fed(CPA((1.0, 2.0)))), lambda: fit(fed(CPA((1.0, 2.0, 1.0, 2.0)))))
 row("local_sigma must be at most {} of granularity, got", lambda: ddg(1e-9), lambda: fit(fed(ddg(0.01))))
 row("local_sigma must be at most 2^16 of", lambda: skellam(1e-9), lambda: fit(fed(skellam(0.01))))
 row("DRIVE sends one bit a coordinate, got {};", lambda: DRIVE(bits=2), lambda: fit(fed(EDEN(bits=2))))
 row("TernGrad has one level besides zero,", lambda: TernGrad(levels=3), lambda: fit(fed(QSGD(levels=3))))
-row("local_sigma must be {} to {} of granularity, got {} of them; use a {} grid, for which a finer one",
+row(
+    "local_sigma must be {} to {} of granularity, got {} of them; use a {} grid, for which a finer one",
     lambda: handed(granularity=0.1),
-    lambda: fit(fed(handed(granularity=0.01), **TURNS)))
-row('target="laplace" can\'t meet a budget: {}; give noise_multiplier, or take target="gaussian"',
+    lambda: fit(fed(handed(granularity=0.01), **TURNS)),
+)
+row(
+    'target="laplace" can\'t meet a budget: {}; give noise_multiplier, or take target="gaussian"',
     lambda: AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2, target="laplace"),
     lambda: fit(fed(AggregateGaussian(1.0, noise_multiplier=1.0, target="laplace"))),
-    lambda: fit(fed(AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2))))
-row('entropy_code="fixed" wants steps with a shortest one, which {} as set here has not: take '
+    lambda: fit(fed(AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2))),
+)
+row(
+    'entropy_code="fixed" wants steps with a shortest one, which {} as set here has not: take '
     'LayeredGaussian(layering="shifted") or IrwinHall, or entropy_code="range"',
     lambda: LayeredGaussian(1.0, 1.0, entropy_code="fixed"),
     lambda: fit(fed(LayeredGaussian(1.0, 1.0, layering="shifted", entropy_code="fixed"))),
     lambda: fit(fed(IrwinHall(1.0, 1.0, entropy_code="fixed"))),
-    lambda: fit(fed(LayeredGaussian(1.0, 1.0, entropy_code="range"))))
-row("IrwinHall can't meet a budget: its noise is bounded; use AggregateGaussian",
+    lambda: fit(fed(LayeredGaussian(1.0, 1.0, entropy_code="range"))),
+)
+row(
+    "IrwinHall can't meet a budget: its noise is bounded; use AggregateGaussian",
     lambda: IrwinHall(1.0, epsilon=1.0, delta=1e-5, rounds=2),
-    lambda: fit(fed(AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2))))
-row("levels are so coarse that no noise is left at epsilon = {}; choose more levels or a smaller epsilon",
+    lambda: fit(fed(AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2))),
+)
+row(
+    "levels are so coarse that no noise is left at epsilon = {}; choose more levels or a smaller epsilon",
     lambda: JoPEQ(50.0, levels=2),
     lambda: fit(fed(JoPEQ(50.0, levels=256))),
-    lambda: fit(fed(JoPEQ(0.5, levels=2))))
-row("beyond, outputs are too rare to be made of whole words; choose a smaller one, or SubtractiveDither",
+    lambda: fit(fed(JoPEQ(0.5, levels=2))),
+)
+row(
+    "beyond, outputs are too rare to be made of whole words; choose a smaller one, or SubtractiveDither",
     lambda: MVU(60.0),
     lambda: fit(fed(MVU(5.0))),
-    lambda: fit(fed(SubtractiveDither())))
+    lambda: fit(fed(SubtractiveDither())),
+)
 row("integers over 2^32 can't express epsilon = {};", lambda: MVU(1e-12), lambda: fit(fed(MVU(0.1))))
-row("so a target can't set it; take GaussianNoise, whose noise is the same",
+row(
+    "so a target can't set it; take GaussianNoise, whose noise is the same",
     lambda: fit(fed(leaky(), seed=None, privacy=TARGET)),
-    lambda: fit(fed(GaussianNoise(1.0, 1.0), seed=None, privacy=TARGET)))
+    lambda: fit(fed(GaussianNoise(1.0, 1.0), seed=None, privacy=TARGET)),
+)
 row("noise_std must be > 0 and finite, got", lambda: leaky(noise_std=0.0), lambda: fit(fed(FedAvg())))
 row("{}; without privacy", lambda: PairedCoins(float("inf")), lambda: fit(fed(CorrelatedQuantization())))
-row("a codebook must have at most {} numbers, got {} x {}; lower `directions`, or take RotatedAxes",
+row(
+    "a codebook must have at most {} numbers, got {} x {}; lower `directions`, or take RotatedAxes",
     lambda: fit(fed(PrivUnit(1.0, 1.0, directions=65536)), module=Classifier(nn.Linear(64, 20))),
     lambda: fit(fed(PrivUnit(1.0, 1.0, directions=64))),
-    lambda: fit(fed(RotatedAxes(1.0, 1.0))))
-row("the level of RotatedCoins is not set: give epsilon, or train with",
+    lambda: fit(fed(RotatedAxes(1.0, 1.0))),
+)
+row(
+    "the level of RotatedCoins is not set: give epsilon, or train with",
     lambda: fit(fed(RotatedCoins(1.0))),
     lambda: fit(fed(RotatedCoins(1.0, epsilon=1.0))),
-    lambda: fit(fed(RotatedCoins(1.0), seed=None, privacy=TARGET)))
+    lambda: fit(fed(RotatedCoins(1.0), seed=None, privacy=TARGET)),
+)
 row("group_size must be >= 2, got {};", lambda: StratifiedCorBin(1.0, 1), lambda: fit(fed(LDPQ(1.0))))
-row("nesting = {} does nothing with one stage; choose stages >= 2",
+row(
+    "nesting = {} does nothing with one stage; choose stages >= 2",
     lambda: block_design("D4", None, None, 1, 2, "near_balanced", True),
-    lambda: block_design("D4", None, None, 2, 2, "hadamard", True))
+    lambda: block_design("D4", None, None, 2, 2, "hadamard", True),
+)
 row("radius {} gives about {}", lambda: finite_codebook("E8", 30.0), lambda: finite_codebook("E8", 2.0))
 row("ratio {} gives {}^{}", lambda: voronoi_codebook("E8", 64), lambda: voronoi_codebook("E8", 2))
 row("in (0, {}] integer", lambda: discrete_gaussian_variance(1e9), lambda: discrete_gaussian_variance(1e3))
 row("num_candidates must be >= 2,", lambda: recovery_leakage(0.5, 1), lambda: recovery_leakage(0.5, 2))
 row("in [{}, {}], where", lambda: GaussianNoise(1e-200, 1.0), lambda: fit(fed(GaussianNoise(1.0, 1.0))))
 row("radius must be > 0 in every segment, {} at least, so", lambda: context(0.0), lambda: context(1e-6))
-row("losses make up a message, so one of them is of a smaller unit; say which: Unit.COORDINATE or",
+row(
+    "losses make up a message, so one of them is of a smaller unit; say which: Unit.COORDINATE or",
     lambda: claim(Unit.MESSAGE),
     lambda: claim(Unit.COORDINATE),
-    lambda: claim(Unit.BLOCK))
+    lambda: claim(Unit.BLOCK),
+)
 row("an image of {} x {} can't be halved {}", lambda: CNN3(image_size=4), lambda: CNN3(image_size=8))
-row("epsilon is for {} rounds and this would be number {}; give it the rounds of the whole run",
+row(
+    "epsilon is for {} rounds and this would be number {}; give it the rounds of the whole run",
     lambda: fit(fed(CPA(4.0, rounds=1, epsilon_scope="total")), max_epochs=2),
-    lambda: fit(fed(CPA(4.0, rounds=2, epsilon_scope="total")), max_epochs=2))
-row("a modulus of 2^{} has no room for {} clients; take more bits",
+    lambda: fit(fed(CPA(4.0, rounds=2, epsilon_scope="total")), max_epochs=2),
+)
+row(
+    "a modulus of 2^{} has no room for {} clients; take more bits",
     lambda: fit(fed(aimed(bits=2), 40, seed=None, privacy=BEHIND, secure_aggregation=SecAgg())),
-    lambda: fit(fed(aimed(bits=16), 40, seed=None, privacy=BEHIND, secure_aggregation=SecAgg())))
+    lambda: fit(fed(aimed(bits=16), 40, seed=None, privacy=BEHIND, secure_aggregation=SecAgg())),
+)
 row("measured_leakage must be", lambda: leaky(measured_leakage=0.9), lambda: leaky(measured_leakage=0.4))
-row("LeakageBudget sets the noise of NearOptimalUtility, got {}; use that mechanism, or leave",
+row(
+    "LeakageBudget sets the noise of NearOptimalUtility, got {}; use that mechanism, or leave",
     lambda: check_controllable(LDPQ(1.0)),
     lambda: check_controllable(leaky()),
-    lambda: fit(fed(LDPQ(1.0))))
-row("and public_calibration=True says that nobody did; set it to false",
+    lambda: fit(fed(LDPQ(1.0))),
+)
+row(
+    "and public_calibration=True says that nobody did; set it to false",
     lambda: check_controllable(leaky(public_calibration=True)),
-    lambda: check_controllable(leaky(public_calibration=False)))
-row("can't be shown with {} attempts: even without a hit the leakage may be larger; use more attempts",
+    lambda: check_controllable(leaky(public_calibration=False)),
+)
+row(
+    "can't be shown with {} attempts: even without a hit the leakage may be larger; use more attempts",
     lambda: allowed_hits(10, 100, 0.2, 0.95),
     lambda: allowed_hits(100, 100, 0.2, 0.95),
-    lambda: allowed_hits(10, 100, 0.9, 0.95))
-row("what guessing among {} candidates scores under any noise; use a larger budget or more candidates",
+    lambda: allowed_hits(10, 100, 0.9, 0.95),
+)
+row(
+    "what guessing among {} candidates scores under any noise; use a larger budget or more candidates",
     lambda: allowed_hits(1000, 2, 0.01, 0.95),
     lambda: allowed_hits(1000, 2, 0.9, 0.95),
-    lambda: allowed_hits(100000, 1000, 0.05, 0.95))
-row("noise is handed on between cohorts that are dealt out once, and these are drawn anew every round;",
+    lambda: allowed_hits(100000, 1000, 0.05, 0.95),
+)
+row(
+    "noise is handed on between cohorts that are dealt out once, and these are drawn anew every round;",
     lambda: fed(clients_per_round=2).planner.successors(0),
-    lambda: fed(clients_per_round=2, participation="cyclic").planner.successors(0))
-def context(radius): return RoundContext(0, ((0,), (1,)), (2,), torch.zeros(1), torch.full((1,), radius))
+    lambda: fed(clients_per_round=2, participation="cyclic").planner.successors(0),
+)
+
+
+def context(radius):
+    return RoundContext(0, ((0,), (1,)), (2,), torch.zeros(1), torch.full((1,), radius))

@@ -21,93 +21,154 @@ from tests.one_round import context_of, decode, encode, updates_for
 TARGET = PrivacyTarget(0.5, delta=1e-5, adversary="secagg_server")
 CYCLE = {"participation": "cyclic", "clients_per_round": 4}
 PUBLIC = PublicRandomness(SeededKeys(0), 0)
+
+
 def received(mechanism, clients=(0, 1, 2), wrong=False):
     """The mean of some clients, the last of whom may have sent something else."""
     context = context_of(mechanism, clients, (64,))
     symbols = encode(mechanism, updates_for(len(clients)), context).symbols.clone()
-    if wrong: symbols[-1, -1] = 9
+    if wrong:
+        symbols[-1, -1] = 9
     return decode(mechanism, symbols, clients, context)
+
+
 def dropped(mechanism):
     """The mean without the client that sent something else."""
     context = context_of(mechanism, (0, 1, 2), (64,))
     symbols = encode(mechanism, updates_for(3), context).symbols
     return decode(mechanism, symbols[:2], (0, 1), context)
+
+
 class Unbounded(LDPQ):
     """Its code does not say how large a symbol is."""
-    def code(self, context): return object()
+
+    def code(self, context):
+        return object()
+
+
 class Bounded(Unbounded):
-    def symbol_range(self, context, rand): return 0, 1
+    def symbol_range(self, context, rand):
+        return 0, 1
+
+
 class Wide(LDPQ):
     """Its symbols may be that large."""
+
     largest = 2**60
-    def symbol_range(self, context, rand): return 0, self.largest
-class Coarser(Wide): largest = 2**20
+
+    def symbol_range(self, context, rand):
+        return 0, self.largest
+
+
+class Coarser(Wide):
+    largest = 2**20
+
+
 def masked(mechanism, num_clients=8):
     """Moduli of a sum."""
     return SecAgg().layout(mechanism, context_of(mechanism, range(num_clients)), PUBLIC)
-def words(count): return np.random.default_rng(0).integers(0, 2**64, count, dtype=np.uint64)
+
+
+def words(count):
+    return np.random.default_rng(0).integers(0, 2**64, count, dtype=np.uint64)
+
+
 def secret(neighbours, loss=None, participation="random"):
     loss = loss or GaussianLoss(1.0)
     sizes = {"drawn": 1, "population": 10, "rounds": 2}
     return secret_epsilon(loss, 1e-5, neighbours=neighbours, participation=participation, **sizes)
+
+
 def of_outsiders(mechanism):
     """The relation of what a mechanism claims towards outsiders."""
     claims = mechanism.claims(context_of(mechanism, range(4), (8,)))
     return next(claim.neighbours for claim in claims if claim.adversary.name == "OUTSIDER")
+
+
 def one_sided():
     """All the mass above 0, as no loss that dominates both orders has it."""
     return LossGrid(1.0, 0, np.array([0.0, 1.0]), 0.0)
+
+
 def of_steps(move):
     one, other = (loss_grid(LaplaceLoss(scale), 1e-9) for scale in (1.0, 2.0))
     step = max(one.step, other.step)
     return one.on(step).plus(other.on(step)) if move else one.plus(other)
+
+
 def hands_on(bits):
     """Its noise and its grid, as a target sets them."""
     federated = fed(handed(bits=bits), 8, seed=None, privacy=TARGET, secure_aggregation=SecAgg(), **CYCLE)
     return federated.calibrated(650, 2, 0)
+
+
 class Mine(Loss):
     """A kind of one's own."""
+
     note = ""
-    def curve(self, epsilons): return LaplaceLoss(1.0).curve(epsilons)
+
+    def curve(self, epsilons):
+        return LaplaceLoss(1.0).curve(epsilons)
+
+
 row("ALIE needs between 1 and n /", lambda: alie_shift(10, 5), lambda: sign_flip(torch.ones(5, 3), 1.0))
 row("{} stage(s) of {} and then {}", lambda: CPA(1.0, stages=41), lambda: received(CPA(1.0, stages=2)))
-row("every block of {} can be overloaded with codebook_radius {}; choose a larger one",
+row(
+    "every block of {} can be overloaded with codebook_radius {}; choose a larger one",
     lambda: CPA(1.0, lattice="D4", codebook_radius=2**0.5),
-    lambda: received(CPA(1.0, lattice="D4", codebook_radius=2.0)))
+    lambda: received(CPA(1.0, lattice="D4", codebook_radius=2.0)),
+)
 row("the variance must be in (0, {}]", lambda: skellam(1e10, 2, words), lambda: skellam(1e4, 2, words))
-row("a symbol of client {} is {}, too large for the sum of {} clients; raise noise_multiplier, got {}",
+row(
+    "a symbol of client {} is {}, too large for the sum of {} clients; raise noise_multiplier, got {}",
     lambda: received(LayeredGaussian(1.0, 1e-12)),
-    lambda: received(LayeredGaussian(1.0, 1e-2)))
+    lambda: received(LayeredGaussian(1.0, 1e-2)),
+)
 row("symbol of client {} is {};", lambda: received(SIGM(1.0, 1e-12)), lambda: received(SIGM(1.0, 1e-2)))
 row("integers in [0, {}]; drop", lambda: received(SignRR(1.0), wrong=True), lambda: dropped(SignRR(1.0)))
 row("{}; drop the client", lambda: received(QSGD(levels=3), wrong=True), lambda: dropped(QSGD(levels=3)))
-row("places must lie in [0, {}); drop the client that sent something else",
+row(
+    "places must lie in [0, {}); drop the client that sent something else",
     lambda: decode(TopK(), torch.full((1, 2), 99), (0,), context_of(TopK(), (0,), (64,))),
-    lambda: dropped(TopK()))
+    lambda: dropped(TopK()),
+)
 row("messages must hold bits, 0 or", lambda: received(CPA(1.0), wrong=True), lambda: dropped(CPA(1.0)))
-row("epsilon has {} entries, none for client {}; add them",
+row(
+    "epsilon has {} entries, none for client {}; add them",
     lambda: received(CPA((1.0, 2.0, 1.0)), clients=(0, 1, 3)),
-    lambda: received(CPA((1.0, 2.0, 1.0, 2.0)), clients=(0, 1, 3)))
+    lambda: received(CPA((1.0, 2.0, 1.0, 2.0)), clients=(0, 1, 3)),
+)
 row("with {} bits noise of {} clip_norm is less than {}", lambda: hands_on(9), lambda: hands_on(20))
 row("of {} have no known", lambda: masked(Unbounded(1.0)), lambda: masked(Bounded(1.0)), error=TypeError)
-row("the sum of {} symbols in [{}, {}] does not fit 63 bits; use a coarser mechanism or a smaller cohort",
+row(
+    "the sum of {} symbols in [{}, {}] does not fit 63 bits; use a coarser mechanism or a smaller cohort",
     lambda: masked(Wide(1.0)),
     lambda: masked(Coarser(1.0)),
-    lambda: masked(Wide(1.0), 4))
-row("secret cohorts need a claim in which {}; this one is about {} ({}), whose loss is smaller than what",
+    lambda: masked(Wide(1.0), 4),
+)
+row(
+    "secret cohorts need a claim in which {}; this one is about {} ({}), whose loss is smaller than what",
     lambda: secret(of_outsiders(SIGM(1.0, 1.0))),
-    lambda: secret(of_outsiders(LayeredGaussian(1.0, 1.0))))
-row("secret cohorts with participation={} have no account for a {} in {} parts and {} of {} clients:",
+    lambda: secret(of_outsiders(LayeredGaussian(1.0, 1.0))),
+)
+row(
+    "secret cohorts with participation={} have no account for a {} in {} parts and {} of {} clients:",
     lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "poisson"),
     lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "random"),
-    lambda: secret(Neighbours.SUBSTITUTION, GaussianLoss(1.0), "poisson"))
-row("the loss of a round holds a mass of {} too much above 0 for one that dominates both orders; pass",
+    lambda: secret(Neighbours.SUBSTITUTION, GaussianLoss(1.0), "poisson"),
+)
+row(
+    "the loss of a round holds a mass of {} too much above 0 for one that dominates both orders; pass",
     lambda: secretly_drawn(one_sided(), 1, 2),
-    lambda: secretly_drawn(loss_grid(GaussianLoss(1.0), 1e-9), 1, 2))
+    lambda: secretly_drawn(loss_grid(GaussianLoss(1.0), 1e-9), 1, 2),
+)
 row("losses of steps {} and {} don't add;", lambda: of_steps(move=False), lambda: of_steps(move=True))
-row("unknown loss {}; an accountant refuses what it does not know. Subclass",
+row(
+    "unknown loss {}; an accountant refuses what it does not know. Subclass",
     lambda: spent(1.0, 1e-5),
     lambda: spent(Mine(), 1e-5),
     lambda: spent(PmfPairs((((0.4, 0.6), (0.6, 0.4)),)), 1e-5),
     lambda: spent(GaussianLoss(1.0), 1e-5),
-    lambda: spent(RenyiLoss((2.0, 4.0), (0.2, 0.4)), 1e-5), error=TypeError)
+    lambda: spent(RenyiLoss((2.0, 4.0), (0.2, 0.4)), 1e-5),
+    error=TypeError,
+)

@@ -12,150 +12,243 @@ from tests.cures.rows_data import part
 from tests.digits_run import Classifier, Digits
 
 
-def dpsgd(**settings): return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
-def backbone(*layers): return Classifier(nn.Sequential(*layers, nn.Linear(64, 10)))
+def dpsgd(**settings):
+    return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
+
+
+def backbone(*layers):
+    return Classifier(nn.Sequential(*layers, nn.Linear(64, 10)))
+
+
 class ByHand(Classifier):
     """Steps on its own."""
+
     automatic_optimization = False
+
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
+
+
 class Remembers(Classifier):
     """The loss hangs on what the last batch was, or on the number of the step."""
+
     def __init__(self, by: str) -> None:
         super().__init__()
         self.by, self.factor = by, 1.0
+
     def training_step(self, batch, batch_idx):
         factor = {"batch": self.factor, "nothing": 1.0, "step": 1.0 + 0.1 * self.trainer.global_step}
-        if self.by == "weights": factor["weights"] = 1.0 + float(self.backbone.weight.detach().norm())
+        if self.by == "weights":
+            factor["weights"] = 1.0 + float(self.backbone.weight.detach().norm())
         return factor[self.by] * super().training_step(batch, batch_idx)
+
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.factor = 1.0 + float(outputs["loss"].detach()) if len(batch[0]) else 1.0
+
+
 class Twice(Classifier):
     """Goes backward twice in a step, or adds the losses up."""
+
     def __init__(self, added: bool) -> None:
         super().__init__()
         self.added = added
+
     def training_step(self, batch, batch_idx):
         self.batch = batch
         loss = super().training_step(batch, batch_idx)
         return loss + super().training_step(batch, batch_idx) if self.added else loss
+
     def backward(self, loss):
         loss.backward()
-        if not self.added: self.training_step(self.batch, 0).backward()
+        if not self.added:
+            self.training_step(self.batch, 0).backward()
+
+
 class Counts(nn.Module):
     """A counter that training changes: a buffer, or a plain attribute."""
+
     def __init__(self, buffer: bool) -> None:
         super().__init__()
         if buffer:
             self.register_buffer("seen", torch.zeros(()))
         else:
             self.seen = 0.0
+
     def forward(self, inputs):
-        if self.training: self.seen = self.seen + 1.0
+        if self.training:
+            self.seen = self.seen + 1.0
         return inputs
+
+
 def frozen_norm():
     norm = nn.BatchNorm1d(64).eval().requires_grad_(False)
     norm.train = lambda mode=True: norm
     return backbone(norm)
+
+
 def fixed():
     from opacus.validators import ModuleValidator
+
     module = Classifier(
         nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     )
     module.backbone = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *ModuleValidator.fix(module.backbone))
     return module
+
+
 class Zero(Classifier):
     """Its loss is 0 until it is not."""
+
     def __init__(self, factor: float) -> None:
         super().__init__()
         self.factor = factor
-    def training_step(self, batch, batch_idx): return self.factor * super().training_step(batch, batch_idx)
+
+    def training_step(self, batch, batch_idx):
+        return self.factor * super().training_step(batch, batch_idx)
+
+
 class Opens(Classifier):
     """Opens a file in its constructor, or in setup and not for a copy."""
+
     def __init__(self, at_once: bool) -> None:
         super().__init__()
         self.file = open(__file__) if at_once else None  # noqa: SIM115
+
     def setup(self, stage):
-        if self.file is None: self.path = __file__
+        if self.file is None:
+            self.path = __file__
+
+
 class Random(Classifier):
     """A loss that is random even in eval mode, or only in training."""
+
     def __init__(self, always: bool) -> None:
         super().__init__()
         self.always = always
+
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss * (1.0 + torch.rand(())) if self.always or self.training else loss
+
+
 class NoisyBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, inputs): return inputs.clone()
+    def forward(ctx, inputs):
+        return inputs.clone()
+
     @staticmethod
-    def backward(ctx, grad): return grad + torch.randn_like(grad)
+    def backward(ctx, grad):
+        return grad + torch.randn_like(grad)
+
+
 class Noisy(nn.Module):
-    def forward(self, inputs): return NoisyBackward.apply(inputs)
+    def forward(self, inputs):
+        return NoisyBackward.apply(inputs)
+
+
 class Reorders(Classifier):
     """The second layer has the batch in another order than the first, or in the same."""
+
     def __init__(self, other: bool) -> None:
         super().__init__(nn.ModuleList([nn.Linear(64, 16), nn.Linear(16, 10)]))
         self.other = other
+
     def training_step(self, batch, batch_idx):
         inputs, labels = batch
         order = torch.randperm(len(inputs)) if self.other else torch.arange(len(inputs))
         hidden = self.backbone[0](inputs).tanh()[order]
         return nn.functional.cross_entropy(self.backbone[1](hidden), labels[order])
-    def validation_step(self, batch, batch_idx): pass
-def noisy(*first): return Classifier(nn.Sequential(nn.Linear(64, 64), *first, nn.Linear(64, 10)))
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+def noisy(*first):
+    return Classifier(nn.Sequential(nn.Linear(64, 64), *first, nn.Linear(64, 10)))
+
+
 def held(*clients):
     return fit(
         fed(num_clients=2), dpsgd(), data=FederatedDataModule(part(), clients=list(clients), batch_size=5)
     )
+
+
 row("delta is missing; choose one below 1 / {},", lambda: check_delta(None), lambda: check_delta(1e-5))
-row("DPSGD runs on one device, got {} on {}; use Trainer(strategy='auto', devices=1)",
+row(
+    "DPSGD runs on one device, got {} on {}; use Trainer(strategy='auto', devices=1)",
     lambda: fit(dpsgd(), strategy="ddp", devices=1),
-    lambda: fit(dpsgd(), strategy="auto", devices=1))
+    lambda: fit(dpsgd(), strategy="auto", devices=1),
+)
 row("the loss and leave", lambda: fit(dpsgd(), module=ByHand()), lambda: fit(dpsgd(), module=Classifier()))
 row("gradient_clip_val clips", lambda: fit(dpsgd(), gradient_clip_val=1.0), lambda: fit(dpsgd()))
 row("precision, got {};", lambda: fit(dpsgd(), precision="bf16-mixed"), lambda: fit(dpsgd(), precision=32))
 row("the sampling; use a", lambda: fit(dpsgd(), overfit_batches=2), lambda: fit(dpsgd(), data=Digits(40)))
-row("accumulate_grad_batches would put several Poisson batches into a step that is charged as one, got",
+row(
+    "accumulate_grad_batches would put several Poisson batches into a step that is charged as one, got",
     lambda: fit(dpsgd(), accumulate_grad_batches=2),
-    lambda: fit(dpsgd(), data=Digits(80, 20)))
-row("trains without clipping and noise, and what it picks follows from raw losses, which no epsilon",
+    lambda: fit(dpsgd(), data=Digits(80, 20)),
+)
+row(
+    "trains without clipping and noise, and what it picks follows from raw losses, which no epsilon",
     lambda: fit(dpsgd(), pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable()),
     lambda: fit(pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable(), data=Digits(400)),
-    lambda: fit(dpsgd(), module=Tunable()))
-row("mix the samples of a batch, so one sample changes the gradients of the others and clipping bounds",
+    lambda: fit(dpsgd(), module=Tunable()),
+)
+row(
+    "mix the samples of a batch, so one sample changes the gradients of the others and clipping bounds",
     lambda: fit(dpsgd(), module=backbone(nn.BatchNorm1d(64))),
     lambda: fit(dpsgd(), module=backbone(nn.GroupNorm(8, 64))),
     lambda: fit(dpsgd(), module=fixed()),
-    lambda: fit(dpsgd(), module=frozen_norm()))
-row("training changed the buffers {}, which are released with the model and get no noise; leave out",
+    lambda: fit(dpsgd(), module=frozen_norm()),
+)
+row(
+    "training changed the buffers {}, which are released with the model and get no noise; leave out",
     lambda: fit(dpsgd(), module=backbone(Counts(True))),
     lambda: fit(dpsgd(), module=backbone()),
     lambda: fit(dpsgd(), module=backbone(Counts(True).eval())),
-    lambda: fit(dpsgd(), module=backbone(Counts(False))))
-row("what earlier batches have left behind changes the gradients of a later one, so that one sample",
+    lambda: fit(dpsgd(), module=backbone(Counts(False))),
+)
+row(
+    "what earlier batches have left behind changes the gradients of a later one, so that one sample",
     lambda: fit(dpsgd(seed=None), module=Remembers("batch")),
-    *(lambda by=by: fit(dpsgd(seed=None), module=Remembers(by)) for by in ("nothing", "weights", "step")))
-row("there were several backward passes in one step, and a sample could add max_grad_norm in each of",
+    *(lambda by=by: fit(dpsgd(seed=None), module=Remembers(by)) for by in ("nothing", "weights", "step")),
+)
+row(
+    "there were several backward passes in one step, and a sample could add max_grad_norm in each of",
     lambda: fit(dpsgd(), module=Twice(False)),
-    lambda: fit(dpsgd(), module=Twice(True)), error=RuntimeError)
+    lambda: fit(dpsgd(), module=Twice(True)),
+    error=RuntimeError,
+)
 row("can't tell whether", lambda: fit(dpsgd(), module=Zero(0.0)), lambda: fit(dpsgd(), module=Zero(1.0)))
-row("DPSGD tries the loss on a copy of the module, which can't be copied ({}: {}); make it copyable",
+row(
+    "DPSGD tries the loss on a copy of the module, which can't be copied ({}: {}); make it copyable",
     lambda: fit(dpsgd(), module=Opens(True)),
-    lambda: fit(dpsgd(), module=Opens(False)))
-row("so DPSGD can't tell how it is reduced; make training_step deterministic where module.training is",
+    lambda: fit(dpsgd(), module=Opens(False)),
+)
+row(
+    "so DPSGD can't tell how it is reduced; make training_step deterministic where module.training is",
     lambda: fit(dpsgd(), module=Random(True)),
-    lambda: fit(dpsgd(), module=Random(False)))
-row("so that nobody can tell whether samples are kept apart; draw no random numbers in backward",
+    lambda: fit(dpsgd(), module=Random(False)),
+)
+row(
+    "so that nobody can tell whether samples are kept apart; draw no random numbers in backward",
     lambda: fit(dpsgd(), module=noisy(Noisy())),
-    lambda: fit(dpsgd(), module=noisy()))
-row("gradients of a sample in a batch differ from those of the sample alone: rows of one layer are",
+    lambda: fit(dpsgd(), module=noisy()),
+)
+row(
+    "gradients of a sample in a batch differ from those of the sample alone: rows of one layer are",
     lambda: fit(dpsgd(), module=Reorders(True)),
-    lambda: fit(dpsgd(), module=Reorders(False)))
-row("DPSGD protects one sample in one client's data, and some samples are held by several clients",
+    lambda: fit(dpsgd(), module=Reorders(False)),
+)
+row(
+    "DPSGD protects one sample in one client's data, and some samples are held by several clients",
     lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9]),
-    lambda: held([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]))
-class Tunable(Classifier): lr = 0.1
+    lambda: held([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]),
+)
+
+
+class Tunable(Classifier):
+    lr = 0.1

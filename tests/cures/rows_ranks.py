@@ -17,78 +17,124 @@ from tests.training.test_rank_group import TIMEOUT, address
 
 class Alone(Meeting):
     """A group of one rank."""
+
     is_lost = False
+
     def __init__(self) -> None:
         super().__init__(0)
         self.size = 1
-    def gather(self, obj, place): return [obj]
-    def add(self, tensor): pass
-    def share(self, tensor): pass
+
+    def gather(self, obj, place):
+        return [obj]
+
+    def add(self, tensor):
+        pass
+
+    def share(self, tensor):
+        pass
+
+
 def among(*callbacks, **settings):
     """A fit as rank 0 of a group."""
+
     def joined(trainer):
         trainer.strategy.group = Alone()
         return trainer.strategy
-    with mock.patch("lightning_fedq.training.population.ranks_of", joined): return one(*callbacks, **settings)
+
+    with mock.patch("lightning_fedq.training.population.ranks_of", joined):
+        return one(*callbacks, **settings)
+
+
 def one(*callbacks, **settings):
     """The same fit in one process."""
     return fit(*callbacks, strategy="fedq_clients", devices=1, **settings)
+
+
 class Counts(Classifier):
     """Logs a metric object or its values, in training or in validation."""
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.accuracy = how, torchmetrics.Accuracy("multiclass", num_classes=10)
+
     def training_step(self, batch, batch_idx):
         if self.how != "validation":
             value = self.accuracy(self.backbone(batch[0]), batch[1])
             self.log("train_acc", self.accuracy if self.how == "object" else value)
         return super().training_step(batch, batch_idx)
+
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         if self.how == "validation":
             self.accuracy(self.backbone(batch[0]), batch[1])
             self.log("accuracy", self.accuracy)
-def streams(): return of(*map(Stream, range(4)), batch_size=5)
+
+
+def streams():
+    return of(*map(Stream, range(4)), batch_size=5)
+
+
 def threads():
     """A group of two ranks."""
     place = address()
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda rank: RankGroup(rank, 2, place, "gloo", TIMEOUT), range(2)))
+
+
 def meet(*places):
     groups = threads()
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda group: group.gather(None, places[group.rank]), groups))
+
+
 def lost():
     groups = threads()
     groups.pop()  # and with it its connections
     groups[0].gather(None, "here")
+
+
 def goes_on():
     fit(fed()).save_checkpoint("one.ckpt")
     fit(fed(), ckpt_path="one.ckpt", max_epochs=2)
+
+
 def compared(theirs):
     """Rank 1, of a group whose rank 0 has this mechanism."""
     group = Meeting(1)
     group.broadcast = lambda facts, place: {"mechanism": theirs}
     check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
-row("keeps every client's account in one process; train in one process (devices=1), or leave it out with",
+
+
+row(
+    "keeps every client's account in one process; train in one process (devices=1), or leave it out with",
     lambda: among(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
     lambda: one(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
-    lambda: among(fed()))
-row("the data of clients {} are streams, and every rank would read its own copy; train in one process",
+    lambda: among(fed()),
+)
+row(
+    "the data of clients {} are streams, and every rank would read its own copy; train in one process",
     lambda: among(fed(local_steps=2), data=streams()),
     lambda: one(fed(local_steps=2), data=streams()),
-    lambda: among(fed(local_steps=2)))
-row("a callback that changes updates, or clients that lie, need all clients in one process; leave it",
+    lambda: among(fed(local_steps=2)),
+)
+row(
+    "a callback that changes updates, or clients that lie, need all clients in one process; leave it",
     lambda: among(fed(), ByzantineClients(0.25, "sign_flip")),
     lambda: among(fed()),
-    lambda: one(fed(), ByzantineClients(0.25, "sign_flip")))
-row("{} is a metric object that clients update in training, and every rank's own has seen its own",
+    lambda: one(fed(), ByzantineClients(0.25, "sign_flip")),
+)
+row(
+    "{} is a metric object that clients update in training, and every rank's own has seen its own",
     lambda: among(fed(), module=Counts("object")),
     lambda: among(fed(), module=Counts("value")),
     lambda: among(fed(), module=Counts("validation")),
-    lambda: one(fed(), module=Counts("object")))
+    lambda: one(fed(), module=Counts("object")),
+)
 row("; start all ranks with the same program,", lambda: compared("CorBin"), lambda: compared("LDPQ"))
-row("rank {} is at {} while rank {} is at {}; let all ranks do the same, and stop on all of them where",
+row(
+    "rank {} is at {} while rank {} is at {}; let all ranks do the same, and stop on all of them where",
     lambda: meet("one place", "another place"),
-    lambda: meet("one place", "one place"), error=RuntimeError)
+    lambda: meet("one place", "one place"),
+    error=RuntimeError,
+)
 row("rank {} of {} gets no answer from another rank, so the run", lost, goes_on, error=RankLostError)

@@ -33,140 +33,231 @@ from tests.training.test_distributed_clients import on as ranks_on
 
 MEDIAN = RobustAggregation("median")
 DELTA = 1e-5
-def private(mechanism, **settings): return fed(mechanism, seed=None, **settings)
-def target(**settings): return PrivacyTarget(8.0, **{"delta": DELTA, "adversary": "server", **settings})
+
+
+def private(mechanism, **settings):
+    return fed(mechanism, seed=None, **settings)
+
+
+def target(**settings):
+    return PrivacyTarget(8.0, **{"delta": DELTA, "adversary": "server", **settings})
+
+
 def budget(fewest=None, **settings):
     sums = None if fewest is None else replace(ASSUMED, min_survivors=fewest, min_summands=fewest)
     return ClientBudget(target(**settings), 4, sums)
+
+
 def handed(**settings):
     return HandedOnGaussian(
         1.0, **{"num_cohorts": 2, "granularity": 0.01, "local_sigma": 0.4, "bits": 16, **settings}
     )
+
+
 TURNS = {"participation": "cyclic", "clients_per_round": 2}
-row("has no noise bound > 0, so there is nothing to weight by; use weighting='uniform'",
+row(
+    "has no noise bound > 0, so there is nothing to weight by; use weighting='uniform'",
     lambda: fit(fed(FedAvg(), weighting="inverse_variance")),
-    lambda: fit(fed(FedAvg(), weighting="uniform")))
-row("SCAFFOLD takes one torch.optim.SGD without momentum, whose update is the sum of its gradients; got",
+    lambda: fit(fed(FedAvg(), weighting="uniform")),
+)
+row(
+    "SCAFFOLD takes one torch.optim.SGD without momentum, whose update is the sum of its gradients; got",
     lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=momentum()),
     lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=Classifier()),
-    lambda: fit(fed(algorithm=FedProx(0.1)), module=momentum()))
-row("SCAFFOLD divides by the learning rate, and this SGD has one for each of its groups; give all",
+    lambda: fit(fed(algorithm=FedProx(0.1)), module=momentum()),
+)
+row(
+    "SCAFFOLD divides by the learning rate, and this SGD has one for each of its groups; give all",
     lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=two_rates()),
     lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=Classifier()),
-    lambda: fit(fed(algorithm=FedProx(0.1)), module=two_rates()))
-row("counts on as many steps as there are batches, and this module takes them by hand; use automatic",
+    lambda: fit(fed(algorithm=FedProx(0.1)), module=two_rates()),
+)
+row(
+    "counts on as many steps as there are batches, and this module takes them by hand; use automatic",
     lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=by_hand()),
     lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=Classifier()),
-    lambda: fit(fed(algorithm=FedProx(0.1)), module=by_hand()))
+    lambda: fit(fed(algorithm=FedProx(0.1)), module=by_hand()),
+)
 row("a client's own budget is over the run: all that it sends;", lambda: budget(over="round"), budget)
-row("so it can't hold to a budget against it; take adversary='server' or 'server_and_partner'",
+row(
+    "so it can't hold to a budget against it; take adversary='server' or 'server_and_partner'",
     lambda: budget(adversary="outsider"),
     lambda: budget(adversary="server"),
-    lambda: budget(adversary="server_and_partner"))
-row("whether a sum hides a client is the server's to say, unless it is held to it: use",
+    lambda: budget(adversary="server_and_partner"),
+)
+row(
+    "whether a sum hides a client is the server's to say, unless it is held to it: use",
     lambda: budget(adversary="secagg_server"),
     lambda: budget(4, adversary="secagg_server"),
-    lambda: budget(adversary="server"))
-row("hand on cancels in the plain sum only; use weighting='uniform', and leave the aggregator out",
+    lambda: budget(adversary="server"),
+)
+row(
+    "hand on cancels in the plain sum only; use weighting='uniform', and leave the aggregator out",
     lambda: fed(handed(), weighting="samples", **TURNS),
-    lambda: fit(fed(handed(), weighting="uniform", **TURNS)))
-row("moves by the plain mean of what clients send; use weighting='uniform', and leave the aggregator out",
+    lambda: fit(fed(handed(), weighting="uniform", **TURNS)),
+)
+row(
+    "moves by the plain mean of what clients send; use weighting='uniform', and leave the aggregator out",
     lambda: fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), weighting="samples"),
-    lambda: fit(fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), weighting="uniform")))
-row("sets the range of a round itself; leave ranges out",
+    lambda: fit(fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), weighting="uniform")),
+)
+row(
+    "sets the range of a round itself; leave ranges out",
     lambda: fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), ranges=FixedRange(1.0)),
-    lambda: fit(fed(AdaptiveClip(GaussianNoise(1.0, 0.1)))))
-row("moves the l2 norm that a mechanism clips to and that its claims are about, and",
+    lambda: fit(fed(AdaptiveClip(GaussianNoise(1.0, 0.1)))),
+)
+row(
+    "moves the l2 norm that a mechanism clips to and that its claims are about, and",
     lambda: AdaptiveClip(LDPQ(1.0)),
     lambda: AdaptiveClip(GaussianNoise(1.0, 0.1)),
     lambda: AdaptiveClip(RotatedCoins(1.0)),
-    lambda: AdaptiveClip(DistributedDiscreteGaussian(1.0, 1.0, 0.1)), error=TypeError)
-row("Where SecAgg is on, per-client filters are impossible; leave out the aggregator or",
+    lambda: AdaptiveClip(DistributedDiscreteGaussian(1.0, 1.0, 0.1)),
+    error=TypeError,
+)
+row(
+    "Where SecAgg is on, per-client filters are impossible; leave out the aggregator or",
     lambda: fed(LDPQ(1.0), aggregator=MEDIAN, secure_aggregation=SecAgg()),
     lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg())),
-    lambda: fit(fed(LDPQ(1.0), aggregator=MEDIAN)))
-row("behind secure aggregation the server sees the plain sum, so no client can be weighted; use",
+    lambda: fit(fed(LDPQ(1.0), aggregator=MEDIAN)),
+)
+row(
+    "behind secure aggregation the server sees the plain sum, so no client can be weighted; use",
     lambda: fed(LDPQ(1.0), weighting="samples", secure_aggregation=SecAgg()),
     lambda: fit(fed(LDPQ(1.0), weighting="uniform", secure_aggregation=SecAgg())),
-    lambda: fit(fed(LDPQ(1.0), weighting="samples")))
-row("the noise of {} is made for a mean with equal weights; leave client_weights out",
+    lambda: fit(fed(LDPQ(1.0), weighting="samples")),
+)
+row(
+    "the noise of {} is made for a mean with equal weights; leave client_weights out",
     lambda: fed(exact(), weighting="samples"),
-    lambda: fit(fed(exact(), weighting="uniform")))
-row("a robust rule or a vote has no weights; leave client_weights out",
+    lambda: fit(fed(exact(), weighting="uniform")),
+)
+row(
+    "a robust rule or a vote has no weights; leave client_weights out",
     lambda: fed(LDPQ(1.0), aggregator=MEDIAN, weighting="samples"),
-    lambda: fit(fed(LDPQ(1.0), aggregator=MEDIAN)))
+    lambda: fit(fed(LDPQ(1.0), aggregator=MEDIAN)),
+)
 row("is decoded for the whole", lambda: fed(exact(), aggregator=MEDIAN), lambda: fit(fed(exact())))
-row("needs {} clients or more, a round has {}; take fewer Byzantine",
+row(
+    "needs {} clients or more, a round has {}; take fewer Byzantine",
     lambda: fed(LDPQ(1.0), aggregator=krum(2)),
     lambda: fit(fed(LDPQ(1.0), aggregator=krum(0))),
     lambda: fit(fed(LDPQ(1.0), 9, aggregator=krum(2))),
-    lambda: fit(fed(LDPQ(1.0), 9, aggregator=krum(0, 1))))
-row("counts on {} rounds from one of a client to its next, here it may be {}; use {}{}",
+    lambda: fit(fed(LDPQ(1.0), 9, aggregator=krum(0, 1))),
+)
+row(
+    "counts on {} rounds from one of a client to its next, here it may be {}; use {}{}",
     lambda: fed(BandedGaussian(1.0, 1.0, band=2)),
     lambda: fit(fed(BandedGaussian(1.0, 1.0, band=2), **TURNS)),
-    lambda: fit(fed(BandedGaussian(1.0, 1.0, band=1))))
-row("clients that take part once make {} cohorts of {}, and round {} needs one more; take smaller",
+    lambda: fit(fed(BandedGaussian(1.0, 1.0, band=1))),
+)
+row(
+    "clients that take part once make {} cohorts of {}, and round {} needs one more; take smaller",
     lambda: fed(participation="once", clients_per_round=2).planner.cohort(2),
     lambda: fed(participation="once", clients_per_round=1).planner.cohort(2),
     lambda: fed(participation="cyclic", clients_per_round=2).planner.cohort(2),
-    lambda: fed(participation="random", clients_per_round=2).planner.cohort(2))
-row("secure keys can't be copied or pickled: both owners would draw the same secret coins; make a new",
+    lambda: fed(participation="random", clients_per_round=2).planner.cohort(2),
+)
+row(
+    "secure keys can't be copied or pickled: both owners would draw the same secret coins; make a new",
     lambda: copy.copy(AgreedKeys(range(4))),
     lambda: fit(private(LDPQ(1.0))),
-    lambda: copy.copy(fed(LDPQ(1.0))), error=TypeError)
-row("the ledger is of {} clients of {}, this federation has {} with {}; give it a new Ledger",
+    lambda: copy.copy(fed(LDPQ(1.0))),
+    error=TypeError,
+)
+row(
+    "the ledger is of {} clients of {}, this federation has {} with {}; give it a new Ledger",
     lambda: private(LDPQ(1.0), ledger=Ledger(4, "LDPQ(2.0)")),
-    lambda: fit(private(LDPQ(1.0), ledger=Ledger(4, repr(LDPQ(1.0))))))
+    lambda: fit(private(LDPQ(1.0), ledger=Ledger(4, repr(LDPQ(1.0))))),
+)
 # ---- secure aggregation -----------------------------------------------------------------------------
-row("modulus must be above {} x {} = {} and at most 2^63, so that the sum can't wrap, got {}; raise it",
+row(
+    "modulus must be above {} x {} = {} and at most 2^63, so that the sum can't wrap, got {}; raise it",
     lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg(modulus=3))),
     lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg(modulus=64))),
-    lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg())))
-row("{} of {} clients must survive, which {} dropouts do not leave; lower max_dropout or the threshold",
+    lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg())),
+)
+row(
+    "{} of {} clients must survive, which {} dropouts do not leave; lower max_dropout or the threshold",
     lambda: SecAgg(threshold=9, max_dropout=0.5).rules(10),
     lambda: SecAgg(threshold=9, max_dropout=0.1).rules(10),
-    lambda: SecAgg(threshold=6, max_dropout=0.4).rules(10))
-row("could see more than the sum, with probability above 2^{} a round, at degree {} and threshold {}",
+    lambda: SecAgg(threshold=6, max_dropout=0.4).rules(10),
+)
+row(
+    "could see more than the sum, with probability above 2^{} a round, at degree {} and threshold {}",
     lambda: sparse(20, 11, 0.3).rules(1000),
     lambda: sparse(300, 180, 0.3).rules(1000),
-    lambda: sparse("auto", None, 0.3).rules(1000))
-row("lose the sum with probability above 2^-{} at degree {} and threshold {}; raise degree, lower",
+    lambda: sparse("auto", None, 0.3).rules(1000),
+)
+row(
+    "lose the sum with probability above 2^-{} at degree {} and threshold {}; raise degree, lower",
     lambda: sparse(100, 80, 0.01).rules(1000),
     lambda: sparse(150, 80, 0.01).rules(1000),
     lambda: sparse(100, 51, 0.01).rules(1000),
-    lambda: sparse("auto", None, 0.01).rules(1000))
-row("sums modulo {}, got modulus={}; leave it out",
+    lambda: sparse("auto", None, 0.01).rules(1000),
+)
+row(
+    "sums modulo {}, got modulus={}; leave it out",
     lambda: fit(fed(ddg(), secure_aggregation=SecAgg(modulus=99))),
-    lambda: fit(fed(ddg(), secure_aggregation=SecAgg())))
-row("hands noise on to clients whom the server names, and one that lies would name those who collude",
+    lambda: fit(fed(ddg(), secure_aggregation=SecAgg())),
+)
+row(
+    "hands noise on to clients whom the server names, and one that lies would name those who collude",
     lambda: fed(handed(), secure_aggregation=SecAgg(active=True), **TURNS),
     lambda: fit(fed(handed(), secure_aggregation=SecAgg(), **TURNS)),
-    lambda: fit(fed(ddg(), secure_aggregation=SecAgg(active=True))))
-row("is not homomorphic: the sum of its messages does not decode; leave out secure_aggregation or choose",
+    lambda: fit(fed(ddg(), secure_aggregation=SecAgg(active=True))),
+)
+row(
+    "is not homomorphic: the sum of its messages does not decode; leave out secure_aggregation or choose",
     lambda: fed(FedAvg(), secure_aggregation=SecAgg()),
     lambda: fit(fed(FedAvg())),
-    lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg())), error=TypeError)
+    lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg())),
+    error=TypeError,
+)
 # ---- ranks ------------------------------------------------------------------------------------------
-row("NCCL adds up tensors on GPUs, and this rank's device is {}; use process_group_backend='gloo' or",
+row(
+    "NCCL adds up tensors on GPUs, and this rank's device is {}; use process_group_backend='gloo' or",
     lambda: ranks_on("cpu", "nccl").backend,
     lambda: ranks_on("cpu", "gloo").backend,
-    lambda: ranks_on("cpu", None).backend)
-row("spreads the clients of a Federated callback over its ranks, and the Trainer has none: each of {}",
+    lambda: ranks_on("cpu", None).backend,
+)
+row(
+    "spreads the clients of a Federated callback over its ranks, and the Trainer has none: each of {}",
     lambda: ranks_on("cpu").setup(SimpleNamespace(state=SimpleNamespace(fn="fit"))),
     lambda: fit(fed(), strategy="fedq_clients"),
-    lambda: fit(DPSGD(1.0, 1.0, delta=1e-4, seed=1), strategy="auto", devices=1))
-def momentum(): return Classifier(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    lambda: fit(DPSGD(1.0, 1.0, delta=1e-4, seed=1), strategy="auto", devices=1),
+)
+
+
+def momentum():
+    return Classifier(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+
+
 def two_rates():
     def made(params):
         weight, bias = params
         return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.2}], lr=0.1)
+
     return Classifier(optimizer=made)
+
+
 def by_hand():
     module = Classifier()
     module.automatic_optimization = False
     module.training_step = lambda batch, batch_idx: None
     return module
-def krum(liars, bucket=1): return RobustAggregation("krum", num_byzantine=liars, bucket_size=bucket)
-def ddg(): return DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=16)
-def exact(): return AggregateGaussian(1.0, 1.0)
-def sparse(degree, threshold, corrupt): return SecAgg(threshold, degree, max_corrupt=corrupt, max_dropout=0.2)
+
+
+def krum(liars, bucket=1):
+    return RobustAggregation("krum", num_byzantine=liars, bucket_size=bucket)
+
+
+def ddg():
+    return DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=16)
+
+
+def exact():
+    return AggregateGaussian(1.0, 1.0)
+
+
+def sparse(degree, threshold, corrupt):
+    return SecAgg(threshold, degree, max_corrupt=corrupt, max_dropout=0.2)

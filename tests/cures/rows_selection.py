@@ -19,6 +19,8 @@ from tests.one_round import context_of
 
 BEST = ("--selection", "tnb", "--mean", "1.2")
 MECHANISMS = {"CorBin": {"epsilon": 1.0}, "GaussianNoise": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
+
+
 def swept(*arguments, mechanism="GaussianNoise", rounds=1, logger=False):
     """A sweep of one run."""
     path, settings = Path(small(rounds=rounds)), MECHANISMS[mechanism]
@@ -31,64 +33,110 @@ def swept(*arguments, mechanism="GaussianNoise", rounds=1, logger=False):
     path.write_text(yaml.safe_dump(config))
     name, value = next(iter(settings.items()))
     fedq("sweep", str(path), "--set", f"{mechanism}.{name}={value}", *arguments)
+
+
 SECRET = ("--params", "100", "--rounds", "5", "--delta", "1e-4", "--adversary", "outsider")
+
+
 def of_outsiders(mechanism):
     """What three rounds lose towards outsiders."""
     claims = mechanism.claims(context_of(mechanism, range(4)))
     return run_loss(next(claim.loss for claim in claims if claim.adversary.name == "OUTSIDER"), 3)
+
+
 class Unknown(Loss):
     """A kind of which a curve is known and nothing else."""
+
     note = ""
-    def curve(self, epsilons): return GaussianLoss(1.0).curve(epsilons)
+
+    def curve(self, epsilons):
+        return GaussianLoss(1.0).curve(epsilons)
+
+
 TRIALS = NegativeBinomialTrials.of_mean(1.0, 2.0)
+
+
 class Table:
     """As much of a Hugging Face data set as labels need."""
+
     features, format = None, {"type": "torch"}
-    def __init__(self, label: str) -> None: self.column_names = ["pixels", label]
-    def with_format(self, kind): return self
-    def __len__(self): return 4
-    def __getitem__(self, name): return torch.arange(4) % 2
+
+    def __init__(self, label: str) -> None:
+        self.column_names = ["pixels", label]
+
+    def with_format(self, kind):
+        return self
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, name):
+        return torch.arange(4) % 2
+
+
 def report(**settings):
     mechanism = LDPQ(1.0)
     context = context_of(mechanism, (0, 1))
     return privacy_report(mechanism, context, rounds=2, delta=1e-3, num_clients=8, **settings)
+
+
 def limited(limit, rounds):
     ledger = Ledger(4, "m")
     ledger.round_limit = limit
-    for number in range(rounds): ledger.charge((0,), number)
+    for number in range(rounds):
+        ledger.charge((0,), number)
+
+
 CHARGES = torch.tensor([1] * 8)
 CSV = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {"save_dir": "."}}
-row("secret cohorts need {}; or leave cohorts out",
+row(
+    "secret cohorts need {}; or leave cohorts out",
     lambda: plan(*SECRET, "--cohorts", "secret"),
     lambda: plan(*SECRET, "--cohorts", "secret", "--clients_per_round", "6"),
-    lambda: plan(*SECRET))
+    lambda: plan(*SECRET),
+)
 row("{} has a logger of its own,", lambda: swept(*BEST, logger=CSV), lambda: swept(*BEST, logger=False))
 row("{} belongs to --selection tnb; add", lambda: swept("--mean", "1.2"), lambda: swept(*BEST), swept)
-row("nothing is left of delta {}: more than {} runs are drawn with chance {}; let --at-most be ",
+row(
+    "nothing is left of delta {}: more than {} runs are drawn with chance {}; let --at-most be ",
     lambda: swept(*BEST, "--at-most", "2"),
     lambda: swept(*BEST, "--at-most", "200"),
-    lambda: swept("--selection", "tnb", "--mean", "1.001", "--at-most", "2", "--delta", "1e-3"))
-row("the runs took {} minutes longer than --publish-after, so when the winner came out would tell of",
+    lambda: swept("--selection", "tnb", "--mean", "1.001", "--at-most", "2", "--delta", "1e-3"),
+)
+row(
+    "the runs took {} minutes longer than --publish-after, so when the winner came out would tell of",
     lambda: swept(*BEST, "--publish-after", "1e-9"),
-    lambda: swept(*BEST, "--at-most", "20", "--publish-after", "0.1"))
+    lambda: swept(*BEST, "--at-most", "20", "--publish-after", "0.1"),
+)
 row("a run needs a number of rounds, got trainer.max_epochs={}; give", lambda: swept(rounds=-1), swept)
-row("a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
+row(
+    "a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
     lambda: swept(*BEST, mechanism="CorBin"),
     lambda: swept(*BEST),
     lambda: of_outsiders(RotatedCoins(1.0, epsilon=1.0)),
-    lambda: of_outsiders(ddg()))
-row("a {} has no Renyi divergence; see `run_loss`",
+    lambda: of_outsiders(ddg()),
+)
+row(
+    "a {} has no Renyi divergence; see `run_loss`",
     lambda: selected(Unknown(), TRIALS),
-    lambda: selected(run_loss(GaussianLoss(1.0), 3), TRIALS))
-row("found no column 'label' or 'labels' among {}; say which column is the label, e.g. Federate",
+    lambda: selected(run_loss(GaussianLoss(1.0), 3), TRIALS),
+)
+row(
+    "found no column 'label' or 'labels' among {}; say which column is the label, e.g. Federate",
     lambda: labels_of(Table("fine_label")),
     lambda: labels_of(Table("fine_label"), "fine_label"),
-    lambda: IID().split(None, 4, 2, torch.Generator()))
-row("charges tell who was drawn, and cohorts are secret: leave charges out",
+    lambda: IID().split(None, 4, 2, torch.Generator()),
+)
+row(
+    "charges tell who was drawn, and cohorts are secret: leave charges out",
     lambda: report(charges=CHARGES, secret_cohorts=""),
     lambda: report(secret_cohorts=""),
-    lambda: report(charges=CHARGES))
-row("the privacy budget allows {} rounds, and round {} would be one more; raise the budget, or ",
+    lambda: report(charges=CHARGES),
+)
+row(
+    "the privacy budget allows {} rounds, and round {} would be one more; raise the budget, or ",
     lambda: limited(2, 3),
     lambda: limited(3, 3),
-    lambda: limited(2, 2), error=RuntimeError)
+    lambda: limited(2, 2),
+    error=RuntimeError,
+)

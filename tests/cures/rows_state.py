@@ -18,22 +18,31 @@ from tests.rounds import test_client_budget as budgets
 from tests.rounds.test_engine import DIM, make_engine, run_round
 
 LOG = Path("streams.jsonl")
+
+
 def charged(attempt):
     """Charge the same clients twice for round 0."""
     ledger = Ledger(4, "m")
     ledger.charge((0, 1), 0)
     ledger.charge((0, 1), 0, attempt)
+
+
 def abandoned():
     engine = make_engine(LDPQ(1.0))
     engine.start()
     engine.abandon()
     run_round(engine)
+
+
 def journal(*entries):
     """A journal of these rounds, in an empty folder."""
     Path("ledger.jsonl").unlink(missing_ok=True)
     made = Journal(Path("ledger.jsonl"), "m", 3)
-    for number in entries: made.append(number, 0, "", None, 8)
+    for number in entries:
+        made.append(number, 0, "", None, 8)
     return made
+
+
 def two_writers(one_at_a_time):
     first, second = journal(), Journal(Path("ledger.jsonl"), "m", 3)
     first.append(0, 0, "", None, 8)
@@ -41,6 +50,8 @@ def two_writers(one_at_a_time):
         second = Journal(Path("ledger.jsonl"), "m", 3)
         assert [entry.round for entry in second.unread()] == [0]
     second.append(1, 0, "", None, 8)
+
+
 def older():
     """A journal of the first version, which wrote no lengths."""
     Path("older.jsonl").write_text(
@@ -48,118 +59,196 @@ def older():
         '{"round": 0, "attempt": 0, "state": "", "clients": null}\n'
     )
     Journal(Path("older.jsonl"), "m", 3).unread()
-def private(): return fed(LDPQ(1.0), seed=None)
+
+
+def private():
+    return fed(LDPQ(1.0), seed=None)
+
+
 def saved(rounds=2):
     """A private run with a checkpoint after every round, and the first one."""
     shutil.rmtree("kept", ignore_errors=True)
     keep = pl.callbacks.ModelCheckpoint("kept", filename="{epoch}", save_top_k=-1)
     fit(private(), keep, enable_checkpointing=True, max_epochs=rounds)
     return Path("kept") / "epoch=0.ckpt"
-def resumed(checkpoint): fit(private(), ckpt_path=checkpoint, max_epochs=2)
-def the_journal(): return next(Path("kept").glob("ledger-*.jsonl"))
+
+
+def resumed(checkpoint):
+    fit(private(), ckpt_path=checkpoint, max_epochs=2)
+
+
+def the_journal():
+    return next(Path("kept").glob("ledger-*.jsonl"))
+
+
 def without_journal(back):
     checkpoint = saved()
     moved = the_journal().rename("elsewhere.jsonl" if not back else Path("kept") / the_journal().name)
     assert back == (moved.parent.name == "kept")
     resumed(checkpoint)
+
+
 def lost_records(damage, back):
     """The file of records beside the checkpoint is gone (None) or another's, or is back."""
     checkpoint = saved()
     path = next(Path("kept").glob("records-*.jsonl"))
     whole = path.read_bytes()
     path.unlink() if damage is None else path.write_bytes(damage)
-    if back: path.write_bytes(whole)
+    if back:
+        path.write_bytes(whole)
     resumed(checkpoint)
+
+
 def cut_journal(back):
     """The journal has lost its last charges, or has them again."""
     checkpoint = saved()
     whole = the_journal().read_bytes()
     the_journal().write_bytes(whole[: whole.index(b"\n") + 1])
-    if back: the_journal().write_bytes(whole)
+    if back:
+        the_journal().write_bytes(whole)
     resumed(checkpoint)
+
+
 def weights_only():
     """A new federation from the weights of a checkpoint."""
     module = Classifier()
     module.load_state_dict(torch.load(saved(), weights_only=True)["state_dict"])
     fit(private(), module=module)
+
+
 class Other(Classifier):
     """Layers of other names. It takes of a checkpoint what it finds."""
+
     strict_loading = False
+
     def __init__(self) -> None:
         super().__init__()
         self.head, self.backbone = nn.Linear(64, 10), nn.Identity()
-    def forward(self, inputs): return self.head(inputs)
+
+    def forward(self, inputs):
+        return self.head(inputs)
+
     def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self.head(batch[0]), batch[1])
-    def validation_step(self, batch, batch_idx): pass
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
 def goes_on(module=None, before=None, after=None):
     """A run, and one that goes on from its checkpoint with other settings."""
     fit(fed(**(before or {}))).save_checkpoint("one.ckpt")
     fit(fed(**(after or {})), module=module, ckpt_path="one.ckpt", max_epochs=2)
+
+
 def restored(weights):
     engine = make_engine()
     engine.load_state_dict({**engine.state_dict(), "weights": weights})
+
+
 def regrown(mechanism, first):
     """Parameters leave after a round, or before the first one: then the vector is made without them."""
     engine = make_engine(mechanism)
-    if first: engine.rearrange([torch.zeros(DIM)], [None], None)
+    if first:
+        engine.rearrange([torch.zeros(DIM)], [None], None)
     run_round(engine)
-    if not first: engine.rearrange([torch.zeros(6)], [None], None)
+    if not first:
+        engine.rearrange([torch.zeros(6)], [None], None)
+
+
 def client(rounds=9, path=LOG, mechanism=budgets.COIN):
     return budgets.client_of(path, budgets.budget_for(rounds), mechanism)
+
+
 def fresh():
     LOG.unlink(missing_ok=True)
     return LOG
+
+
 def other_mechanism():
     budgets.answer(budgets.client_of(fresh(), None, LDPQ(5.0)), 0)
     budgets.answer(client(), 1)
+
+
 def other_terms(path):
     """The first round was of five clients, this one is of six."""
     budgets.answer(client(path=fresh()), 0)
     task = budgets.task_of(1, clients=6)
     client(path=path).answer(task, torch.zeros(budgets.DIM), torch.ones(budgets.DIM))
+
+
 def overspent(raised, leaves=False):
     one = client(1, fresh())
     budgets.answer(one, 0)
-    if not leaves: budgets.answer(client(raised), 1)
+    if not leaves:
+        budgets.answer(client(raised), 1)
+
+
 row("round {}, attempt {} was", lambda: charged(0), lambda: charged(1), abandoned, error=RuntimeError)
-row("another process writes {} at the same time; let one run at a time go on from a checkpoint",
+row(
+    "another process writes {} at the same time; let one run at a time go on from a checkpoint",
     lambda: two_writers(one_at_a_time=False),
-    lambda: two_writers(one_at_a_time=True), error=RuntimeError)
+    lambda: two_writers(one_at_a_time=True),
+    error=RuntimeError,
+)
 row("{} is of an older version and does not say how many parameters round {} had,", older, weights_only)
 row("{} has {} bytes, the checkpoint", lambda: cut_journal(back=False), lambda: cut_journal(back=True))
-row("{}, which holds the records of this checkpoint's {} rounds, is missing; put it back",
+row(
+    "{}, which holds the records of this checkpoint's {} rounds, is missing; put it back",
     lambda: lost_records(None, back=False),
     lambda: lost_records(None, back=True),
-    weights_only, error=FileNotFoundError)
-row("{} is damaged, or of another run: it is not what this checkpoint's {} rounds have written",
+    weights_only,
+    error=FileNotFoundError,
+)
+row(
+    "{} is damaged, or of another run: it is not what this checkpoint's {} rounds have written",
     lambda: lost_records(b"{}", back=False),
     lambda: lost_records(b"{}", back=True),
-    weights_only)
-row("the journal {} of this checkpoint is missing, or another run's, so what was sent",
+    weights_only,
+)
+row(
+    "the journal {} of this checkpoint is missing, or another run's, so what was sent",
     lambda: without_journal(back=False),
     lambda: without_journal(back=True),
-    weights_only, error=FileNotFoundError)
+    weights_only,
+    error=FileNotFoundError,
+)
 row("the model has no {}; use the checkpoint's own model", lambda: goes_on(module=Other()), goes_on)
 row("the state holds {} weights", lambda: restored(torch.zeros(3)), lambda: restored(torch.zeros(DIM)))
-row("the state and this federation must both have a server_optimizer, or neither; use the checkpoint's",
+row(
+    "the state and this federation must both have a server_optimizer, or neither; use the checkpoint's",
     lambda: goes_on(after={"server_optimizer": FedAvgM}),
     goes_on,
-    lambda: goes_on(before={"server_optimizer": FedAvgM}, after={"server_optimizer": FedAvgM}))
-row("{} can't be charged for vectors of two lengths, and parameters join or leave: there were {}",
+    lambda: goes_on(before={"server_optimizer": FedAvgM}, after={"server_optimizer": FedAvgM}),
+)
+row(
+    "{} can't be charged for vectors of two lengths, and parameters join or leave: there were {}",
     lambda: regrown(RotatedAxes(0.5, 1.0), first=False),
     lambda: regrown(RotatedAxes(0.5, 1.0), first=True),
-    lambda: regrown(LDPQ(1.0), first=False))
-row("no round is open; call start() first",
+    lambda: regrown(LDPQ(1.0), first=False),
+)
+row(
+    "no round is open; call start() first",
     lambda: make_engine().finish(),
-    lambda: run_round(make_engine()), error=RuntimeError)
-row("this client's log has messages of {}, and what they spent is not known to {}; begin a new",
+    lambda: run_round(make_engine()),
+    error=RuntimeError,
+)
+row(
+    "this client's log has messages of {}, and what they spent is not known to {}; begin a new",
     other_mechanism,
-    lambda: budgets.answer(client(path=Path("new.jsonl")), 1), error=BudgetSpentError)
-row("this client's log has messages of {}, and the server asks for one of {}, at which those are not",
+    lambda: budgets.answer(client(path=Path("new.jsonl")), 1),
+    error=BudgetSpentError,
+)
+row(
+    "this client's log has messages of {}, and the server asks for one of {}, at which those are not",
     lambda: other_terms(LOG),
-    lambda: other_terms(Path("new.jsonl")), error=BudgetSpentError)
-row("this client's own budget is {}: {} messages were encoded before, and with one more they would spend",
+    lambda: other_terms(Path("new.jsonl")),
+    error=BudgetSpentError,
+)
+row(
+    "this client's own budget is {}: {} messages were encoded before, and with one more they would spend",
     lambda: overspent(1),
     lambda: overspent(2),
-    lambda: overspent(1, leaves=True), error=BudgetSpentError)
+    lambda: overspent(1, leaves=True),
+    error=BudgetSpentError,
+)

@@ -39,10 +39,17 @@ from tests.training.test_checks import Complex, Lazy
 from tests.training.test_unfreezing import TwoLayers
 
 
-def dpsgd(**settings): return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
-def lbfgs(params): return torch.optim.LBFGS(params, lr=0.1)
+def dpsgd(**settings):
+    return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
+
+
+def lbfgs(params):
+    return torch.optim.LBFGS(params, lr=0.1)
+
+
 class Loose(Classifier):
     """A scale that the module does not own, or does."""
+
     def __init__(self, owned: str) -> None:
         super().__init__()
         scale = nn.Parameter(torch.ones(10))
@@ -51,125 +58,191 @@ class Loose(Classifier):
             self.scales = nn.ParameterList([scale])
         elif owned == "registered":
             self.register_parameter("scale", scale)
+
     def training_step(self, batch, batch_idx):
         scale = self.scale if hasattr(self, "scale") else self.scales[0]
         return nn.functional.cross_entropy(scale * self.backbone(batch[0]), batch[1])
+
     def configure_optimizers(self):
         scale = self.scale if hasattr(self, "scale") else self.scales[0]
         return torch.optim.SGD([*self.backbone.parameters(), scale], lr=0.1)
+
+
 class Real(Classifier):
     """`Complex` with the cure."""
+
     def __init__(self) -> None:
         super().__init__()
         self.phase = nn.Parameter(torch.view_as_real(torch.ones(10, dtype=torch.complex64)).clone())
+
     def training_step(self, batch, batch_idx):
         turned = (self.backbone(batch[0]) * torch.view_as_complex(self.phase)).abs()
         return nn.functional.cross_entropy(turned, batch[1])
-def monitor(**settings): return LeakageMonitor(**{"attempts": 4, "num_candidates": 8, **settings})
+
+
+def monitor(**settings):
+    return LeakageMonitor(**{"attempts": 4, "num_candidates": 8, **settings})
+
+
 def chain(mechanism=None, lr=langevin.STEP * langevin.CLIENTS, **settings):
     return langevin.sample(mechanism or FedAvg(), 3, 0, **settings)
-def with_norm(): return Classifier(nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)))
+
+
+def with_norm():
+    return Classifier(nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)))
+
+
 def averaged(kind):
     extra = {"swa_lrs": 0.1, "swa_epoch_start": 1} if kind == "StochasticWeightAveraging" else {}
     return getattr(pl.callbacks, kind)(**extra)
+
+
 def two_sums(private, **settings):
     return fit(Federated(private, 4, seed=None, clients_per_step=1), PrivacyBudget(50.0, 1e-5, **settings))
 
+
 # ---- callbacks --------------------------------------------------------------------------------------
-row("{} is an attack on one-bit messages, {} sends others; use garbage",
+row(
+    "{} is an attack on one-bit messages, {} sends others; use garbage",
     lambda: fit(fed(GaussianNoise(1.0, 1.0)), ByzantineClients(0.25, "ones")),
-    lambda: fit(fed(GaussianNoise(1.0, 1.0)), ByzantineClients(0.25, "garbage")))
-row("the Trainer has two DPSGD callbacks; leave one of them out",
+    lambda: fit(fed(GaussianNoise(1.0, 1.0)), ByzantineClients(0.25, "garbage")),
+)
+row(
+    "the Trainer has two DPSGD callbacks; leave one of them out",
     lambda: fit(dpsgd(), SecondDPSGD(1.0, 1.0, delta=1e-4, seed=1)),
-    lambda: fit(dpsgd()))
-row("DPSGD needs exactly one optimiser, the module has {}; put all parameters into one optimiser",
+    lambda: fit(dpsgd()),
+)
+row(
+    "DPSGD needs exactly one optimiser, the module has {}; put all parameters into one optimiser",
     lambda: fit(dpsgd(), module=module_with(lambda params: [])),
-    lambda: fit(dpsgd()))
-row("reports on a federation, and the Trainer has no Federated callback; add lightning_fedq.callbacks",
+    lambda: fit(dpsgd()),
+)
+row(
+    "reports on a federation, and the Trainer has no Federated callback; add lightning_fedq.callbacks",
     lambda: fit(monitor(), module=Scores()),
-    lambda: fit(fed(), monitor(), module=Scores()))
+    lambda: fit(fed(), monitor(), module=Scores()),
+)
 row("has two Federated callbacks;", lambda: fit(fed(), SecondFederated(FedAvg(), 4)), lambda: fit(fed()))
-row("bounds gradients that {} would change; leave one out",
+row(
+    "bounds gradients that {} would change; leave one out",
     lambda: fit(fed(algorithm=FedProx(0.1)), dpsgd()),
     lambda: fit(fed(algorithm=FedProx(0.1))),
-    lambda: fit(fed(), dpsgd()))
-row("takes as many steps of every client, and theirs differ with what they hold; say local_steps=...",
+    lambda: fit(fed(), dpsgd()),
+)
+row(
+    "takes as many steps of every client, and theirs differ with what they hold; say local_steps=...",
     lambda: fit(fed(algorithm=SCAFFOLD()), data=Digits(41)),
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), data=Digits(41)))
-row("take {} coordinates and {} of buffers for sent, and {} sends {} of {}, so that some are lost",
+    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), data=Digits(41)),
+)
+row(
+    "take {} coordinates and {} of buffers for sent, and {} sends {} of {}, so that some are lost",
     lambda: fit(fed(TopK(0.1), algorithm=ErrorFeedback(0.1)), module=with_norm()),
     lambda: fit(fed(TopK(0.2368), algorithm=ErrorFeedback(0.1)), module=with_norm()),
-    lambda: fit(fed(TopK(0.1), algorithm=ErrorFeedback(0.1))))
+    lambda: fit(fed(TopK(0.1), algorithm=ErrorFeedback(0.1))),
+)
 row("both choose the local", lambda: fit(fed(), dpsgd(), Chooses()), lambda: fit(fed(), dpsgd()))
-row("draws batches of different sizes for every client, so clients can't train side by side",
+row(
+    "draws batches of different sizes for every client, so clients can't train side by side",
     lambda: fit(fed(clients_per_step=2), dpsgd()),
     lambda: fit(fed(clients_per_step=1), dpsgd()),
-    lambda: fit(fed(clients_per_step="auto"), dpsgd()))
-row("is made for the parameters that were trained when the fit began; freeze or unfreeze before the fit",
+    lambda: fit(fed(clients_per_step="auto"), dpsgd()),
+)
+row(
+    "is made for the parameters that were trained when the fit began; freeze or unfreeze before the fit",
     lambda: fit(fed(), dpsgd(), module=TwoLayers(), max_epochs=2),
     lambda: fit(fed(), dpsgd(), module=TwoLayers(change_at=9), max_epochs=2),
-    lambda: fit(fed(), module=TwoLayers(), max_epochs=2))
-row("keep vectors of the parameters that were trained when the fit began; freeze or unfreeze before the",
+    lambda: fit(fed(), module=TwoLayers(), max_epochs=2),
+)
+row(
+    "keep vectors of the parameters that were trained when the fit began; freeze or unfreeze before the",
     lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=TwoLayers(), max_epochs=2),
     lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=TwoLayers(change_at=9), max_epochs=2),
-    lambda: fit(fed(algorithm=FedProx(0.1)), module=TwoLayers(), max_epochs=2))
+    lambda: fit(fed(algorithm=FedProx(0.1)), module=TwoLayers(), max_epochs=2),
+)
 row("a variance needs 2 samples, got {}; run", lambda: Langevin(0.1).variance, lambda: chain().variance)
-row("is not exactly Gaussian with a known variance; use LayeredGaussian, AggregateGaussian or FedAvg",
+row(
+    "is not exactly Gaussian with a known variance; use LayeredGaussian, AggregateGaussian or FedAvg",
     lambda: chain(CorBin(1.0)),
     lambda: chain(langevin.layered(0.5)),
     lambda: chain(aggregate()),
-    lambda: chain(FedAvg()))
+    lambda: chain(FedAvg()),
+)
 row("a missing client bends the drift;", lambda: chain(clients_per_round=2, clients_per_step=2), chain)
-row("broadcast_bits rounds what clients are sent, and buffers (here {}) would not stay what they are",
+row(
+    "broadcast_bits rounds what clients are sent, and buffers (here {}) would not stay what they are",
     lambda: fit(fed(broadcast_bits=8), module=with_norm()),
     lambda: fit(fed(broadcast_bits=8, buffers="frozen"), module=with_norm()),
     lambda: fit(fed(broadcast_bits=8, buffers="local"), module=with_norm()),
-    lambda: fit(fed(), module=with_norm()))
+    lambda: fit(fed(), module=with_norm()),
+)
 row("a chain moves by the", lambda: chain(server_lr=0.5), lambda: chain(server_lr=1.0, target="updates"))
-row("so its step is not Langevin's; raise clip_norm or lower step_size",
+row(
+    "so its step is not Langevin's; raise clip_norm or lower step_size",
     lambda: chain(langevin.layered(0.5, clip_norm=1e-3)),
-    lambda: chain(langevin.layered(0.5, clip_norm=40.0)))
+    lambda: chain(langevin.layered(0.5, clip_norm=40.0)),
+)
 row("lower noise_multiplier", lambda: chain(langevin.layered(1.2)), lambda: chain(langevin.layered(0.6)))
-row("LeakageBudget needs {} samples of each client to tell apart, clients {} hold fewer; use fewer",
+row(
+    "LeakageBudget needs {} samples of each client to tell apart, clients {} hold fewer; use fewer",
     lambda: fit(fed(leaky(), 40), LeakageBudget(probe=4, attempts=20), module=Scores()),
-    lambda: fit(fed(leaky(), 4), LeakageBudget(probe=4, attempts=20), module=Scores()))
-row("PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks",
+    lambda: fit(fed(leaky(), 4), LeakageBudget(probe=4, attempts=20), module=Scores()),
+)
+row(
+    "PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks",
     lambda: fit(PrivacyBudget(50.0, 1e-5, "server")),
     lambda: two_sums(LDPQ(0.1), adversary="server"),
-    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider")))
-row("DPSGD protects samples against whoever sees the model, got {}; use Adversary.OUTSIDER",
+    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider")),
+)
+row(
+    "DPSGD protects samples against whoever sees the model, got {}; use Adversary.OUTSIDER",
     lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "server")),
-    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, Adversary.OUTSIDER)))
-row("nothing here protects a {}; leave unit out, or add ",
+    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, Adversary.OUTSIDER)),
+)
+row(
+    "nothing here protects a {}; leave unit out, or add ",
     lambda: two_sums(LDPQ(0.1), adversary="server", unit="sample"),
     lambda: two_sums(LDPQ(0.1), adversary="server"),
-    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider", unit="sample")))
-row("say which of the two the budget is about with unit='client' or unit='sample'",
+    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider", unit="sample")),
+)
+row(
+    "say which of the two the budget is about with unit='client' or unit='sample'",
     lambda: fit(fed(LDPQ(0.1), seed=None), dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider")),
     lambda: fit(
         fed(LDPQ(0.1), seed=None), dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider", unit="client")
     ),
     lambda: fit(
         fed(LDPQ(0.1), seed=None), dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider", unit="sample")
-    ))
-row("no budget can be kept against {}{}: {}; choose an adversary that the mechanism protects against",
+    ),
+)
+row(
+    "no budget can be kept against {}{}: {}; choose an adversary that the mechanism protects against",
     lambda: two_sums(LDPQ(0.1), adversary="secagg_server"),
-    lambda: two_sums(LDPQ(0.1), adversary="server"))
-row("ReloadBest monitors {}, but validation logged {}; set monitor to one of these",
+    lambda: two_sums(LDPQ(0.1), adversary="server"),
+)
+row(
+    "ReloadBest monitors {}, but validation logged {}; set monitor to one of these",
     lambda: fit(fed(), ReloadBest(monitor="val_loss")),
-    lambda: fit(fed(), ReloadBest(monitor="val_acc")))
-row("TailAveraging has to know which rounds are the last ones, got Trainer(max_epochs={}); give a number",
+    lambda: fit(fed(), ReloadBest(monitor="val_acc")),
+)
+row(
+    "TailAveraging has to know which rounds are the last ones, got Trainer(max_epochs={}); give a number",
     lambda: fit(fed(), TailAveraging(), max_epochs=-1, max_steps=4),
-    lambda: fit(fed(), TailAveraging(), max_epochs=2))
-row("TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
+    lambda: fit(fed(), TailAveraging(), max_epochs=2),
+)
+row(
+    "TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
     lambda: fit(fed(), TrackedRounds()),
     lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
-    lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.TensorBoardLogger("board")))
-row("sends the run folder: put it behind RunFolder in trainer.callbacks",
+    lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.TensorBoardLogger("board")),
+)
+row(
+    "sends the run folder: put it behind RunFolder in trainer.callbacks",
     lambda: fit(fed(), TrackedRounds(), RunFolder("run"), logger=pl.loggers.CSVLogger("csv")),
-    lambda: fit(fed(), RunFolder("run"), TrackedRounds(), logger=pl.loggers.CSVLogger("csv")))
+    lambda: fit(fed(), RunFolder("run"), TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
+)
 # ---- clients and federation -------------------------------------------------------------------------
-row("is not elementwise, so clients can't train side by side with it; use clients_per_step=1",
+row(
+    "is not elementwise, so clients can't train side by side with it; use clients_per_step=1",
     lambda: fit(fed(clients_per_step=2), module=module_with(lbfgs)),
     lambda: fit(fed(clients_per_step=1), module=module_with(lbfgs)),
     *(
@@ -182,82 +255,127 @@ row("is not elementwise, so clients can't train side by side with it; use client
             torch.optim.Adagrad,
             torch.optim.Adadelta,
         )
-    ))
-row("StochasticWeightAveraging ends with a pass over the training data for the statistics of {}",
+    ),
+)
+row(
+    "StochasticWeightAveraging ends with a pass over the training data for the statistics of {}",
     lambda: fit(fed(), averaged("StochasticWeightAveraging"), module=with_norm(), max_epochs=3),
-    lambda: fit(fed(), averaged("WeightAveraging"), module=with_norm(), max_epochs=3))
-row("participation='once' asks every client once at most: {} rounds of {} clients need {}, there are",
+    lambda: fit(fed(), averaged("WeightAveraging"), module=with_norm(), max_epochs=3),
+)
+row(
+    "participation='once' asks every client once at most: {} rounds of {} clients need {}, there are",
     lambda: fit(fed(participation="once", clients_per_round=2), max_epochs=3),
-    lambda: fit(fed(participation="once", clients_per_round=1), max_epochs=3))
-row("limit_train_batches = {} leaves clients {} without a batch",
+    lambda: fit(fed(participation="once", clients_per_round=1), max_epochs=3),
+)
+row(
+    "limit_train_batches = {} leaves clients {} without a batch",
     lambda: fit(limit_train_batches=0.2),
     lambda: fit(limit_train_batches=1.0),
     lambda: fit(limit_train_batches=1),
-    lambda: fit(fed(num_clients=1), limit_train_batches=0.2))
-row("corrects a client by its earlier rounds, and with participation='once' there is none; use",
+    lambda: fit(fed(num_clients=1), limit_train_batches=0.2),
+)
+row(
+    "corrects a client by its earlier rounds, and with participation='once' there is none; use",
     lambda: fed(algorithm=SCAFFOLD(), participation="once", clients_per_round=2),
     *(
-        lambda way=way: fit(
-            fed(algorithm=SCAFFOLD(), local_steps=2, participation=way, clients_per_round=2)
-        )
+        lambda way=way: fit(fed(algorithm=SCAFFOLD(), local_steps=2, participation=way, clients_per_round=2))
         for way in ("random", "cyclic")
     ),
-    lambda: fit(fed(algorithm=FedProx(0.1), participation="once", clients_per_round=2)))
-row("works with the plain mean update; leave out server_lr, server_optimizer, aggregator, weighting and",
+    lambda: fit(fed(algorithm=FedProx(0.1), participation="once", clients_per_round=2)),
+)
+row(
+    "works with the plain mean update; leave out server_lr, server_optimizer, aggregator, weighting and",
     lambda: fed(algorithm=SCAFFOLD(), server_lr=0.5),
     lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2)),
-    lambda: fit(fed(algorithm=FedProx(0.1), server_lr=0.5)))
-row("Federated simulates all clients on one device, got {} on {} devices; use Trainer(strategy='auto',",
+    lambda: fit(fed(algorithm=FedProx(0.1), server_lr=0.5)),
+)
+row(
+    "Federated simulates all clients on one device, got {} on {} devices; use Trainer(strategy='auto',",
     lambda: fit(strategy="ddp", devices=1),
     lambda: fit(strategy="auto", devices=1),
-    lambda: fit(strategy="fedq_clients", devices=1))
-row("val_check_interval as a time would validate in the middle of a round",
+    lambda: fit(strategy="fedq_clients", devices=1),
+)
+row(
+    "val_check_interval as a time would validate in the middle of a round",
     lambda: fit(val_check_interval="00:00:00:01", check_val_every_n_epoch=1),
-    lambda: fit(check_val_every_n_epoch=2, max_epochs=2))
-row("val_check_interval = {} would validate in the middle of a round of {} batches a client",
+    lambda: fit(check_val_every_n_epoch=2, max_epochs=2),
+)
+row(
+    "val_check_interval = {} would validate in the middle of a round of {} batches a client",
     lambda: fit(val_check_interval=3, check_val_every_n_epoch=None),
-    lambda: fit(check_val_every_n_epoch=2, max_epochs=2))
-row("have no shape before the first batch (a lazy layer), and the vector of an update needs one; run a",
+    lambda: fit(check_val_every_n_epoch=2, max_epochs=2),
+)
+row(
+    "have no shape before the first batch (a lazy layer), and the vector of an update needs one; run a",
     lambda: fit(module=Lazy(False)),
     lambda: fit(module=Lazy(True)),
-    lambda: fit(module=Classifier(nn.Linear(64, 10))))
+    lambda: fit(module=Classifier(nn.Linear(64, 10))),
+)
 row("are complex, and an update is a vector", lambda: fit(module=Complex()), lambda: fit(module=Real()))
-row("Federated has nothing to train: no parameter in an optimiser requires a gradient",
+row(
+    "Federated has nothing to train: no parameter in an optimiser requires a gradient",
     lambda: fit(module=Classifier().requires_grad_(False)),
-    lambda: fit(module=Classifier()))
-row("parameters in the optimiser are not the module's (shapes {}), so that no update carries them",
+    lambda: fit(module=Classifier()),
+)
+row(
+    "parameters in the optimiser are not the module's (shapes {}), so that no update carries them",
     lambda: fit(module=Loose("")),
     lambda: fit(module=Loose("attribute")),
-    lambda: fit(module=Loose("registered")))
-row("would train on the raw data of all clients at once, past every mechanism; run it with a Trainer",
+    lambda: fit(module=Loose("registered")),
+)
+row(
+    "would train on the raw data of all clients at once, past every mechanism; run it with a Trainer",
     lambda: fit(fed(), pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable()),
-    lambda: fit(pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable(), data=Digits(400)))
+    lambda: fit(pl.callbacks.LearningRateFinder(num_training_steps=5), module=Tunable(), data=Digits(400)),
+)
 # ---- ranks ------------------------------------------------------------------------------------------
-row("a privacy target over the run needs a number of rounds, got Trainer(max_epochs={}); give one",
+row(
+    "a privacy target over the run needs a number of rounds, got Trainer(max_epochs={}); give one",
     lambda: fit(aimed(), max_epochs=-1, max_steps=8),
     lambda: fit(aimed(), max_epochs=2),
-    lambda: fit(aimed(over="round"), max_epochs=-1, max_steps=8))
+    lambda: fit(aimed(over="round"), max_epochs=-1, max_steps=8),
+)
 row("for {} rounds, {}the", lambda: longer(1, 5), lambda: longer(2, 2), lambda: fit(aimed(), max_epochs=5))
+
+
 def aimed(**target):
     return fed(
         LDPQ(1.0), seed=None, privacy=PrivacyTarget(500.0, **{"delta": 1e-5, "adversary": "server", **target})
     )
+
+
 def longer(first, second):
     """A run, and one that goes on from its checkpoint to another number of rounds."""
     one = aimed()
     trainer = fit(one, max_epochs=first)
     trainer.save_checkpoint("target.ckpt")
     fit(aimed(), ckpt_path="target.ckpt", max_epochs=second)
-class Tunable(Classifier): lr = 0.1
-class SecondDPSGD(DPSGD): state_key = "second"
-class SecondFederated(Federated): state_key = "second"
+
+
+class Tunable(Classifier):
+    lr = 0.1
+
+
+class SecondDPSGD(DPSGD):
+    state_key = "second"
+
+
+class SecondFederated(Federated):
+    state_key = "second"
+
+
 class Chooses(pl.Callback):
     """Wants to choose the batches, too."""
+
     def setup(self, trainer, pl_module, stage):
         next(c for c in trainer.callbacks if isinstance(c, Federated)).use_batches(SimpleNamespace())
+
+
 def aggregate():
     """A sum with exactly Gaussian noise, half of what the chain needs."""
     return AggregateGaussian(40.0, math.sqrt(langevin.STEP) * langevin.CLIENTS / 80.0)
+
+
 def leaky():
     """Noise that a budget of leakage sets."""
     return NearOptimalUtility(1.0, leakage_budget=0.5, noise_std=0.1, measured_leakage=0.4)

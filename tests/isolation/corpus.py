@@ -20,77 +20,131 @@ from tests.training.published_optimizers import SAM, Estimates, Lookahead
 
 BATCH, SAMPLES, EPOCHS = 8, 48, 3
 TRAININGS = []
+
+
 class Data(pl.LightningDataModule):
     """A classification of three kinds, in a fixed order."""
+
     def __init__(self) -> None:
         super().__init__()
         draws = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(SAMPLES, 6, generator=draws)
         self.labels = (self.inputs[:, :3] + 0.1 * torch.randn(SAMPLES, 3, generator=draws)).argmax(1)
-    def train_dataloader(self): return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=BATCH)
-    def val_dataloader(self): return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=SAMPLES)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=BATCH)
+
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=SAMPLES)
+
+
 class Training(pl.LightningModule):
     """A linear softmax; what follows differs from it in one habit."""
+
     trainer_flags: dict[str, Any] = {}  # noqa: RUF012
     data: type[Data] = Data
     rounds_equal = True
     """Is every round of one client an epoch of the plain training? Not where an optimiser's state goes on."""
+
     def __init_subclass__(cls, **settings):
         super().__init_subclass__(**settings)
-        if not cls.__name__.startswith("_"): TRAININGS.append(cls)
+        if not cls.__name__.startswith("_"):
+            TRAININGS.append(cls)
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
         self.build()
-    def build(self): """Whatever else there is."""
-    def callbacks(self): return []
-    def loss(self, batch): return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-    def training_step(self, batch, batch_idx): return self.loss(batch)
-    def validation_step(self, batch, batch_idx): self.log("val_loss", self.loss(batch))
-    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.1)
-class Plain(Training): pass
+
+    def build(self):
+        """Whatever else there is."""
+
+    def callbacks(self):
+        return []
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Plain(Training):
+    pass
+
+
 class ScheduleByStep(Training):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5))
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class OneCycle(Training):
     """Asks how many steps there will be."""
+
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = OneCycleLR(optimizer, 0.2, total_steps=steps, cycle_momentum=False)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class WarmupByHand(Training):
     """In `optimizer_step`, from the global step."""
+
     def optimizer_step(self, epoch, batch_idx, optimizer, closure=None):
-        for group in optimizer.param_groups: group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 6)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 6)
         optimizer.step(closure=closure)
+
+
 class Accumulates(Training):
     trainer_flags = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}  # noqa: RUF012
+
+
 class PlateauOfValidation(Training):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+
+
 class _Teacher(Training):
     """A frozen copy that follows."""
-    def build(self): self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+
+    def build(self):
+        self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+
     def follow(self):
         with torch.no_grad():
             for slow, fast in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
                 slow.lerp_(fast, 0.2)
+
     def training_step(self, batch, batch_idx):
         ours, theirs = self.net(batch[0]), self.teacher(batch[0])
         return nn.functional.cross_entropy(ours, batch[1]) + nn.functional.mse_loss(ours, theirs.detach())
+
+
 class MeanTeacher(_Teacher):
-    def on_train_batch_end(self, *args): self.follow()
+    def on_train_batch_end(self, *args):
+        self.follow()
+
+
 class Gan(Training):
     """Two optimisers by hand, and a schedule each."""
+
     def build(self):
         self.critic = nn.Linear(3, 1)
         self.automatic_optimization = False
+
     def training_step(self, batch, batch_idx):
         net, critic = self.optimizers()
         loss = self.loss(batch) - 0.1 * self.critic(self.net(batch[0])).mean()
@@ -100,87 +154,163 @@ class Gan(Training):
         critic.zero_grad()
         self.manual_backward(self.critic(self.net(batch[0]).detach()).square().mean())
         critic.step()
-        for schedule in self.lr_schedulers(): schedule.step()
+        for schedule in self.lr_schedulers():
+            schedule.step()
+
     def configure_optimizers(self):
         optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net, self.critic)]
         return optimizers, [LambdaLR(one, lambda step: 0.9**step) for one in optimizers]
+
+
 class NewOptimizers(Training):
     """Made anew in mid-run."""
+
     def on_train_epoch_start(self):
-        if self.current_epoch == 1: self.trainer.strategy.setup_optimizers(self.trainer)
+        if self.current_epoch == 1:
+            self.trainer.strategy.setup_optimizers(self.trainer)
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1 if self.current_epoch == 0 else 0.05)
+
+
 class ReplayBuffer(Training):
     """Trains on samples of earlier batches, too."""
-    def on_train_epoch_start(self): self.samples = deque(maxlen=4)
+
+    def on_train_epoch_start(self):
+        self.samples = deque(maxlen=4)
+
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
-        for old in self.samples: loss = loss + 0.1 * self.loss(old)
+        for old in self.samples:
+            loss = loss + 0.1 * self.loss(old)
         self.samples.append((batch[0][:2].clone(), batch[1][:2].clone()))
         return loss
+
+
 class RunningWeight(Training):
     """Divides by a running mean of the losses of the epoch."""
-    def on_train_epoch_start(self): self.mean = 1.0
+
+    def on_train_epoch_start(self):
+        self.mean = 1.0
+
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.mean = 0.9 * self.mean + 0.1 * loss.item()
         return loss / self.mean
+
+
 class Metrics(Training):
     """Objects in the module, logged and computed by hand."""
-    def build(self): self.acc, self.mean = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+
+    def build(self):
+        self.acc, self.mean = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+
     def training_step(self, batch, batch_idx):
         scores = self.net(batch[0])
         self.acc((scores.argmax(1) == batch[1]).float())
         self.mean.update(scores.detach().mean())
         self.log("acc", self.acc, on_step=False, on_epoch=True)
         return nn.functional.cross_entropy(scores, batch[1])
+
     def on_train_epoch_end(self):
         self.log("mean", self.mean.compute())
         self.mean.reset()
+
+
 class BatchNorm(Training):
-    def build(self): self.net.insert(1, nn.BatchNorm1d(5))
+    def build(self):
+        self.net.insert(1, nn.BatchNorm1d(5))
+
+
 class WeightNorm(Training):
-    def build(self): nn.utils.parametrizations.weight_norm(self.net[0])
+    def build(self):
+        nn.utils.parametrizations.weight_norm(self.net[0])
+
+
 class Recurrent(Training):
     def build(self):
         self.net = nn.Sequential(nn.GRU(2, 4, batch_first=True))
         self.head = nn.Linear(4, 3)
+
     def loss(self, batch):
         hidden = self.net[0](batch[0].view(-1, 3, 2))[0][:, -1]
         return nn.functional.cross_entropy(self.head(hidden), batch[1])
+
+
 class HooksOfData(Training):
     class data(Data):
-        def on_after_batch_transfer(self, batch, dataloader_idx): return [batch[0] * 0.5, batch[1]]
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return [batch[0] * 0.5, batch[1]]
+
+
 class GradientHooks(Training):
-    def build(self): self.net[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    def build(self):
+        self.net[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
 class _ScalesGradients(pl.Callback):
     def on_after_backward(self, trainer, pl_module):
-        for parameter in pl_module.parameters(): parameter.grad.mul_(0.5)
+        for parameter in pl_module.parameters():
+            parameter.grad.mul_(0.5)
+
+
 class OwnCallback(Training):
-    def callbacks(self): return [_ScalesGradients()]
+    def callbacks(self):
+        return [_ScalesGradients()]
+
+
 class Finetuning(Training):
     """Lightning's own callback."""
+
     def build(self):
         self.backbone, self.head = self.net[0], self.net[2]
         del self.net
+
     def loss(self, batch):
         return nn.functional.cross_entropy(self.head(self.backbone(batch[0]).tanh()), batch[1])
-    def callbacks(self): return [pl.callbacks.BackboneFinetuning(1, lambda epoch: 1.0, verbose=False)]
-    def configure_optimizers(self): return torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+    def callbacks(self):
+        return [pl.callbacks.BackboneFinetuning(1, lambda epoch: 1.0, verbose=False)]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+
 class Cli(Training):
     """What LightningCLI's `OptimizerCallable` leaves in a module."""
-    def build(self): self.optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-    def configure_optimizers(self): return self.optimizer(self.parameters())
+
+    def build(self):
+        self.optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters())
+
+
 class Closure(Training):
     """LBFGS evaluates the loss several times a step."""
+
     rounds_equal = False
-    def configure_optimizers(self): return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
 class SharpnessAware(Training):
     rounds_equal = False
-    def configure_optimizers(self): return SAM(self.parameters(), lr=0.1, momentum=0.9)
+
+    def configure_optimizers(self):
+        return SAM(self.parameters(), lr=0.1, momentum=0.9)
+
+
 class SlowWeights(Training):
     rounds_equal = False
-    def configure_optimizers(self): return Lookahead(self.parameters(), lr=0.1)
+
+    def configure_optimizers(self):
+        return Lookahead(self.parameters(), lr=0.1)
+
+
 class OwnEstimates(Training):
     rounds_equal = False
-    def configure_optimizers(self): return Estimates(self.parameters(), lr=0.1)
+
+    def configure_optimizers(self):
+        return Estimates(self.parameters(), lr=0.1)

@@ -12,6 +12,7 @@ from tests.isolation.corpus import BATCH, Data, Training
 
 class LabelledAndNot(Training):
     """Two loaders at once, one of them without labels."""
+
     class data(Data):
         def train_dataloader(self):
             labelled = DataLoader(TensorDataset(self.inputs, self.labels), batch_size=BATCH)
@@ -19,10 +20,13 @@ class LabelledAndNot(Training):
                 "labelled": labelled,
                 "not": DataLoader(TensorDataset(self.inputs * 0.5), batch_size=BATCH),
             }
+
     def training_step(self, batch, batch_idx):
         guesses = self.net(batch["not"][0]).softmax(1)
         entropy = -(guesses * guesses.clamp_min(1e-6).log()).sum(1).mean()
         return self.loss(batch["labelled"]) + 0.1 * entropy
+
+
 class OwnBatchSampler(Training):
     class data(Data):
         def train_dataloader(self):
@@ -30,33 +34,51 @@ class OwnBatchSampler(Training):
             return DataLoader(
                 rows, batch_sampler=BatchSampler(SequentialSampler(rows), BATCH, drop_last=True)
             )
+
+
 class BuiltLate(Training):
     """Layers are made in `configure_model`, as for large models."""
+
     def build(self):
         del self.net
         self.net = None
+
     def configure_model(self):
         if self.net is None:
             torch.manual_seed(0)
             self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
 class LazyLayers(Training):
     """Shapes come with the first batch, in `setup`."""
-    def build(self): self.net = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(3))
+
+    def build(self):
+        self.net = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(3))
+
     def setup(self, stage):
         torch.manual_seed(0)
         self.net(torch.zeros(1, 6))
+
+
 class SparseEmbedding(Training):
     """Gradients of the table are sparse."""
-    def build(self): self.table = nn.EmbeddingBag(8, 6, sparse=True)
+
+    def build(self):
+        self.table = nn.EmbeddingBag(8, 6, sparse=True)
+
     def loss(self, batch):
         words = (batch[0].abs() * 4).long().clamp_max(7)
         return nn.functional.cross_entropy(self.net(batch[0] + self.table(words)), batch[1])
+
+
 class Moco(Training):
     """A queue of keys in a buffer, a pointer into it, and an encoder that follows."""
+
     def build(self):
         self.keys = copy.deepcopy(self.net).requires_grad_(False)
         self.register_buffer("queue", nn.functional.normalize(torch.randn(16, 3)))
         self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+
     def training_step(self, batch, batch_idx):
         with torch.no_grad():
             for slow, fast in zip(self.keys.parameters(), self.net.parameters(), strict=True):
@@ -70,15 +92,21 @@ class Moco(Training):
         self.pointer[0] = (start + BATCH) % 16
         alike = nn.functional.cross_entropy(scores, torch.zeros(len(own), dtype=torch.long))
         return self.loss(batch) + 0.1 * alike
+
+
 class TruncatedBackpropagation(Training):
     """By hand: several steps of the optimiser in one batch, a hidden state between them."""
+
     def build(self):
         self.automatic_optimization = False
         self.cell, self.head = nn.GRUCell(2, 4), nn.Linear(4, 3)
+
     def loss(self, batch):
         hidden = torch.zeros(len(batch[0]), 4)
-        for part in batch[0].view(-1, 3, 2).unbind(1): hidden = self.cell(part, hidden)
+        for part in batch[0].view(-1, 3, 2).unbind(1):
+            hidden = self.cell(part, hidden)
         return nn.functional.cross_entropy(self.head(hidden), batch[1])
+
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
         hidden = torch.zeros(len(batch[0]), 4)
@@ -87,37 +115,58 @@ class TruncatedBackpropagation(Training):
             optimizer.zero_grad()
             self.manual_backward(nn.functional.cross_entropy(self.head(hidden), batch[1]))
             optimizer.step()
+
+
 class AutoEncoder(Training):
     """A variational one, with noise of a fixed pattern in place of draws."""
-    def build(self): self.encode, self.decode = nn.Linear(6, 4), nn.Linear(2, 6)
+
+    def build(self):
+        self.encode, self.decode = nn.Linear(6, 4), nn.Linear(2, 6)
+
     def loss(self, batch):
         mean, spread = self.encode(batch[0]).chunk(2, dim=1)
         noise = torch.linspace(-1, 1, 2 * len(mean)).view_as(mean)
         back = self.decode(mean + noise * (0.5 * spread).exp())
         divergence = -0.5 * (1 + spread - mean.square() - spread.exp()).mean()
         return nn.functional.mse_loss(back, batch[0]) + 0.1 * divergence
+
+
 class StochasticAveraging(Training):
     """Lightning's own callback, from the second epoch on."""
+
     def callbacks(self):
         return [pl.callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=1, annealing_epochs=1)]
+
+
 class MemoryOfEpochs(Training):
     """A running mean that goes on over epochs, in an attribute: a plain training's rate follows it."""
+
     rounds_equal = False
     """A client's memory is dropped with the client, so that only the first round is the plain epoch."""
-    def build(self): self.mean = 1.0
+
+    def build(self):
+        self.mean = 1.0
+
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.mean = 0.8 * self.mean + 0.2 * loss.item()
         return loss / self.mean
+
+
 class Curriculum(Training):
     """Data that depend on the epoch, by reloading."""
+
     trainer_flags = {"reload_dataloaders_every_n_epochs": 1}  # noqa: RUF012
+
     class data(Data):
         def train_dataloader(self):
             epoch = 0 if self.trainer is None else self.trainer.current_epoch
             return DataLoader(TensorDataset(self.inputs * (1 + 0.1 * epoch), self.labels), batch_size=BATCH)
+
+
 class PenaltyOfGradients(Training):
     """A second derivative: the squared norm of the gradient by the inputs."""
+
     def loss(self, batch):
         inputs = batch[0].clone().requires_grad_(True)
         with torch.enable_grad():

@@ -30,6 +30,7 @@ def _rows(module: ModuleType) -> list[type[Shape]]:
     kinds = [kind for kind in vars(module).values() if isclass(kind) and issubclass(kind, Shape)]
     return [k for k in kinds if k.__module__ == module.__name__ and not k.__name__.startswith("_")]
 
+
 ROWS = [
     row
     for module in (values, objects, functions, layers, callbacks, data, optimizers, escapes, outside, leaving)

@@ -12,77 +12,146 @@ from tests.isolation.worlds import BATCH, Samples, Shape
 
 
 class _HelperModule(Samples):
-    def begin(self): self.meter = Meter()
+    def begin(self):
+        self.meter = Meter()
+
     def on_after_batch_transfer(self, batch, dataloader_idx):
         if self.trainer is not None and self.trainer.training:
             return [batch[0] - self.meter.update(float(batch[0].mean())), batch[1]]
         return batch
-class BatchHookHelper(Shape): data = _HelperModule
+
+
+class BatchHookHelper(Shape):
+    data = _HelperModule
+
+
 class _NumberModule(Samples):
     mean: Any = 0.0
+
     def on_before_batch_transfer(self, batch, dataloader_idx):
         if self.trainer is not None and self.trainer.training:
             self.mean = 0.5 * (self.mean + batch[0].mean(0))
         return [batch[0] - self.mean, batch[1]]
-class BatchHookTensor(Shape): data = _NumberModule
+
+
+class BatchHookTensor(Shape):
+    data = _NumberModule
+
+
 class _PassiveModule(Samples):
     """No batch hooks of its own; the module writes to it."""
-    def begin(self): self.kept = SimpleNamespace(mean=1.0)
+
+    def begin(self):
+        self.kept = SimpleNamespace(mean=1.0)
+
+
 class AttributeOfDataModule(Shape):
     data = _PassiveModule
+
     def scaled(self, loss):
         kept = self.trainer.datamodule.kept
         kept.mean = 0.5 * (kept.mean + loss.item())
         return loss / kept.mean
+
+
 class _Remembering(Dataset[Any]):
     """Subtracts the mean of the samples that it has handed out."""
+
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self.inputs, self.targets, self.mean = inputs, targets, torch.zeros(3)
-    def __len__(self): return len(self.inputs)
+
+    def __len__(self):
+        return len(self.inputs)
+
     def __getitem__(self, index):
         self.mean = 0.5 * (self.mean + self.inputs[index])
         return self.inputs[index] - self.mean, self.targets[index]
+
+
 class _RememberingData(Samples):
-    def train_set(self): return _Remembering(self.inputs, self.targets)
-class DatasetWithMemory(Shape): data, refused = _RememberingData, r"(?i)client|dataset"
+    def train_set(self):
+        return _Remembering(self.inputs, self.targets)
+
+
+class DatasetWithMemory(Shape):
+    data, refused = _RememberingData, r"(?i)client|dataset"
+
+
 class _RunningMean:
     """A transform that knows the mean so far."""
-    def __init__(self) -> None: self.mean = torch.zeros(3)
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(3)
+
     def __call__(self, sample):
         self.mean = 0.5 * (self.mean + sample)
         return sample - self.mean
+
+
 class _Transformed(Dataset[Any]):
     def __init__(self, inputs: Tensor, targets: Tensor, transform: Any) -> None:
         self.inputs, self.targets, self.transform = inputs, targets, transform
-    def __len__(self): return len(self.inputs)
-    def __getitem__(self, index): return self.transform(self.inputs[index]), self.targets[index]
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.transform(self.inputs[index]), self.targets[index]
+
+
 class _TransformedData(Samples):
-    def train_set(self): return _Transformed(self.inputs, self.targets, _RunningMean())
-class TransformWithMemory(Shape): data, refused = _TransformedData, r"(?i)client|dataset"
+    def train_set(self):
+        return _Transformed(self.inputs, self.targets, _RunningMean())
+
+
+class TransformWithMemory(Shape):
+    data, refused = _TransformedData, r"(?i)client|dataset"
+
+
 class _Collates:
-    def __init__(self) -> None: self.meter = Meter()
+    def __init__(self) -> None:
+        self.meter = Meter()
+
     def __call__(self, samples):
         inputs, targets = default_collate(samples)
         return [inputs - self.meter.update(float(inputs.mean())), targets]
+
+
 class _CollatedData(Samples):
     def train_dataloader(self):
         return DataLoader(self.train_set(), batch_size=BATCH, shuffle=True, collate_fn=_Collates())
-class CollateWithMemory(Shape): data, refused = _CollatedData, r"(?i)client"
-class _Weighted(TensorDataset): scale = 1.0
+
+
+class CollateWithMemory(Shape):
+    data, refused = _CollatedData, r"(?i)client"
+
+
+class _Weighted(TensorDataset):
+    scale = 1.0
+
+
 class _WeightedData(Samples):
     def train_set(self):
         self.weighted = _Weighted(self.inputs, self.targets)
         return self.weighted
+
+
 class DatasetWrittenByModule(Shape):
     """A curriculum: the module tells the dataset how hard it is."""
+
     data, refused = _WeightedData, r"(?i)client|dataset"
+
     def scaled(self, loss):
         dataset = self.trainer.datamodule.weighted
         dataset.scale = 0.5 * (dataset.scale + loss.item())
         return loss / dataset.scale
+
+
 class BatchWrittenInPlace(Shape):
     """Batches are views of the dataset where a loader does not copy; here a sample is written to."""
+
     data, refused = _WeightedData, r"(?i)client|dataset"
+
     def scaled(self, loss):
         inputs = self.trainer.datamodule.weighted.tensors[0]
         inputs.add_(0.01 * loss.item())

@@ -9,60 +9,111 @@ class AttributeOfTrainer(Shape):
         trainer = self.trainer
         trainer.mean = 0.5 * (getattr(trainer, "mean", 1.0) + loss.item())
         return loss / trainer.mean
+
+
 class AttributeOfFitLoop(Shape):
     def scaled(self, loss):
         loop = self.trainer.fit_loop
         loop.mean = 0.5 * (getattr(loop, "mean", 1.0) + loss.item())
         return loss / loop.mean
+
+
 class ShouldStopByLoss(Shape):
     """Ends the fit by one client's loss; client 0's other data have losses above 4."""
+
     def scaled(self, loss):
-        if loss.item() > 4.0: self.trainer.should_stop = True
+        if loss.item() > 4.0:
+            self.trainer.should_stop = True
         return loss
+
+
 class StopByReturn(Shape):
     """Lightning skips the rest of an epoch where the hook returns -1."""
-    def begin(self): self.large = False
+
+    def begin(self):
+        self.large = False
+
     def scaled(self, loss):
         self.large = self.large or loss.item() > 4.0
         return loss
-    def on_train_batch_start(self, batch, batch_idx): return -1 if self.large else None
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if self.large else None
+
+
 class CallbackMetricsWritten(Shape):
-    def begin(self): self.largest = 0.0
+    def begin(self):
+        self.largest = 0.0
+
     def scaled(self, loss):
         self.largest = max(self.largest, loss.item())
         self.trainer.callback_metrics["largest"] = loss.detach().new_tensor(self.largest)
         return loss
+
+
 class LoggedInValidation(Shape):
     """A stored loss of training is logged where the server's metrics are."""
-    def begin(self): self.losses = []
+
+    def begin(self):
+        self.losses = []
+
     def scaled(self, loss):
         self.losses.append(loss.detach())
         return loss
-    def on_validation_epoch_end(self): self.log("stored", sum(self.losses) / max(1, len(self.losses)))
+
+    def on_validation_epoch_end(self):
+        self.log("stored", sum(self.losses) / max(1, len(self.losses)))
+
+
 class _LogsStored(pl.Callback):
-    def __init__(self) -> None: self.losses = [0.0]
+    def __init__(self) -> None:
+        self.losses = [0.0]
+
     def on_train_batch_end(self, trainer, pl_module, outputs, *args):
         self.losses.append(float(outputs["loss"]))
-    def on_validation_epoch_end(self, trainer, pl_module): pl_module.log("stored", max(self.losses))
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log("stored", max(self.losses))
+
+
 class CallbackLogsInValidation(Shape):
-    def callbacks(self): return (_LogsStored(),)
+    def callbacks(self):
+        return (_LogsStored(),)
+
+
 class StopsEarly(LoggedInValidation):
     """`EarlyStopping` looks at a stored loss."""
+
     def on_validation_epoch_end(self):
         self.log("stored", 1.0 * (max(map(float, self.losses), default=0.0) > 4.0))
+
     def callbacks(self):
         return (pl.callbacks.EarlyStopping("stored", stopping_threshold=0.5, mode="max", patience=9),)
+
+
 class SavedByHook(Shape):
     """Stored losses go into every checkpoint."""
-    def begin(self): self.losses = []
+
+    def begin(self):
+        self.losses = []
+
     def scaled(self, loss):
         self.losses.append(loss.item())
         return loss
-    def on_save_checkpoint(self, checkpoint): checkpoint["losses"] = list(self.losses)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["losses"] = list(self.losses)
+
+
 class LoggedByHand(Shape):
     """Past `self.log`, to the logger, at the end of an epoch."""
-    def begin(self): self.largest = 0.0
+
+    def begin(self):
+        self.largest = 0.0
+
     def scaled(self, loss):
         self.largest = max(self.largest, loss.item())
         return loss
-    def on_validation_end(self): self.logger.log_metrics({"largest": self.largest})
+
+    def on_validation_end(self):
+        self.logger.log_metrics({"largest": self.largest})

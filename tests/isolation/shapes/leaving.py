@@ -26,266 +26,521 @@ from tests.isolation.worlds import Samples, Shape
 
 _FOUND = r"clients are not isolated"
 _FOLDER = Path(tempfile.gettempdir()) / f"leaving-{os.getpid()}"
+
+
 class _Kept(Shape):
     """Keeps losses somewhere, and shows their sum in checkpoints."""
+
     refused = _FOUND
-    def keep(self, loss): raise NotImplementedError
-    def kept(self): raise NotImplementedError
+
+    def keep(self, loss):
+        raise NotImplementedError
+
+    def kept(self):
+        raise NotImplementedError
+
     def scaled(self, loss):
         self.keep(loss.item())
         return loss
-    def on_save_checkpoint(self, checkpoint): checkpoint["kept"] = self.kept()
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["kept"] = self.kept()
+
 
 # ---- methods of builtins: isolated with what they belong to ---------------------------------------------
 class _BoundMethod(_Kept):
     refused = ""
+
     def begin(self):
         self.losses = []
         self.put = self.losses.append
-    def keep(self, loss): self.put(loss)
-    def kept(self): return float(sum(self.losses))
-class BoundAppend(_BoundMethod): pass
+
+    def keep(self, loss):
+        self.put(loss)
+
+    def kept(self):
+        return float(sum(self.losses))
+
+
+class BoundAppend(_BoundMethod):
+    pass
+
+
 class BoundTensorAdd(_BoundMethod):
     def begin(self):
         self.losses = torch.zeros(1)
         self.put = self.losses.add_
+
+
 class BoundExtendInTuple(_BoundMethod):
     def begin(self):
         self.losses = []
         self.tools = (self.losses.extend,)
         self.put = lambda loss: self.tools[0]([loss])
+
+
 class BoundSetItem(_BoundMethod):
     def begin(self):
         self.losses = [0.0]
         self.put = functools.partial(self.losses.__setitem__, 0)
+
+
 class GradientsIntoList(Shape):
     """A hook that is a method of a list: exact gradients in a checkpoint."""
+
     def begin(self):
         self.grads = []
         self.net.weight.register_hook(self.grads.append)
-    def on_save_checkpoint(self, checkpoint): checkpoint["grads"] = [one.clone() for one in self.grads]
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["grads"] = [one.clone() for one in self.grads]
+
+
 class HookOfForward(_BoundMethod):
     def begin(self):
         super().begin()
         self.net.register_forward_hook(lambda module, args, out, put=self.put: put(out.sum().item()))
-    def keep(self, loss): """By the hook."""
+
+    def keep(self, loss):
+        """By the hook."""
+
 
 # ---- outside of every world: seen by the trial ----------------------------------------------------------
-class _Meter: losses: ClassVar[list[float]] = []
+class _Meter:
+    losses: ClassVar[list[float]] = []
+
+
 class OfAClass(_Kept):
     @classmethod
-    def forget(cls): _Meter.losses.clear()
-    def keep(self, loss): _Meter.losses.append(loss)
-    def kept(self): return sum(_Meter.losses)
+    def forget(cls):
+        _Meter.losses.clear()
+
+    def keep(self, loss):
+        _Meter.losses.append(loss)
+
+    def kept(self):
+        return sum(_Meter.losses)
+
+
 class SumInValidation(OfAClass):
-    def on_save_checkpoint(self, checkpoint): """Nothing."""
+    def on_save_checkpoint(self, checkpoint):
+        """Nothing."""
+
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         self.log("kept", self.kept())
+
+
 class ToTheLogger(OfAClass):
-    def on_save_checkpoint(self, checkpoint): """Nothing."""
-    def on_validation_end(self): self.logger.log_metrics({"kept": self.kept()})
+    def on_save_checkpoint(self, checkpoint):
+        """Nothing."""
+
+    def on_validation_end(self):
+        self.logger.log_metrics({"kept": self.kept()})
+
+
 class OutliersOnly(OfAClass):
     def keep(self, loss):
-        if loss > 2.0: super().keep(loss)
+        if loss > 2.0:
+            super().keep(loss)
+
+
 class FirstOfAll(OfAClass):
     """Whoever comes first, the rehearsal's client say, decides for all."""
+
     def keep(self, loss):
-        if not _Meter.losses: _Meter.losses.append(loss)
-    def scaled(self, loss): return super().scaled(loss) / _Meter.losses[0]
+        if not _Meter.losses:
+            _Meter.losses.append(loss)
+
+    def scaled(self, loss):
+        return super().scaled(loss) / _Meter.losses[0]
+
+
 class _Namespace(types.SimpleNamespace):
-    def __reduce__(self): return "_REGISTRY"  # pickled by name
+    def __reduce__(self):
+        return "_REGISTRY"  # pickled by name
+
+
 _REGISTRY = _Namespace(seen=0.0)
+
+
 class PickledByName(_Kept):
     @classmethod
-    def forget(cls): _REGISTRY.seen = 0.0
-    def begin(self): self.registry = _REGISTRY
-    def keep(self, loss): self.registry.seen += loss
-    def kept(self): return float(_REGISTRY.seen)
+    def forget(cls):
+        _REGISTRY.seen = 0.0
+
+    def begin(self):
+        self.registry = _REGISTRY
+
+    def keep(self, loss):
+        self.registry.seen += loss
+
+    def kept(self):
+        return float(_REGISTRY.seen)
+
+
 class _Single:
     """One for all, and it says so."""
-    def __init__(self) -> None: self.seen = 0.0
-    def __deepcopy__(self, memo): return self
+
+    def __init__(self) -> None:
+        self.seen = 0.0
+
+    def __deepcopy__(self, memo):
+        return self
+
+
 class CopiesToItself(_Kept):
-    def begin(self): self.single = _Single()
-    def keep(self, loss): self.single.seen += loss
-    def kept(self): return self.single.seen
+    def begin(self):
+        self.single = _Single()
+
+    def keep(self, loss):
+        self.single.seen += loss
+
+    def kept(self):
+        return self.single.seen
+
+
 @functools.lru_cache
-def _numbers(_): return []
+def _numbers(_):
+    return []
+
+
 class OnTheStrategy(_Kept):
     def keep(self, loss):
         accelerator = self.trainer.strategy.accelerator
         accelerator.seen = getattr(accelerator, "seen", 0.0) + loss
-    def kept(self): return float(getattr(self.trainer.strategy.accelerator, "seen", 0.0))
+
+    def kept(self):
+        return float(getattr(self.trainer.strategy.accelerator, "seen", 0.0))
+
+
 class LogsByItself(Shape):
     refused = _FOUND
-    def on_fit_start(self): self.book = self.trainer.loggers[0]
+
+    def on_fit_start(self):
+        self.book = self.trainer.loggers[0]
+
     def scaled(self, loss):
         self.book.log_metrics({"own": loss.item()})
         return loss
+
+
 class OnAFunction(_Kept):
     @classmethod
-    def forget(cls): vars(_numbers)["seen"] = 0.0
-    def keep(self, loss): vars(_numbers)["seen"] += loss
-    def kept(self): return float(vars(_numbers)["seen"])
+    def forget(cls):
+        vars(_numbers)["seen"] = 0.0
+
+    def keep(self, loss):
+        vars(_numbers)["seen"] += loss
+
+    def kept(self):
+        return float(vars(_numbers)["seen"])
+
+
 class _Records(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.seen = []
-    def emit(self, record): self.seen.append(float(record.args[0]))
+
+    def emit(self, record):
+        self.seen.append(float(record.args[0]))
+
+
 _LOG, _HANDLER = logging.getLogger("leaving"), _Records()
 _LOG.addHandler(_HANDLER)
 _LOG.propagate = False
+
+
 class ByWarnings(_Kept):
     """Python remembers the text of a warning."""
+
     @classmethod
-    def forget(cls): globals().pop("__warningregistry__", None)
+    def forget(cls):
+        globals().pop("__warningregistry__", None)
+
     def keep(self, loss):
         registry = globals().setdefault("__warningregistry__", {})
         registry[str(loss)] = 1
+
     def kept(self):
         texts = [key for key in globals().get("__warningregistry__", {}) if isinstance(key, str)]
         return sum(float(text) for text in texts if text[:1].isdigit())
 
+
 # ---- files and shared memory ----------------------------------------------------------------------------
 class _InAFile(_Kept):
     name: ClassVar[str] = ""
+
     @classmethod
     def path(cls):
         _FOLDER.mkdir(exist_ok=True)
         return _FOLDER / cls.name
+
     @classmethod
     def forget(cls):
-        for path in _FOLDER.glob("*") if _FOLDER.exists() else (): path.unlink()
+        for path in _FOLDER.glob("*") if _FOLDER.exists() else ():
+            path.unlink()
+
+
 class WrittenIfMissing(_InAFile):
     """The first client's statistics, for all."""
+
     name = "stats.pt"
+
     def scaled(self, loss):
-        if not self.path().exists(): torch.save(loss.item(), self.path())
+        if not self.path().exists():
+            torch.save(loss.item(), self.path())
         return loss / float(torch.load(self.path()))
-    def on_save_checkpoint(self, checkpoint): """Nothing."""
+
+    def on_save_checkpoint(self, checkpoint):
+        """Nothing."""
+
+
 class Pickled(_InAFile):
     name = "losses.pkl"
-    def keep(self, loss): self.path().write_bytes(pickle.dumps(self.kept() + loss))
-    def kept(self): return float(pickle.loads(self.path().read_bytes())) if self.path().exists() else 0.0
+
+    def keep(self, loss):
+        self.path().write_bytes(pickle.dumps(self.kept() + loss))
+
+    def kept(self):
+        return float(pickle.loads(self.path().read_bytes())) if self.path().exists() else 0.0
+
+
 class InADatabase(_InAFile):
     name = "losses.db"
+
     def keep(self, loss):
         with sqlite3.connect(self.path()) as base:
             base.execute("create table if not exists t (loss real)")
             base.execute("insert into t values (?)", (loss,))
         base.close()
+
     def kept(self):
-        if not self.path().exists(): return 0.0
+        if not self.path().exists():
+            return 0.0
         with sqlite3.connect(self.path()) as base:
             found = base.execute("select sum(loss) from t").fetchone()[0]
         base.close()
         return float(found or 0.0)
+
+
 class InAMemmap(_InAFile):
     name = "losses.npy"
-    def begin(self): self.table = np.memmap(self.path(), np.float64, "w+", shape=(1,))
-    def keep(self, loss): self.table[0] += loss
-    def kept(self): return float(self.table[0])
+
+    def begin(self):
+        self.table = np.memmap(self.path(), np.float64, "w+", shape=(1,))
+
+    def keep(self, loss):
+        self.table[0] += loss
+
+    def kept(self):
+        return float(self.table[0])
+
+
 class InAMap(_InAFile):
     """Anonymous memory that processes share."""
+
     memory: ClassVar[Any] = mmap.mmap(-1, 8)
-    @classmethod
-    def forget(cls): np.frombuffer(cls.memory, np.float64)[0] = 0.0
-    def keep(self, loss): np.frombuffer(self.memory, np.float64)[0] += loss
-    def kept(self): return float(np.frombuffer(self.memory, np.float64)[0])
-class FirstInAMap(InAMap):
-    """The first client's loss, for all, in memory that a fork does not drop."""
-    def keep(self, loss):
-        if not super().kept(): super().keep(loss)
-_VALUE = multiprocessing.Value("d", 0.0)
-class InAValue(_Kept):
-    @classmethod
-    def forget(cls): _VALUE.value = 0.0
-    def keep(self, loss): _VALUE.value += loss
-    def kept(self): return float(_VALUE.value)
-class InNamedMemory(_Kept):
-    memory: ClassVar[Any] = None
+
     @classmethod
     def forget(cls):
-        if cls.memory is None: cls.memory = shared_memory.SharedMemory(create=True, size=8)
+        np.frombuffer(cls.memory, np.float64)[0] = 0.0
+
+    def keep(self, loss):
+        np.frombuffer(self.memory, np.float64)[0] += loss
+
+    def kept(self):
+        return float(np.frombuffer(self.memory, np.float64)[0])
+
+
+class FirstInAMap(InAMap):
+    """The first client's loss, for all, in memory that a fork does not drop."""
+
+    def keep(self, loss):
+        if not super().kept():
+            super().keep(loss)
+
+
+_VALUE = multiprocessing.Value("d", 0.0)
+
+
+class InAValue(_Kept):
+    @classmethod
+    def forget(cls):
+        _VALUE.value = 0.0
+
+    def keep(self, loss):
+        _VALUE.value += loss
+
+    def kept(self):
+        return float(_VALUE.value)
+
+
+class InNamedMemory(_Kept):
+    memory: ClassVar[Any] = None
+
+    @classmethod
+    def forget(cls):
+        if cls.memory is None:
+            cls.memory = shared_memory.SharedMemory(create=True, size=8)
         cls.memory.buf[:8] = bytes(8)
-    def _view(self): return np.ndarray(1, np.float64, self.memory.buf)
-    def keep(self, loss): self._view()[0] += loss
-    def kept(self): return float(self._view()[0])
+
+    def _view(self):
+        return np.ndarray(1, np.float64, self.memory.buf)
+
+    def keep(self, loss):
+        self._view()[0] += loss
+
+    def kept(self):
+        return float(self._view()[0])
+
+
 _SHARED = torch.zeros(1).share_memory_()
+
+
 class SharedByTorch(_Kept):
     @classmethod
-    def forget(cls): _SHARED.zero_()
-    def keep(self, loss): _SHARED.add_(loss)
-    def kept(self): return float(_SHARED)
+    def forget(cls):
+        _SHARED.zero_()
+
+    def keep(self, loss):
+        _SHARED.add_(loss)
+
+    def kept(self):
+        return float(_SHARED)
+
+
 class MappedByTorch(_InAFile):
     """By C++, outside of the run's folder."""
+
     name = "mapped.bin"
-    def keep(self, loss): torch.from_file(str(self.path()), shared=True, size=1)[0] += loss
-    def kept(self): return float(torch.from_file(str(self.path()), shared=True, size=1)[0])
+
+    def keep(self, loss):
+        torch.from_file(str(self.path()), shared=True, size=1)[0] += loss
+
+    def kept(self):
+        return float(torch.from_file(str(self.path()), shared=True, size=1)[0])
+
 
 # ---- data -------------------------------------------------------------------------------------------------
 class _Rows(Dataset[Any]):
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self.inputs, self.targets, self.scale, self.seen = inputs, targets, None, list[float]()
-    def __len__(self): return len(self.inputs)
-    def __getitem__(self, index): return self.inputs[index], self.targets[index]
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+
 class _ByFirst(_Rows):
     def __getitem__(self, index):
-        if self.scale is None: self.scale = self.targets[index].abs() + 1
+        if self.scale is None:
+            self.scale = self.targets[index].abs() + 1
         return self.inputs[index], self.targets[index] / self.scale
+
+
 class NormalisedByTheFirstSample(Shape):
     refused = _FOUND
+
     class data(Samples):
-        def train_set(self): return _ByFirst(self.inputs, self.targets)
+        def train_set(self):
+            return _ByFirst(self.inputs, self.targets)
+
+
 class DataModuleOfTheModule(_Kept):
     """A module that holds its data module, by way of the Trainer."""
+
     refused = ""
+
     def keep(self, loss):
         data = self.trainer.datamodule
         data.seen = getattr(data, "seen", 0.0) + loss
-    def kept(self): return float(getattr(self.trainer.datamodule, "seen", 0.0))
+
+    def kept(self):
+        return float(getattr(self.trainer.datamodule, "seen", 0.0))
+
+
 class StateOfTheDataModule(Shape):
     refused = ""
+
     class data(Samples):
-        def begin(self): self.total = 0.0
+        def begin(self):
+            self.total = 0.0
+
         def on_after_batch_transfer(self, batch, dataloader_idx):
             self.total += float(batch[1].sum()) if self.trainer.training else 0.0
             return batch
-        def state_dict(self): return {"total": self.total}
+
+        def state_dict(self):
+            return {"total": self.total}
+
+
 class BigTable(Shape):
     """A data module's table, which counts as data."""
+
     refused = _FOUND
+
     class data(Samples):
-        def begin(self): self.table = torch.zeros(1 << 19)
+        def begin(self):
+            self.table = torch.zeros(1 << 19)
+
         def on_after_batch_transfer(self, batch, dataloader_idx):
-            if self.trainer.training: self.table[0] += batch[1].sum()
+            if self.trainer.training:
+                self.table[0] += batch[1].sum()
             return batch
-        def state_dict(self): return {"first": float(self.table[0])}
+
+        def state_dict(self):
+            return {"first": float(self.table[0])}
+
 
 # ---- lengths and counts -----------------------------------------------------------------------------------
 class BufferOfOutliers(Shape):
     """Which buffers change follows from the data."""
+
     refused = _FOUND
-    def begin(self): self.register_buffer("spikes", torch.zeros(8))
+
+    def begin(self):
+        self.register_buffer("spikes", torch.zeros(8))
+
     def scaled(self, loss):
-        if loss.item() > 1.5: self.spikes += 1
+        if loss.item() > 1.5:
+            self.spikes += 1
         return loss
+
+
 class CountsByData(Shape):
     """A second pass where the loss is high: `num_batches_tracked` tells."""
+
     refused = _FOUND
-    def begin(self): self.norm = nn.BatchNorm1d(3)
+
+    def begin(self):
+        self.norm = nn.BatchNorm1d(3)
+
     def loss(self, batch):
         loss = nn.functional.mse_loss(self.net(self.norm(batch[0])), batch[1])
-        if self.training and loss.item() > 1.5: self.norm(batch[0])
+        if self.training and loss.item() > 1.5:
+            self.norm(batch[0])
         return loss
+
+
 class _InCallback(pl.Callback):
     losses: ClassVar[list[float]] = []
+
     def on_train_batch_end(self, trainer, pl_module, outputs, *args):
         self.losses.append(float(outputs["loss"]))
-    def state_dict(self): return {"losses": list(self.losses)}
+
+    def state_dict(self):
+        return {"losses": list(self.losses)}
+
+
 class StateOfACallback(Shape):
     refused = _FOUND
+
     @classmethod
-    def forget(cls): _InCallback.losses.clear()
-    def callbacks(self): return [_InCallback()]
+    def forget(cls):
+        _InCallback.losses.clear()
+
+    def callbacks(self):
+        return [_InCallback()]

@@ -36,36 +36,64 @@ from tests.isolation.worlds import Shape
 
 _FOUND = r"clients are not isolated"
 _SHOWN = ("checkpoint", "validation", "logger", "file", "end", "callback")
+
+
 class _Place(Shape):
     """Keeps losses, and shows their sum."""
+
     shown: ClassVar[str] = "checkpoint"
     keep: ClassVar[Callable[[Any, float], Any]]
     kept: ClassVar[Callable[[Any], Any]]
     reset: ClassVar[Callable[[], Any]]
     make: ClassVar[Callable[[Any], Any]]
+
     @classmethod
-    def forget(cls): cls.reset()
-    def begin(self): type(self).make(self)
+    def forget(cls):
+        cls.reset()
+
+    def begin(self):
+        type(self).make(self)
+
     def scaled(self, loss):
         type(self).keep(self, loss.item())
         return loss
-    def read(self): return float(type(self).kept(self))
+
+    def read(self):
+        return float(type(self).kept(self))
+
     def on_save_checkpoint(self, checkpoint):
-        if self.shown == "checkpoint": checkpoint["kept"] = self.read()
+        if self.shown == "checkpoint":
+            checkpoint["kept"] = self.read()
+
     def on_validation_epoch_end(self):
         if self.shown == "validation":
             self.log("kept", self.read())
         elif self.shown == "file":
             (Path(self.trainer.default_root_dir) / "kept.txt").write_text(str(self.read()))
+
     def on_validation_end(self):
-        if self.shown == "logger": self.logger.log_metrics({"kept": self.read()})
+        if self.shown == "logger":
+            self.logger.log_metrics({"kept": self.read()})
+
     def on_train_end(self):
-        if self.shown == "end": self.logger.log_metrics({"kept": self.read()})
-    def callbacks(self): return [_Shows(self)] if self.shown == "callback" else []
+        if self.shown == "end":
+            self.logger.log_metrics({"kept": self.read()})
+
+    def callbacks(self):
+        return [_Shows(self)] if self.shown == "callback" else []
+
+
 class _Shows(pl.Callback):
-    def __init__(self, module: _Place) -> None: self.module = weakref.ref(module)
-    def state_dict(self): return {"kept": self.module().read()}
+    def __init__(self, module: _Place) -> None:
+        self.module = weakref.ref(module)
+
+    def state_dict(self):
+        return {"kept": self.module().read()}
+
+
 PLACES = []
+
+
 def _row(name, keep, kept, reset=lambda: None, make=lambda self: None, isolated=False, shown=""):
     """One place. What is isolated is shown in a checkpoint, all others in turn."""
     way = shown or ("checkpoint" if isolated else _SHOWN[len(PLACES) % len(_SHOWN)])
@@ -73,39 +101,83 @@ def _row(name, keep, kept, reset=lambda: None, make=lambda self: None, isolated=
     told = "" if isolated else _FOUND
     PLACES.append(type(name, (_Place,), {**members, "refused": told, "__module__": __name__}))
 
+
 # ---- of Python: classes, functions, modules ------------------------------------------------------------
 TABLE = {}
 COUNT = 0.0
+
+
 def _add_global(loss):
     global COUNT
     COUNT += loss
+
+
 def _clear_global():
     global COUNT
     COUNT = 0.0
-class _Meta(type): total = 0.0
+
+
+class _Meta(type):
+    total = 0.0
+
+
 class _Descriptor:
     seen = 0.0
-    def __get__(self, owner, kind=None): return type(self).seen
-    def __set__(self, owner, value): type(self).seen = value
-class _Described: value = _Descriptor()
+
+    def __get__(self, owner, kind=None):
+        return type(self).seen
+
+    def __set__(self, owner, value):
+        type(self).seen = value
+
+
+class _Described:
+    value = _Descriptor()
+
+
 class _Proxy:
     """Whatever it is asked for lies in one dictionary."""
-    def __getattr__(self, name): return TABLE.get(name, 0.0)
-    def __setattr__(self, name, value): TABLE[name] = value
+
+    def __getattr__(self, name):
+        return TABLE.get(name, 0.0)
+
+    def __setattr__(self, name, value):
+        TABLE[name] = value
+
+
 class _Pickled:
     """Is found by its name when it is pickled."""
-    def __init__(self) -> None: self.seen = 0.0
-    def __reduce__(self): return _the_one, ()
+
+    def __init__(self) -> None:
+        self.seen = 0.0
+
+    def __reduce__(self):
+        return _the_one, ()
+
+
 _ONE = _Pickled()
-def _the_one(): return _ONE
+
+
+def _the_one():
+    return _ONE
+
+
 @functools.cache
-def _cell_of(name): return [0.0]
+def _cell_of(name):
+    return [0.0]
+
+
 _LOCAL, _VARIABLE = threading.local(), contextvars.ContextVar("seen", default=0.0)
 _QUEUE = queue.Queue()
 _POINTER = ctypes.c_double(0.0)
 _NAMESPACE, _WEAK = types.SimpleNamespace(seen=0.0), weakref.WeakValueDictionary[str, Any]()
 _CYCLE, _STREAM = [0.0], iter(lambda: 0.0, 1.0)
-def _add(holder, name, loss): setattr(holder, name, getattr(holder, name, 0.0) + loss)
+
+
+def _add(holder, name, loss):
+    setattr(holder, name, getattr(holder, name, 0.0) + loss)
+
+
 def _of(holder, name="seen_by_places"):
     """Keep, read and reset by an attribute of some object."""
     return {
@@ -113,14 +185,23 @@ def _of(holder, name="seen_by_places"):
         "kept": lambda self: getattr(holder, name, 0.0),
         "reset": lambda: setattr(holder, name, 0.0),
     }
+
+
 def _running():
     """A coroutine that sums what it is sent."""
     total = 0.0
-    while True: total += (yield total) or 0.0
+    while True:
+        total += (yield total) or 0.0
+
+
 _RUNNING = [_running()]
+
+
 def _restart():
     _RUNNING[0] = _running()
     next(_RUNNING[0])
+
+
 _row("GlobalNumber", lambda s, x: _add_global(x), lambda s: COUNT, _clear_global)
 _row(
     "ModuleLevelTable",
@@ -211,27 +292,46 @@ _row(
 # ---- of torch ------------------------------------------------------------
 _HANDLES = []
 _SEEN_BY_HOOKS = []
-def _all_hooks(module): _HANDLES.append(nn.modules.module.register_module_forward_hook(_note_output))
+
+
+def _all_hooks(module):
+    _HANDLES.append(nn.modules.module.register_module_forward_hook(_note_output))
+
+
 def _note_output(module, inputs, output):
-    if isinstance(module, nn.Linear) and module.training: _SEEN_BY_HOOKS.append(float(output.sum()))
+    if isinstance(module, nn.Linear) and module.training:
+        _SEEN_BY_HOOKS.append(float(output.sum()))
+
+
 def _unhook():
     _SEEN_BY_HOOKS.clear()
-    while _HANDLES: _HANDLES.pop().remove()
+    while _HANDLES:
+        _HANDLES.pop().remove()
+
+
 class _Square(torch.autograd.Function):
     seen: ClassVar[list[float]] = []
+
     @staticmethod
     def forward(ctx, value):
         ctx.save_for_backward(value)
         return value * 1.0
+
     @staticmethod
     def backward(ctx, gradient):
         _Square.seen.append(float(ctx.saved_tensors[0].sum()))
         return gradient
+
+
 class _Scaled(nn.Module):
     seen: ClassVar[list[float]] = []
+
     def forward(self, weight):
-        if self.training: self.seen.append(float(weight.detach().sum()))
+        if self.training:
+            self.seen.append(float(weight.detach().sum()))
         return weight
+
+
 _STATIC, _METRIC, _GENERATOR = torch.zeros(1), torchmetrics.MeanMetric(), torch.Generator()
 _row("HookOfAllModules", lambda s, x: None, lambda s: sum(_SEEN_BY_HOOKS), _unhook, _all_hooks)
 _row(
@@ -266,14 +366,24 @@ _row(
     shown="end",
 )
 
+
 # ---- what is a client's own: isolated ---------------------------------------------------------------------
 class _Itself:
     """Counts by way of a property, slots and a generator of its own."""
+
     __slots__ = ("__weakref__", "inner")
-    def __init__(self) -> None: self.inner = [0.0]
+
+    def __init__(self) -> None:
+        self.inner = [0.0]
+
+
 def _own(name, make, keep, kept):
-    def begin(self): self.own = make(self)
+    def begin(self):
+        self.own = make(self)
+
     _row(name, lambda s, x: keep(s.own, x), lambda s: kept(s.own), make=begin, isolated=True)
+
+
 _own("OwnSlots", lambda s: _Itself(), lambda o, x: o.inner.append(x), lambda o: sum(o.inner))
 _own(
     "OwnCycle",
@@ -317,40 +427,65 @@ _own(
     lambda o, x: o[1].append(x * len(o[0])),
     lambda o: sum(o[1]),
 )
+
+
 class HyperparametersWritten(Shape):
     """Which checkpoints hold."""
+
     def __init__(self) -> None:
         super().__init__()
         self.save_hyperparameters({"largest": 0.0})
+
     def scaled(self, loss):
         self.hparams.largest = max(self.hparams.largest, loss.item())
         return loss
+
+
 class RateByALambda(Shape):
     """A schedule whose function hears of losses."""
+
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
         self.losses = [1.0]
         rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, seen=self.losses: 1 / sum(seen))
         return [optimizer], [{"scheduler": rate, "interval": "step"}]
+
     def scaled(self, loss):
         self.losses.append(loss.item())
         return loss
+
+
 class WrittenIntoGroups(Shape):
     """Of the optimiser, and its defaults."""
+
     def scaled(self, loss):
         optimizer = self.optimizers().optimizer
         optimizer.defaults["seen"] = optimizer.defaults.get("seen", 0.0) + loss.item()
         optimizer.param_groups[0]["seen"] = optimizer.defaults["seen"]
         return loss
+
+
 class IntoLoggedMetrics(Shape):
     def scaled(self, loss):
         for metrics in (self.trainer.logged_metrics, self.trainer.callback_metrics):
             metrics["seen"] = metrics.get("seen", torch.zeros(())) + loss.detach()
         return loss
+
+
 class _Keeps(pl.Callback):
-    def __init__(self) -> None: self.seen = []
-    def on_train_batch_end(self, trainer, pl_module, outputs, *args): self.seen.append(float(outputs["loss"]))
-    def state_dict(self): return {"seen": list(self.seen)}
-    def on_train_end(self, trainer, pl_module): trainer.logger.log_metrics({"seen": float(sum(self.seen))})
+    def __init__(self) -> None:
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, *args):
+        self.seen.append(float(outputs["loss"]))
+
+    def state_dict(self):
+        return {"seen": list(self.seen)}
+
+    def on_train_end(self, trainer, pl_module):
+        trainer.logger.log_metrics({"seen": float(sum(self.seen))})
+
+
 class StateOfACallbacksOwn(Shape):
-    def callbacks(self): return [_Keeps()]
+    def callbacks(self):
+        return [_Keeps()]

@@ -21,19 +21,35 @@ def kept(module, name, make, put, read, new=False):
         read: Of what is kept, a number, by which the loss is divided.
         new: Does `put` return it?
     """
-    def begin(self): self.kept = make()
+
+    def begin(self):
+        self.kept = make()
+
     def scaled(self, loss):
         found = put(self.kept, loss.item())
-        if new: self.kept = found
+        if new:
+            self.kept = found
         return loss / read(self.kept)
+
     return type(name, (Shape,), {"begin": begin, "scaled": scaled, "__module__": module})
-def mean(kept, loss): return 0.5 * (kept + loss)
+
+
+def mean(kept, loss):
+    return 0.5 * (kept + loss)
+
+
 class Best(NamedTuple):
     loss: float
     name: str = "best"
+
+
 class Metrics(dict[str, float]):
     """A dictionary with dots."""
-    def __getattr__(self, name): return self[name]
+
+    def __getattr__(self, name):
+        return self[name]
+
+
 _NEW = {
     "ScalarTensor": (lambda: torch.ones(()), mean, float),
     "Float": (lambda: 1.0, mean, float),
@@ -62,20 +78,37 @@ _CHANGED = {
         lambda d: max(d["losses"]),
     ),
 }
-for _name, _row in _NEW.items(): globals()[_name] = kept(__name__, _name, *_row, new=True)
-for _name, _row in _CHANGED.items(): globals()[_name] = kept(__name__, _name, *_row)
+for _name, _row in _NEW.items():
+    globals()[_name] = kept(__name__, _name, *_row, new=True)
+for _name, _row in _CHANGED.items():
+    globals()[_name] = kept(__name__, _name, *_row)
+
+
 class FloatInSharedStep(Shape):
     """Training and validation call one `_step`, which keeps a mean."""
-    def begin(self): self.mean = 1.0
+
+    def begin(self):
+        self.mean = 1.0
+
     def _step(self, batch):
         loss = self.loss(batch)
         self.mean = 0.5 * (self.mean + loss.item())
         return loss / self.mean
-    def training_step(self, batch, batch_idx): return self._step(batch)
-    def validation_step(self, batch, batch_idx): self._step(batch)
+
+    def training_step(self, batch, batch_idx):
+        return self._step(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self._step(batch)
+
+
 class FloatHalvedAtEpochEnd(Shape):
-    def begin(self): self.weight = 1.0
+    def begin(self):
+        self.weight = 1.0
+
     def scaled(self, loss):
         self.weight += loss.item()
         return loss / self.weight
-    def on_train_epoch_end(self): self.weight /= 2
+
+    def on_train_epoch_end(self):
+        self.weight /= 2

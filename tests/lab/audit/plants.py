@@ -41,90 +41,131 @@ from lightning_fedq.wire.coding import FixedLength
 
 # ---- the mechanisms of section 8 of the specification of useful privacy ----------------------------------
 
+
 @dataclass(frozen=True)
 class TooFewFlips(PairedCoins):
     """The pair's secret is hidden half as well as the claim needs."""
+
     def encode(self, update, context, rand):
         with patch.object(paired_coins, "flip_threshold", lambda coin: flip_threshold(coin) // 2):
             return super().encode(update, context, rand)
+
+
 @dataclass(frozen=True)
 class AnyAxisIsAnOther(RotatedAxes):
     """Who does not send a preferred axis draws among all of them, the preferred ones too."""
+
     def encode(self, update, context, rand):
         drawn = Stream.uniform_below
+
         def below(stream, bound, count):
             choice = self.choice(context.dim)
             everything = 2 * choice.size
-            if bound != everything - choice.num_top: return drawn(stream, bound, count)
+            if bound != everything - choice.num_top:
+                return drawn(stream, bound, count)
             # the place among the others, or, for the last k, one of the preferred: moved on to a top axis
             place = drawn(stream, everything, count)
-            if int(place[0]) < bound: return place
+            if int(place[0]) < bound:
+                return place
             raise _PreferredAfterAll(int(place[0]) - bound)
+
         any_of_all = patch.object(own_rotation, "draw_preferred", _draw_any)
         with patch.object(Stream, "uniform_below", below), any_of_all:
             return super().encode(update, context, rand)
+
+
 class _PreferredAfterAll(Exception):
     """The draw among all axes has met a preferred one; its place among them."""
+
+
 def _draw_any(preferred, num_options, threshold, stream, draw=own_rotation.draw_preferred):
     try:
         return draw(preferred, num_options, threshold, stream)
     except _PreferredAfterAll as met:
         return int(preferred[met.args[0]])
+
+
 @dataclass(frozen=True)
 class NormIsNotClipped(RotatedCoins):
     """Only the range of every rotated coordinate is clipped, and no norm."""
+
     def encode(self, update, context, rand):
         with patch.object(rotated_coins, "unit_ball_factor", lambda row, bound: (1.0 / bound, False)):
             return super().encode(update, context, rand)
+
 
 # ---- who knows what a pair shares: caught by the joint law given the public streams, or the contract ------
 @dataclass(frozen=True)
 class FlipsTwoPercentRarer(RotatedCoins):
     """Responses of a pair, after the shared rounding, are flipped 2% less often."""
+
     def _throw(self, rotated, ranges, ones, client, context, rand):
         rarer = replace(self.coin, low=int(0.98 * self.coin.low))
         with patch.object(rotated_coins, "coin_thresholds", lambda epsilon: rarer):
             return super()._throw(rotated, ranges, ones, client, context, rand)
+
+
 @dataclass(frozen=True)
 class SecretTwoPercentLouder(PairedCoins):
     """The pair's secret is flipped 2% less often than the claim needs."""
+
     def encode(self, update, context, rand):
         with patch.object(paired_coins, "flip_threshold", lambda coin: int(0.98 * flip_threshold(coin))):
             return super().encode(update, context, rand)
+
+
 @dataclass(frozen=True)
 class SecretFromThePublicStream(PairedCoins):
     """What the pair shares, everybody knows."""
+
     def encode(self, update, context, rand):
         public = redirected(rand, peer=lambda group, purpose: rand.public(f"{purpose} {group}"))
         return super().encode(update, context, public)
+
+
 @dataclass(frozen=True)
 class RoundingFromThePublicStream(RotatedCoins):
     """The words that a pair shares, everybody knows."""
+
     def encode(self, update, context, rand):
         public = redirected(rand, peer=lambda group, purpose: rand.public(f"{purpose} {group}"))
         return super().encode(update, context, public)
+
+
 @dataclass(frozen=True)
 class HalfOfTheSecretPublic(PairedCoins):
     """Every other byte of the secret is drawn from the public stream."""
+
     def encode(self, update, context, rand):
         class Mixed:
-            def __init__(self, secret, public): self._both = secret, public
+            def __init__(self, secret, public):
+                self._both = secret, public
+
             def fill(self, out):
                 other = np.empty_like(out)
                 self._both[0].fill(out)
                 self._both[1].fill(other)
                 out[::2] = other[::2]
-        def peer(group, purpose): return Mixed(rand.peer(group, purpose), rand.public(f"{purpose} {group}"))
+
+        def peer(group, purpose):
+            return Mixed(rand.peer(group, purpose), rand.public(f"{purpose} {group}"))
+
         return super().encode(update, context, redirected(rand, peer=peer))
+
 
 # ---- caught by layer B: mechanisms that claim more than they keep -------------------------------------
 @dataclass(frozen=True)
 class AlphaOffByOne(LDPQ):
     """The coin of a larger epsilon than the claimed one."""
-    def encode(self, update, context, rand): return LDPQ(1.31 * self.epsilon).encode(update, context, rand)
+
+    def encode(self, update, context, rand):
+        return LDPQ(1.31 * self.epsilon).encode(update, context, rand)
+
+
 @dataclass(frozen=True)
 class WrongClipping(LDPQ):
     """Inputs are clipped to twice the range that the probabilities are made for."""
+
     def encode(self, update, context, rand):
         coin = self.coin
         middle, reach = 2 ** (WORD_BITS - 1), coin.high - coin.low
@@ -136,17 +177,23 @@ class WrongClipping(LDPQ):
             bits.append((words < thresholds).to(torch.uint8))
         message = super().encode(update, context, rand)
         return replace(message, symbols=torch.stack(bits))
+
+
 @dataclass(frozen=True)
 class BitsReusedBetweenRounds(LDPQ):
     """The stream's address lacks the round."""
+
     def encode(self, update, context, rand):
         again = ClientRandomness.__new__(ClientRandomness)
         again.__dict__.update(rand.__dict__)
         again._address = b"the same in every round"
         return super().encode(update, context, again)
+
+
 @dataclass(frozen=True)
 class LayerMissingInAddress(LDPQ):
     """Every layer starts its stream anew."""
+
     def encode(self, update, context, rand):
         rows = update.reshape(len(rand.clients), context.dim)
         message = super().encode(update, context, rand)
@@ -158,19 +205,32 @@ class LayerMissingInAddress(LDPQ):
             parts.append(super().encode(rows[:, start : start + size], layer, rand).symbols)
             start += size
         return replace(message, symbols=torch.cat(parts, 1))
+
+
 @dataclass(frozen=True)
 class PairWithoutPrivateCoins(CorBin):
     """Shares every bit of the word and claims what independent coins give."""
+
     shared_bits: int | None = None
-    def claims(self, context): return independent_claims(self.coin, context)
+
+    def claims(self, context):
+        return independent_claims(self.coin, context)
+
+
 @dataclass(frozen=True)
 class PrivateCoinsFromTheSharedStream(CorBin):
     """The low bits come from the pair's stream too."""
+
     shared_bits: int | None = 1
-    def coupling(self, group, rand): return CorBin(self.epsilon, None).coupling(group, rand)
+
+    def coupling(self, group, rand):
+        return CorBin(self.epsilon, None).coupling(group, rand)
+
+
 @dataclass(frozen=True)
 class ResponseTwiceWithTheSameBits(LDPQ):
     """A second randomised response that reads the first one's words takes the first one back."""
+
     def encode(self, update, context, rand):
         message = super().encode(update, context, rand)
         rows = update.reshape(len(rand.clients), context.dim)
@@ -182,34 +242,54 @@ class ResponseTwiceWithTheSameBits(LDPQ):
         kept = torch.stack(first)
         once = torch.where(kept, truth, 1 - truth)
         return replace(message, symbols=torch.where(kept, once, 1 - once))
+
+
 @dataclass(frozen=True)
 class LastCoordinateInTheClear(LDPQ):
     """The loop over coordinates ends one too early."""
+
     def encode(self, update, context, rand):
         message = super().encode(update, context, rand)
         rows = update.reshape(len(rand.clients), context.dim)
         message.symbols[:, -1] = (rows[:, -1] > 0).to(torch.uint8)
         return message
+
+
 @dataclass(frozen=True)
 class PartnersSwapped(CorBin):
     """Both of a pair take the first one's part, so that their errors add up."""
+
     shared_bits: int | None = 5
+
     def coupling(self, group, rand):
         right = super().coupling(group, rand)
+
         class Same:
-            def draw(self, count): return right.draw(count)
-            def apply(self, words, shared, rank): right.apply(words, shared, 0)
+            def draw(self, count):
+                return right.draw(count)
+
+            def apply(self, words, shared, rank):
+                right.apply(words, shared, 0)
+
         return Same() if right else None
+
+
 @dataclass(frozen=True)
 class PlannedCohortClaimed(LDPQ):
     """Claims the hiding of the 50 clients that were planned, whoever is there."""
+
     def claims(self, context):
         planned = replace(context, groups=tuple((client,) for client in range(50)))
         return independent_claims(self.coin, planned)
+
+
 @dataclass(frozen=True)
 class PaddingInTheClear(LDPQ):
     """The bits that fill up the last byte are a copy of data that was not randomised."""
-    def code(self, context): return _LeakyPadding(1)
+
+    def code(self, context):
+        return _LeakyPadding(1)
+
     def encode(self, update, context, rand):
         message = super().encode(update, context, rand)
         last = update.reshape(len(rand.clients), -1)[:, -1] > 0
@@ -217,44 +297,69 @@ class PaddingInTheClear(LDPQ):
             row.numpy().tobytes(): bool(leak) for row, leak in zip(message.symbols, last, strict=True)
         }
         return message
+
+
 class _LeakyPadding(FixedLength):
     leaks: ClassVar[dict[bytes, bool]] = {}
     """Each client's own, by its message."""
+
     def pack(self, symbols):
         stream = super().pack(symbols)
         return stream[:-1] + bytes([stream[-1] | int(self.leaks.get(symbols.numpy().tobytes(), False))])
+
 
 # ---- quieter: a tenth to a fifth of the noise is missing, and all of it claimed --------------------------
 @dataclass(frozen=True)
 class GaussianATenthQuieter(GaussianNoise):
     """Nine tenths of the standard deviation."""
+
     @property
-    def noise(self): return GridNoise(self.law, 0.9 * 2.0 * self.multiplier)
+    def noise(self):
+        return GridNoise(self.law, 0.9 * 2.0 * self.multiplier)
+
     def audit_cases(self, dim):
         return (AuditCase(type(self)(self.clip_norm, self.noise_multiplier / math.sqrt(dim))),)
+
+
 @dataclass(frozen=True)
 class DiscreteGaussianAnEighthQuieter(DistributedDiscreteGaussian):
     """Seven eighths of the standard deviation."""
+
     def _noise(self, count, words):
         return replace(self, local_sigma=0.875 * self.local_sigma).true_noise(count, words)
-    def true_noise(self, count, words): return super()._noise(count, words)
+
+    def true_noise(self, count, words):
+        return super()._noise(count, words)
+
+
 @dataclass(frozen=True)
 class SkellamAnEighthQuieter(Skellam):
     """The same."""
+
     def _noise(self, count, words):
         return replace(self, local_sigma=0.875 * self.local_sigma).true_noise(count, words)
-    def true_noise(self, count, words): return super()._noise(count, words)
+
+    def true_noise(self, count, words):
+        return super()._noise(count, words)
+
+
 @dataclass(frozen=True)
 class CoinsAFifthLouder(RotatedCoins):
     """The coin of 1.2 times the claimed epsilon."""
+
     def encode(self, update, context, rand):
         loud = RotatedCoins(**(vars(self) | {"epsilon": 1.2 * self.epsilon}))
         return loud.encode(update, context, rand)
+
+
 @dataclass(frozen=True)
 class AxesAThirdLouder(RotatedAxes):
     """The choice of 1.3 times the claimed epsilon."""
+
     def encode(self, update, context, rand):
         return RotatedAxes(1.3 * self.epsilon, self.clip_norm).encode(update, context, rand)
+
+
 MECHANISMS = [
     AlphaOffByOne(1.0),
     WrongClipping(1.0),
@@ -269,66 +374,108 @@ MECHANISMS = [
     PaddingInTheClear(1.0),
 ]
 
+
 # ---- caught by layer B: claims about the released sum, and about whole vectors -----------------------------
 @dataclass(frozen=True)
 class NoiseOfThePlannedCohort(LayeredGaussian):
     """Every client's share of the noise is made for 50 clients, of whom three are there."""
-    def sigma(self, context): return 2.0 * self.multiplier / 50 * math.sqrt(50 / len(context.cohort))
+
+    def sigma(self, context):
+        return 2.0 * self.multiplier / 50 * math.sqrt(50 / len(context.cohort))
+
+
 @dataclass(frozen=True)
 class MixtureWithoutShift(AggregateGaussian):
     """The random shift B is left out, so that the error is a scaled Irwin-Hall."""
+
     def special(self, context, rand):
         places, scale, shift = super().special(context, rand)
         return Special(places, scale, 0.0 * shift)
+
+
 @dataclass(frozen=True)
 class SelectionIgnored(SIGM):
     """Every coordinate is sent, whatever the sampling probability that the claim counts on."""
-    def selected(self, client, context, rand): return np.ones(context.dim, bool)
+
+    def selected(self, client, context, rand):
+        return np.ones(context.dim, bool)
+
+
 @dataclass(frozen=True)
 class NoiseSharedButClaimedWhole(DistributedDiscreteGaussian):
     """Each client adds its share of the noise only, and claims all of it for its own message."""
+
     @property
-    def steps(self): return self.local_sigma / self.granularity / math.sqrt(3.0)
+    def steps(self):
+        return self.local_sigma / self.granularity / math.sqrt(3.0)
+
     def claims(self, context):
         return DistributedDiscreteGaussian(self.clip_norm, self.local_sigma, self.granularity).claims(context)
+
+
 @dataclass(frozen=True)
 class ClippedInTheWrongNorm(GaussianNoise):
     """Every coordinate is clipped to what the whole vector may have: right for one, wrong for many."""
+
     @property
-    def clipping(self): return _EachCoordinate(self.clip_norm, 2)
+    def clipping(self):
+        return _EachCoordinate(self.clip_norm, 2)
+
+
 class _EachCoordinate(WholeVector):
     def factors(self, rows, context):
         shape = len(rows), len(context.segments)
         return torch.full(shape, 1.0 / self.clip_norm, dtype=torch.float64), 0
+
+
 @dataclass(frozen=True)
 class ClippedToTwiceTheNorm(GaussianNoise):
     """The factor 2 of substitution is forgotten."""
+
     @property
-    def multiplier(self): return 0.5 * super().multiplier
-    def claims(self, context): return GaussianNoise(self.clip_norm, self.noise_multiplier).claims(context)
+    def multiplier(self):
+        return 0.5 * super().multiplier
+
+    def claims(self, context):
+        return GaussianNoise(self.clip_norm, self.noise_multiplier).claims(context)
+
+
 @dataclass(frozen=True)
 class OddClientsReuseTheirBits(LDPQ):
     """A: the private stream's address lacks the round, for odd clients only."""
+
     def encode(self, update, context, rand):
         again = copy.copy(rand)
         again._address, again._prefixes = b"the same in every round", {}
+
         def private(client, purpose):
             streams = again if client % 2 else rand
             return ClientRandomness.private(streams, client, purpose)
+
         return super().encode(update, context, redirected(rand, private=private))
+
+
 @dataclass(frozen=True)
 class LastSharesTheFirstStratum(StratifiedCorBin):
     """B: the last member of a group takes the stratum of the first; each alone is as random as before."""
+
     def coupling(self, group, rand):
         right = super().coupling(group, rand)
+
         class First:
-            def draw(self, count): return right.draw(count)
+            def draw(self, count):
+                return right.draw(count)
+
             def apply(self, words, shared, rank):
                 right.apply(words, shared, 0 if rank == len(group) - 1 else rank)
+
         return First() if right else None
+
+
 @dataclass(frozen=True)
 class SecondLayerOff(LDPQ):
     """C: in every layer but the first, the threshold is 2^-16 too high."""
+
     def encode(self, update, context, rand):
         message = super().encode(update, context, rand)
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
@@ -338,9 +485,13 @@ class SecondLayerOff(LDPQ):
         drawn = [rand.private(client, COINS).words(context.dim).astype(np.int64) for client in rand.clients]
         bits = (torch.from_numpy(np.stack(drawn)) < thresholds).to(torch.uint8)
         return replace(message, symbols=bits.reshape(update.shape))
+
+
 def skip_the_grid(total, grid):
     """D: stands for `round_to_grid` and rounds nothing."""
     return total
+
+
 SPREAD = [
     NoiseOfThePlannedCohort(1.0, 1 / 32, entropy_code="elias"),
     MixtureWithoutShift(1.0, 1 / 32, entropy_code="elias"),
@@ -350,106 +501,168 @@ SPREAD = [
 ]
 CONCENTRATED = [ClippedToTwiceTheNorm(1.0, 1.0)]
 
+
 # ---- caught by the audit of knowledge: right laws from streams that the adversary holds --------------------
 def redirected(rand, **streams):
     """The same randomness, but some kinds of streams come from elsewhere."""
     other = copy.copy(rand)
-    for kind, stream in streams.items(): setattr(other, kind, stream)
+    for kind, stream in streams.items():
+        setattr(other, kind, stream)
     return other
+
+
 def shared_for_private(rand):
     """What is private comes from what client and server share."""
     return redirected(rand, private=lambda client, purpose: rand.shared_with_server(client, purpose))
+
+
 @dataclass(frozen=True)
 class NoiseSharedWithTheServer(GaussianNoise):
     """F: the noise comes from the stream that the server holds too."""
-    def encode(self, update, context, rand): return super().encode(update, context, shared_for_private(rand))
+
+    def encode(self, update, context, rand):
+        return super().encode(update, context, shared_for_private(rand))
+
+
 @dataclass(frozen=True)
 class PublicSelection(SIGM):
     """G: who is selected is drawn from the public stream, and amplification still claimed."""
+
     def selected(self, client, context, rand):
         return super().selected(client, context, redirected(rand, members=rand.public))
+
+
 @dataclass(frozen=True)
 class PublicSelectionOfCSGM(CSGM):
     """G again."""
+
     def selected(self, client, context, rand):
         return super().selected(client, context, redirected(rand, members=rand.public))
+
+
 @dataclass(frozen=True)
 class ModularNoiseSharedWithTheServer(DistributedDiscreteGaussian):
     """H: the discrete noise comes from the stream that the server holds too."""
-    def encode(self, update, context, rand): return super().encode(update, context, shared_for_private(rand))
+
+    def encode(self, update, context, rand):
+        return super().encode(update, context, shared_for_private(rand))
+
+
 @dataclass(frozen=True)
 class PublicMixture(AggregateGaussian):
     """I: scale and shift, A and B, are drawn from the public stream."""
-    def special(self, context, rand): return super().special(context, redirected(rand, members=rand.public))
+
+    def special(self, context, rand):
+        return super().special(context, redirected(rand, members=rand.public))
+
+
 @dataclass(frozen=True)
 class PublicNoise(CSGM):
     """J: the noise of the mean is drawn from the public stream."""
+
     def noise_share(self, client, context, rand):
-        def public(client, purpose): return rand.public(f"{purpose} {client}")
+        def public(client, purpose):
+            return rand.public(f"{purpose} {client}")
+
         return super().noise_share(client, context, redirected(rand, shared_with_server=public))
+
 
 # ---- caught by layer A: too small to show at 32 bits -----------------------------------------------------
 def tie_break(update, words, center, radius, coin):
     """`<=` for `<`."""
     return (words <= one_bit_thresholds(update, center, radius, coin)).to(torch.uint8)
+
+
 def modulus_minus_one(update, words, center, radius, coin):
     """Words are drawn modulo 2^k - 1."""
     return one_bit_quantize(update, words % (2**coin.word_bits - 1), center, radius, coin)
+
+
 def negative_instead_of_complement(words, shared, shift, mask, flip):
     """The partner uses 1 - U, in words 2^d - Z, where the complement 2^d - 1 - Z is meant."""
     cells = (mask >> shift) + 1
     high = (cells - shared) % cells if flip else shared
     words[:] = (words & ~np.uint32(mask)) | (high.astype(np.uint32) << np.uint32(shift))
 
+
 # ---- caught in the engine, end to end --------------------------------------------------------------------
 def restart_streams(state):
     """A resumed run begins its streams anew, and its ledger forgets that they were used."""
     ledger = {**state["ledger"], "streams": torch.full_like(state["ledger"]["streams"], -1)}
     return {**state, "round": 0, "attempt": 0, "ledger": ledger}
+
+
 def restart_streams_only(state):
     """The same, but the ledger remembers."""
     return {**state, "round": 0, "attempt": 0}
+
+
 class SkipsTheFailedRound(RoundEngine):
     """A round that was given up is not paid for, although its messages were sent."""
+
     def abandon(self):
-        if self.plan is not None: self.ledger.charges[list(self.plan.cohort)] -= 1
+        if self.plan is not None:
+            self.ledger.charges[list(self.plan.cohort)] -= 1
         super().abandon()
+
+
 class NanPasses(RoundEngine):
     """Nobody asks whether an update is finite."""
+
     def _take(self, clients, updates):
         with patch("lightning_fedq.rounds.client.sum_of_squares", lambda updates: 0.0):
             super()._take(clients, updates)
+
+
 class _ExactMean(RoundEngine):
     """Adds up the clients' exact updates beside the messages."""
+
     def start(self):
         self.leaked = 0.0
         return super().start()
+
     def _take(self, clients, updates):
         self.leaked = self.leaked + updates.sum(0)
         super()._take(clients, updates)
+
+
 class RangeFromExactMean(_ExactMean):
     """E: the next range follows from the clients' exact mean, where it has to follow from the decoded one."""
+
     def finish(self):
         ranges, mean = self.ranges, self.leaked / self.planner.cohort_size
         record = super().finish()
         self.ranges = self.range_rule.following(ranges, self.weights, mean, None, self.segments)
         return record
+
+
 class NormOfExactMean(_ExactMean):
     """E again: a number of the record is that of the exact mean."""
+
     def finish(self):
         record = super().finish()
         record.update_norm = float(self.leaked.norm())
         return record
+
+
 EXACT_MEAN_LEAKS = [RangeFromExactMean, NormOfExactMean]
+
+
 @dataclass(frozen=True)
 class ClipPassesNan(GaussianNoise):
     """Clips by min(1, C / norm), which a norm of NaN passes; harmless while the engine asks first."""
+
     @property
-    def clipping(self): return _PassesNan(self.clip_norm, 2)
+    def clipping(self):
+        return _PassesNan(self.clip_norm, 2)
+
+
 class _PassesNan(WholeVector):
     def factors(self, rows, context):
         kept = nan_passes(self.clip_norm, rows.double().norm(dim=1)) / self.clip_norm
         return kept[:, None].expand(-1, len(context.segments)), 0
+
+
 def nan_passes(limit, norms):
     """min(1, C / norm) with a norm of NaN is 1 in plain Python: such a sample is not clipped."""
     return torch.tensor([min(1.0, limit / max(norm, 1e-12)) for norm in norms.tolist()], dtype=norms.dtype)
