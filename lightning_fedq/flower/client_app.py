@@ -20,7 +20,7 @@ from lightning_fedq.data.held_out import num_held_out
 from lightning_fedq.flower.kept import NEVER, KeptState
 from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, keeps_more, train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
-from lightning_fedq.flower.remote_client import Measured, RemoteClient
+from lightning_fedq.flower.remote_client import Measured, Own, RemoteClient
 from lightning_fedq.flower.settings import (
     TRAVELS,
     RefusedError,
@@ -49,28 +49,20 @@ class DeployedClient(RemoteClient):
     """A client that trains with a `Trainer` of its own.
 
     Args:
+        own: Its settings, folder, number and keys.
         module: Makes the client's own module.
         data: Makes the client's own data.
-        federated: The federation's settings, from the client's own code.
         trainer: Arguments of its `Trainer`.
-        store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
-        partition: Its number, where it has one from elsewhere; -1 takes the server's.
-        identities: Signing key and verification keys, as for `RemoteClient`.
-        budget: Privacy budget of the client, for `RemoteClient`.
     """
 
     def __init__(
         self,
+        own: Own,
         module: Callable[[], pl.LightningModule],
         data: Callable[[], pl.LightningDataModule],
-        federated: Federated,
         trainer: dict[str, Any],
-        store: Store | None,
-        partition: int = -1,
-        identities: Identities | None = None,
-        budget: PrivacyTarget | None = None,
     ) -> None:
-        super().__init__(federated, store, partition, identities, budget)
+        super().__init__(own)
         self._module, self._data, self._trainer = module, data, trainer
         self._told: Fields = {}
 
@@ -180,15 +172,23 @@ class DeployedClient(RemoteClient):
         return self._store
 
 
-def own_folder(context: Context, home: Callable[[Context], Path] | None) -> Store | None:
-    """A client's folder: `home`, or `fedq-home` of the node's configuration, or none."""
+def own_of(
+    context: Context,
+    federated: Federated,
+    home: Callable[[Context], Path] | None,
+    identities: Callable[[Context], Identities] | None,
+    budget: Callable[[Context], PrivacyTarget] | PrivacyTarget | None,
+) -> Own:
+    """A client's own, by the arguments of `client_app`: its folder is `home`, or `fedq-home` of the node's
+    configuration, or none, and its number `partition-id` there, or -1."""
     where = context.node_config.get("fedq-home") if home is None else home(context)
-    return None if where is None else Store(Path(str(where)))
-
-
-def own_number(context: Context) -> int:
-    """A client's number, `partition-id` of the node's configuration, or -1."""
-    return int(context.node_config.get("partition-id", -1))
+    return Own(
+        federated,
+        None if where is None else Store(Path(str(where))),
+        int(context.node_config.get("partition-id", -1)),
+        None if identities is None else identities(context),
+        budget(context) if callable(budget) else budget,
+    )
 
 
 def client_app(
@@ -233,12 +233,8 @@ def client_app(
     app = ClientApp()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
-        store, number = own_folder(context, home), own_number(context)
-        signing = None if identities is None else identities(context)
-        own = budget(context) if callable(budget) else budget
-        client = DeployedClient(
-            module, lambda: data(context), federated, trainer or {}, store, number, signing, own
-        )
+        own = own_of(context, federated, home, identities, budget)
+        client = DeployedClient(own, module, lambda: data(context), trainer or {})
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)
 
     @app.train()  # type: ignore[untyped-decorator]

@@ -8,7 +8,7 @@ from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import Fields, bytes_in
 from lightning_fedq.flower.roster import Roster
-from lightning_fedq.flower.secure import RemoteSum, remote_sum
+from lightning_fedq.flower.secure import RemoteSum
 from lightning_fedq.keys.party_keys import CONTRIBUTION_BYTES
 from lightning_fedq.mechanisms.interface import AbortedRoundError
 from lightning_fedq.rounds import RefusedMessageError, RoundServer
@@ -57,7 +57,8 @@ class Cohort:
         assert server.plan is not None
         self._server, self._exchange, self._roster, self._plan = server, exchange, roster, server.plan
         self.group = f"round {server.plan.round + 1}"
-        self._sum = None if server.secure_sum is None else remote_sum(server)
+        assert server.secure_sum is None or isinstance(server.secure_sum, RemoteSum)
+        self._sum = server.secure_sum
         self._left_out = self._roster.left_out
 
     def questions(self) -> dict[int, Fields]:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.flower.client_app import own_folder, own_number
+from lightning_fedq.flower.client_app import own_of
 from lightning_fedq.flower.flat_arrays import Flat
 from lightning_fedq.flower.records import Fields, from_record, to_record, without_fields
-from lightning_fedq.flower.remote_client import RemoteClient
+from lightning_fedq.flower.remote_client import Own, RemoteClient
 from lightning_fedq.flower.settings import (
     RefusedError,
     check_identities,
@@ -30,7 +30,6 @@ from lightning_fedq.flower.settings import (
     common_settings,
     own_budget,
 )
-from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
@@ -43,26 +42,13 @@ class _TrainFunction(RemoteClient):
     """A client that trains with a Flower app's own train function.
 
     Args:
-        federated: The federation's settings.
-        store: Its folder.
-        partition: Its number, or -1.
+        own: Its settings, folder, number and keys.
         call: The train function; takes the message's own records, returns the reply's.
         content: The message's own records.
-        identities: Signing key and verification keys, as for `RemoteClient`.
-        budget: Privacy budget of the client, for `RemoteClient`.
     """
 
-    def __init__(
-        self,
-        federated: Federated,
-        store: Store | None,
-        partition: int,
-        call: Callable[[RecordDict], RecordDict],
-        content: RecordDict,
-        identities: Identities | None,
-        budget: PrivacyTarget | None,
-    ) -> None:
-        super().__init__(federated, store, partition, identities, budget)
+    def __init__(self, own: Own, call: Callable[[RecordDict], RecordDict], content: RecordDict) -> None:
+        super().__init__(own)
         self._call, self._content = call, content
 
     def settings(self) -> dict[str, str]:
@@ -143,7 +129,7 @@ def encoding_mod(
             )
             rank_zero_warn(reason)
             return Message(Error(_REFUSED, reason), reply_to=message)
-        own = without_fields(message.content)
+        content = without_fields(message.content)
 
         def call(content: RecordDict) -> RecordDict:
             message.content = content
@@ -152,10 +138,7 @@ def encoding_mod(
                 raise RuntimeError(f"the train function answers with an error: {reply.error.reason}")
             return reply.content
 
-        signing = None if identities is None else identities(context)
-        store, number = own_folder(context, home), own_number(context)
-        limit = budget(context) if callable(budget) else budget
-        client = _TrainFunction(federated, store, number, call, own, signing, limit)
+        client = _TrainFunction(own_of(context, federated, home, identities, budget), call, content)
         if kind == "train":
             fields["weights"], fields["dtype"] = b"", "float32"
             try:

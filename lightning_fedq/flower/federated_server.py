@@ -372,36 +372,33 @@ class Deployment:
         """
         store = Store(self.home)
         with store.alone():
-            return self._run(grid, store)
-
-    def _run(self, grid: Grid, store: Store) -> tuple[pl.Trainer, FederatedServer]:
-        _check_checkpoint(self.home)
-        check_samples(self.federated, callbacks_in(self.trainer))
-        module = self.module()
-        check_counted(module, self.federated.local)
-        exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
-        words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
-        words |= training_words(self.trainer, self.module)
-        if self.trainer.get("max_steps", -1) != -1 and self.federated.local.local_steps is None:
-            raise ValueError(
-                "max_steps counts steps of clients, and a server that does not see what they hold does not "
-                "know how many they take; say local_steps=..., or max_epochs, which counts rounds"
+            _check_checkpoint(self.home)
+            check_samples(self.federated, callbacks_in(self.trainer))
+            module = self.module()
+            check_counted(module, self.federated.local)
+            exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
+            words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
+            words |= training_words(self.trainer, self.module)
+            if self.trainer.get("max_steps", -1) != -1 and self.federated.local.local_steps is None:
+                raise ValueError(
+                    "max_steps counts steps of clients, and a server that does not see what they hold does "
+                    "not know how many they take; say local_steps=..., or max_epochs, which counts rounds"
+                )
+            roster = Roster(self.federated, exchange, store, words, self.directory)
+            roster.gather(self.wait)
+            server = FederatedServer(self.federated, exchange, roster)
+            kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)
+            given_callbacks = callbacks_in(given)
+            callbacks = [server, *(one for one in given_callbacks if not of_each_client(one)), kept]
+            trainer = pl.Trainer(
+                **{"enable_progress_bar": False, "num_sanity_val_steps": 0, **given, "callbacks": callbacks}
             )
-        roster = Roster(self.federated, exchange, store, words, self.directory)
-        roster.gather(self.wait)
-        server = FederatedServer(self.federated, exchange, roster)
-        kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)
-        given_callbacks = callbacks_in(given)
-        callbacks = [server, *(one for one in given_callbacks if not of_each_client(one)), kept]
-        trainer = pl.Trainer(
-            **{"enable_progress_bar": False, "num_sanity_val_steps": 0, **given, "callbacks": callbacks}
-        )
-        last = kept.path
-        if last.is_file():
-            rank_zero_info(f"going on from {last}")
-        data = _NoData() if self.data is None else self.data()
-        trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None)
-        return trainer, server
+            last = kept.path
+            if last.is_file():
+                rank_zero_info(f"going on from {last}")
+            data = _NoData() if self.data is None else self.data()
+            trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None)
+            return trainer, server
 
 
 def _check_checkpoint(home: Path) -> None:

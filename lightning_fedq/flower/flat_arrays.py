@@ -57,19 +57,11 @@ class Flat:
 
     def record_of(self, vector: Tensor) -> ArrayRecord:
         """The record with another vector `(dim,)` in its float32 arrays. The others stay."""
-        parts = dict(zip(self._shapes, torch.split(vector.cpu(), self.sizes), strict=True))
-        return ArrayRecord(
-            {
-                name: Array(parts[name].numpy().reshape(self._shapes[name])) if name in parts else array
-                for name, array in self._record.items()
-            }
-        )
+        parts = zip(self._shapes.items(), torch.split(vector.cpu(), self.sizes), strict=True)
+        changed = {name: Array(part.numpy().reshape(shape)) for (name, shape), part in parts}
+        return ArrayRecord({name: changed.get(name, array) for name, array in self._record.items()})
 
     def like(self, record: ArrayRecord) -> ArrayRecord:
         """A strategy's version of the record, in float32 again. Arrays that are not float32 are these."""
-        return ArrayRecord(
-            {
-                name: Array(record[name].numpy().astype(np.float32)) if name in self._shapes else array
-                for name, array in self._record.items()
-            }
-        )
+        changed = {name: Array(record[name].numpy().astype(np.float32)) for name in self._shapes}
+        return ArrayRecord({name: changed.get(name, array) for name, array in self._record.items()})

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -85,8 +85,8 @@ _OPTIONAL: dict[str, type] = {
 }
 
 
-class RemoteClient(ABC):
-    """One client's answers, message by message, without a transport. A subclass knows how it trains.
+class Own(NamedTuple):
+    """Settings, folder, number and keys that a client has of its own.
 
     Args:
         federated: The federation's settings, from the client's own code.
@@ -97,17 +97,23 @@ class RemoteClient(ABC):
         budget: Privacy budget of this client over all that its log knows; None leaves it to the ledger.
     """
 
-    def __init__(
-        self,
-        federated: Federated,
-        store: Store | None,
-        partition: int = -1,
-        identities: Identities | None = None,
-        budget: PrivacyTarget | None = None,
-    ) -> None:
-        self._federated, self._store, self._partition = federated, store, partition
-        self._identities = identities
-        self._budget = own_budget(federated, budget, identities is not None)
+    federated: Federated
+    store: Store | None
+    partition: int = -1
+    identities: Identities | None = None
+    budget: PrivacyTarget | None = None
+
+
+class RemoteClient(ABC):
+    """One client's answers, message by message, without a transport. A subclass knows how it trains.
+
+    Args:
+        own: Its settings, folder, number and keys.
+    """
+
+    def __init__(self, own: Own) -> None:
+        self._federated, self._store, self._partition, self._identities, budget = own
+        self._budget = own_budget(own.federated, budget, own.identities is not None)
         self._releasing = False
 
     @abstractmethod

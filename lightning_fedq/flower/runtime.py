@@ -110,25 +110,20 @@ def check_flower(version: str | None = None) -> None:
     """
     version = version or importlib.metadata.version("flwr")
     known = {str(kind) for kind in TaskType}
-    missing = [f"{kind.__name__}.{name}" for kind, names in _FIELDS for name in names - _fields(kind)]
+    missing = [
+        f"{kind.__name__}.{name}"
+        for kind, names in _FIELDS
+        for name in names.difference(field.name for field in kind.DESCRIPTOR.fields)
+    ]
     missing += [f"TaskType {name}" for name in {"flwr-clientapp", "flwr-agentapp"} - known]
-    missing += (
-        [] if isinstance(getattr(_plain(), "_client", None), httpx.Client) else ["ProtobufClient._client"]
-    )
+    plain = RuntimeHttpClient("http://127.0.0.1:1")
+    missing += [] if isinstance(getattr(plain, "_client", None), httpx.Client) else ["ProtobufClient._client"]
     if missing or not version.startswith(TRIED):
         found = f" and lacks {', '.join(sorted(missing))}" if missing else ""
         raise FlowerChangedError(
             f"flwr {version} is installed{found}; use a version that this client was tried with: "
             "pip install 'flwr>=1.41,<1.43'"
         )
-
-
-def _fields(kind: Any) -> set[str]:
-    return {field.name for field in kind.DESCRIPTOR.fields}
-
-
-def _plain() -> RuntimeHttpClient:
-    return RuntimeHttpClient("http://127.0.0.1:1")
 
 
 def node_config(words: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness, pack_fields
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism, RoundContext
-from lightning_fedq.rounds import RoundServer, RoundTask, SecureSums
+from lightning_fedq.rounds import RoundTask, SecureSums
 from lightning_fedq.secagg import SecAgg, SecAggError, Server, Stage, model_digest
 from lightning_fedq.secagg.simulation import Traffic
 
@@ -116,10 +116,3 @@ class RemoteSum:
 def remote_sums(secagg: SecAgg, directory: Mapping[int, Ed25519PublicKey] | None) -> SecureSums:
     """Opens a `RemoteSum` a round. The directory is used where the configuration is active."""
     return partial(RemoteSum, secagg, directory=directory if secagg.active else None)
-
-
-def remote_sum(server: RoundServer) -> RemoteSum:
-    """The open round's."""
-    found = server.secure_sum
-    assert isinstance(found, RemoteSum)
-    return found

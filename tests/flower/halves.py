@@ -10,7 +10,7 @@ import torch
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.cohort import Cohort
-from lightning_fedq.flower.remote_client import RemoteClient
+from lightning_fedq.flower.remote_client import Own, RemoteClient
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.store import Store
@@ -107,7 +107,7 @@ class Halves:
         def client(number):
             own = None if identities is None else identities[number]
             store, budget = Store(folder / f"client-{number}"), (budgets or {}).get(number)
-            return Still(federated, store, number, own, budget)
+            return Still(Own(federated, store, number, own, budget))
 
         self.client, self.line = client, Line(client, federated.clients.num_clients)
         self.roster = Roster(federated, self.line, Store(folder / "server"), {}, directory)

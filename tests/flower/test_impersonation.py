@@ -5,6 +5,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from lightning_fedq.flower.remote_client import Own
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
@@ -60,7 +61,7 @@ def with_a_thief(played, folder):
     def client(number):
         if number != THIEF:
             return honest(number)
-        return Impersonator(played.federated, Store(folder / "thief"), 1)
+        return Impersonator(Own(played.federated, Store(folder / "thief"), 1))
 
     played.line.clients, played.line.nodes = client, 5
 

@@ -11,6 +11,7 @@ from flwr.app import Message
 from lightning_fedq import ClientEvaluation, NoisyMean
 from lightning_fedq.flower.client_app import DeployedClient
 from lightning_fedq.flower.records import from_record, to_record
+from lightning_fedq.flower.remote_client import Own
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import ServerSecrets, of_releases
 from lightning_fedq.mechanisms import CorBin, FedAvg, GaussianNoise
@@ -185,7 +186,7 @@ class Fails(DeployedClient):
 def client_of(federated_, folder, kind=DeployedClient):
     from tests.flower.loop import OwnDigits
 
-    return kind(module, lambda: OwnDigits(0), federated_, {"accelerator": "cpu"}, Store(folder), 0)
+    return kind(Own(federated_, Store(folder), 0), module, lambda: OwnDigits(0), {"accelerator": "cpu"})
 
 
 def question(server, **more):
