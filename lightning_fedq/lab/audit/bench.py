@@ -209,41 +209,27 @@ class Bench:
     """Plays two neighbours again and again.
 
     Args:
-        mechanism: Mechanism under audit, as it is shipped.
+        case: The mechanism under audit, as it is shipped, and its setting.
         seed: Seed of the audit's own keys.
         segments: Length of each layer, two of them.
-        times: How often both layers are repeated in a round.
-        concentrated: Put the whole difference into the first coordinate; else all coordinates differ.
-        num_clients: Size of the cohort.
-        num_dropped: How many of them do not answer.
-        everybody: Does every client hold one of the two inputs, the same, so that each message is a draw?
-        to_center: Is the second input the centre of the range?
-        dropout_probability: Chance that a client does not answer.
-        min_survivors: Clients that confirm a sum; the others never answer.
+        num_clients: Size of the cohort, whatever the case says.
         level: What the pair may depend on: the streams that this adversary holds.
+        times: How often both layers are repeated in a round.
     """
 
     def __init__(
         self,
-        mechanism: Mechanism,
+        case: AuditCase,
         seed: int,
         segments: tuple[int, int],
-        *,
-        concentrated: bool = False,
         num_clients: int = 4,
-        num_dropped: int = 0,
-        everybody: bool = False,
-        to_center: bool = False,
-        dropout_probability: float = 0.0,
-        min_survivors: int | None = None,
         level: Adversary = Adversary.OUTSIDER,
         times: int = 1,
     ) -> None:
-        self.mechanism, self.segments, self.concentrated = mechanism, segments * times, concentrated
-        self.times = times
-        self.everybody, self._to_center = everybody, to_center
-        if min_survivors is not None:
-            num_dropped = num_clients - min_survivors
+        mechanism, min_survivors, dropout = case.mechanism, case.min_survivors, case.dropout_probability
+        self.mechanism, self.segments, self.times = mechanism, segments * times, times
+        self.concentrated, self.everybody, self._to_center = case.concentrated, case.everybody, case.to_center
+        num_dropped = case.num_dropped if min_survivors is None else num_clients - min_survivors
         self.keys: list[Keys] = [SeededKeys(3 * seed + world) for world in range(3)]
         self._decoy, self._level = SeededKeys(3 * seed + (1 << 50)), level
         self.dim = sum(self.segments)
@@ -252,7 +238,7 @@ class Bench:
             num_clients * self._turns,
             0,
             num_clients,
-            dropout_probability,
+            dropout,
             "random" if self._turns == 1 else "cyclic",
             num_dropped=num_dropped,
             turns=self._turns,
@@ -265,12 +251,12 @@ class Bench:
         self.claims = {claim.adversary: claim for claim in mechanism.claims(self.context(0))}
         self.failure = 0.0
         """Chance of rounds that the claims do not speak of. Delta pays for it."""
-        if dropout_probability or min_survivors is not None:
+        if dropout or min_survivors is not None:
             sums = replace(ASSUMED, min_survivors=min_survivors)
             run = Run.ideal(mechanism, self.context(0), 1, sums)
-            run = replace(run, sampling=replace(run.sampling, dropout_probability=dropout_probability))
+            run = replace(run, sampling=replace(run.sampling, dropout_probability=dropout))
             self.claims = Account(run, _DROPOUTS_DELTA).claims()
-            self.failure = _DROPOUTS_DELTA / 2.0 if dropout_probability else 0.0
+            self.failure = _DROPOUTS_DELTA / 2.0 if dropout else 0.0
         # the others: all high, all low, opposite, zero; the pattern changes from coordinate to coordinate
         high = torch.tensor([1.0, -1.0, 1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
         opposite = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
@@ -278,7 +264,9 @@ class Bench:
         self._engines: dict[int, RoundEngine] = {}
         self._lone: RoundEngine | None = None
         self._weights: Array | None = None
-        self.num_symbols = self._probe()
+        rand = ClientRandomness(self.keys[2], self.clients, CALIBRATION)
+        probe = mechanism.encode(self.others.clone(), self.context(CALIBRATION), rand).symbols
+        self.num_symbols = int(probe.shape[1])
         self.behind = mechanism.core(self.context(0))[1].dim - self.dim
         self.aligned = self.num_symbols == self.dim + self.behind
         """Is there one symbol for every coordinate? Only then do the layers hold opposite inputs."""
@@ -290,32 +278,6 @@ class Bench:
         """Is there one symbol for every rotated coordinate, all of which differ alike?"""
         self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
         self._told: tuple[int, Keys, RoundContext, PublicRandomness] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        case: AuditCase,
-        seed: int,
-        segments: tuple[int, int],
-        num_clients: int,
-        level: Adversary,
-        times: int = 1,
-    ) -> Bench:
-        """The bench of a case, for so many clients."""
-        return cls(
-            case.mechanism,
-            seed,
-            segments,
-            concentrated=case.concentrated,
-            num_clients=num_clients,
-            num_dropped=case.num_dropped,
-            everybody=case.everybody,
-            to_center=case.to_center,
-            dropout_probability=case.dropout_probability,
-            min_survivors=case.min_survivors,
-            level=level,
-            times=times,
-        )
 
     @property
     def draws(self) -> int:
@@ -335,11 +297,6 @@ class Bench:
     def follows_streams(self) -> bool:
         """Does the worst pair depend on streams?"""
         return type(self.mechanism).worst_pair is not Mechanism.worst_pair
-
-    def _probe(self) -> int:
-        context = self.context(CALIBRATION)
-        rand = ClientRandomness(self.keys[2], self.clients, CALIBRATION)
-        return int(self.mechanism.encode(self.others.clone(), context, rand).symbols.shape[1])
 
     def pair(self, victim: int, round: int, keys: Keys) -> tuple[Tensor, Tensor]:
         """The worst neighbours of a round. Streams that the adversary does not hold are decoys."""

@@ -107,7 +107,7 @@ def audit_knowledge(
         segments = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS
     findings: list[Finding] = []
     for together in _HELD_ALIKE:
-        bench = Bench.of(case, seed, segments, size, together[0])
+        bench = Bench(case, seed, segments, size, together[0])
         seen = [sight for who in together if who in against and (sight := _sight(bench, who))]
         if seen:
             findings += _judge(bench, seen, trials, alpha / len(Adversary), seed, cells, repetitions)

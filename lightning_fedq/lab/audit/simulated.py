@@ -109,7 +109,7 @@ def audit(
     if case.concentrated or case.everybody:
         segments, times = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS, 1
     size = case.num_clients or (CROWD if case.everybody else cohort_size(case.mechanism))
-    first = Bench.of(case, seed, segments, size, Adversary.SERVER, times)
+    first = Bench(case, seed, segments, size, Adversary.SERVER, times)
     fewest = 64 if case.concentrated else FEWEST_ROUNDS * first.draws
     if draws < fewest:
         raise ValueError(f"draws must be >= {fewest}, got {draws}")
@@ -120,7 +120,7 @@ def audit(
     for level, who in levels:
         adversaries = tuple(one for one in who if one in _SUMS or not case.only_sums)
         promised = [look.promise for run in runs for look in run.looks]
-        bench = Bench.of(case, seed, segments, size, level, times)
+        bench = Bench(case, seed, segments, size, level, times)
         runs += [run] if (run := _Run(bench, adversaries, draws, promised)).looks else []
     for run in runs:
         run.play(max(draws // len(runs), fewest))

@@ -224,7 +224,8 @@ class View:
                 for start in range(_POSITION_CLASSES)
             ]
         together = np.concatenate(pooled, axis=2)
-        divergences = self._divergences()
+        renyi = {order: self.copies * self.loss.divergence(order) for order in _ORDERS if not self.failure}
+        divergences = {order: claimed for order, claimed in renyi.items() if math.isfinite(claimed)}
         # two orders of the labels, two bounds a test; half goes to the divergences, where some are claimed
         share = 0.25 * alpha * 0.5 / len(self.epsilons) / (2.0 if divergences else 1.0)
         allowed = [self.allowed(epsilon) for epsilon in self.epsilons]
@@ -249,29 +250,19 @@ class View:
         shown = Finding(
             self.name, allowed[closest], float(proven[closest]), draws, alarm, self.epsilons[closest]
         )
+        first, fresh = self.counts.sum(2)
+        learned = (first + 0.5) / (first + 0.5).sum(1, keepdims=True)
+        pairs = (learned, fresh), (learned[::-1], fresh[::-1])
         largest = ratios[closest]
         for order, claimed in divergences.items():
-            found = self._proven_divergence(order, 0.25 * alpha / len(divergences))
+            each = 0.25 * alpha / len(divergences)
+            found = max(proven_divergence(order, *pair, each) for pair in pairs)
             if found > claimed and not alarm:
                 alarm = f"the divergence of order {order:g} is {found:.3g} or more, above {claimed:.3g}"
             if found / claimed > largest:
                 largest = found / claimed
                 shown = Finding(self.name, claimed, found, draws, alarm, order=order)
         return replace(shown, alarm=alarm)
-
-    def _divergences(self) -> dict[float, float]:
-        """Claimed Renyi divergences by order, where any are."""
-        if self.failure:
-            return {}
-        claimed = {order: self.copies * self.loss.divergence(order) for order in _ORDERS}
-        return {order: value for order, value in claimed.items() if math.isfinite(value)}
-
-    def _proven_divergence(self, order: float, alpha: float) -> float:
-        """Larger of the bounds in both orders of the two worlds, each wrong with probability `alpha`."""
-        first, fresh = self.counts.sum(2)
-        learned = (first + 0.5) / (first + 0.5).sum(1, keepdims=True)
-        pairs = ((learned, fresh), (learned[::-1], fresh[::-1]))
-        return max(proven_divergence(order, *pair, alpha) for pair in pairs)
 
     def _test(
         self, counts: Counts, alpha: float, allowed: list[float], what: str

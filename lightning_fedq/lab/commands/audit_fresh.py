@@ -384,7 +384,10 @@ def judge(watches: Sequence[Watch]) -> tuple[list[Fresh], list[str]]:
             wrong[f"a stream of no kind in the table: {strange[0]}"] = None
         if len({draw.fit for draw in seen}) > 1:
             wrong[f"{kinds[0]}: a key comes again in another fit: {_words(seen)}"] = None
-        elif len({draw.moment for draw in seen if draw.moment}) > 1 and not _is_taken_back(seen):
+        elif len(moments := {draw.moment for draw in seen if draw.moment}) > 1 and not (
+            # noise that cancels over rounds: drawn once more in the next one
+            next(iter(seen)).fit.startswith(_OVER_ROUNDS) and max(moments) - min(moments) == 1
+        ):
             wrong[f"{kinds[0]}: a key comes again in another attempt or round: {_words(seen)}"] = None
         elif len({(draw.kind, draw.label) for draw in seen}) > 1:
             wrong[f"{kinds[0]}: a key is used for two things: {_words(seen)}"] = None
@@ -398,12 +401,6 @@ def judge(watches: Sequence[Watch]) -> tuple[list[Fresh], list[str]]:
 
 def _words(seen: set[Draw]) -> str:
     return "; ".join(sorted({draw.fit for draw in seen})[:2])
-
-
-def _is_taken_back(seen: set[Draw]) -> bool:
-    """Noise that cancels over rounds: drawn once more in the next one."""
-    moments = {draw.moment for draw in seen}
-    return next(iter(seen)).fit.startswith(_OVER_ROUNDS) and max(moments) - min(moments) == 1
 
 
 _OVER_ROUNDS = "noise over rounds: "

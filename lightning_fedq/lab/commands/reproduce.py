@@ -42,7 +42,12 @@ def main(argv: Sequence[str]) -> int:
         checkout = _checkout(known.path)
         found = [*_own(checkout), *entry_points(group=GROUP)]
         if known.name is None:
-            _list(found, checkout)
+            print("usage: fedq reproduce [--path CLONE] NAME [options]      fedq reproduce NAME --help\n")
+            for one in found:
+                print(
+                    f"  {one.name:<14} {_origin(one) if one.dist or not checkout else _title(one, checkout)}"
+                )
+            print(OTHER_COMMANDS, *([WHERE] if checkout is None else []), sep="\n")
             return 0
         point = _chosen(known.name, found, checkout)
         try:
@@ -103,17 +108,6 @@ def _chosen(name: str, found: Sequence[EntryPoint], checkout: Path | None) -> En
         more = "`fedq reproduce` lists them all" if checkout else WHERE
         raise LookupError(f"there is no experiment {name!r}.{hint}\n{more}")
     return points[0]
-
-
-def _list(found: Sequence[EntryPoint], checkout: Path | None) -> None:
-    print("usage: fedq reproduce [--path CLONE] NAME [options]      fedq reproduce NAME --help\n")
-    for point in found:
-        print(
-            f"  {point.name:<14} {_origin(point) if point.dist or not checkout else _title(point, checkout)}"
-        )
-    print(OTHER_COMMANDS)
-    if checkout is None:
-        print(WHERE)
 
 
 def _origin(point: EntryPoint) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -85,18 +84,12 @@ def update_variance(
     return learning_rate**2 * variance / rounds
 
 
-@lru_cache(maxsize=16)
-def _log_binomials(num: int) -> tuple[Tensor, Tensor]:
-    """Sizes 1 ... num, and the logarithms of their binomial coefficients."""
-    sizes = torch.arange(1, num + 1, dtype=torch.float64)
-    return sizes, math.lgamma(num + 1) - torch.lgamma(sizes + 1) - torch.lgamma(num - sizes + 1)
-
-
 def _mean_inverse_size(num: int, p: float) -> float:
     """E of 1 / size over batches that are not empty, 0 for empty ones. Size is Binomial(num, p)."""
     if p in (0.0, 1.0):
         return p / num
-    sizes, coefficients = _log_binomials(num)
+    sizes = torch.arange(1, num + 1, dtype=torch.float64)
+    coefficients = math.lgamma(num + 1) - torch.lgamma(sizes + 1) - torch.lgamma(num - sizes + 1)
     weights = (coefficients + sizes * math.log(p) + (num - sizes) * math.log1p(-p)).exp()
     return (weights / sizes).sum().item()
 

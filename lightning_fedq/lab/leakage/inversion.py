@@ -298,10 +298,6 @@ class _Search(Attack):
         return start.to(problem.candidates.device).requires_grad_()
 
 
-def _squared_distance(parts: list[Tensor], target: list[Tensor]) -> Tensor:
-    return torch.stack([(a - b).square().sum() for a, b in zip(parts, target, strict=True)]).sum()
-
-
 def _lbfgs(variables: list[Tensor], objective: _Objective, iterations: int) -> None:
     optimizer = torch.optim.LBFGS(variables, max_iter=iterations, line_search_fn="strong_wolfe")
 
@@ -328,7 +324,8 @@ class _Objective:
     def __call__(self) -> Tensor:
         self.problem.check_time()
         labels = self.labels.softmax(1) if self.soft else self.labels
-        return self.scale * _squared_distance(self.problem.explain(self.inputs, labels), self.target)
+        pairs = zip(self.problem.explain(self.inputs, labels), self.target, strict=True)
+        return self.scale * torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
 
 
 @dataclass(frozen=True)
@@ -398,7 +395,10 @@ class InvertingGradients(_Search):
                 parts = problem.explain(inputs, labels)
                 inner = torch.stack([(a * b).sum() for a, b in zip(parts, target, strict=True)]).sum()
                 own = torch.stack([part.square().sum() for part in parts]).sum().clamp(min=1e-30).sqrt()
-                value = 1.0 - inner / (own * length) + self.smoothness * _total_variation(inputs)
+                value = 1.0 - inner / (own * length)
+                if inputs.dim() == 4:
+                    changes = inputs.diff(dim=2).abs().mean() + inputs.diff(dim=3).abs().mean()
+                    value = value + self.smoothness * changes
                 (slope,) = torch.autograd.grad(value, inputs)
             inputs.grad = slope.sign()
             optimizer.step()
@@ -406,9 +406,3 @@ class InvertingGradients(_Search):
             with torch.no_grad():
                 inputs.clamp_(problem.low, problem.high)
         return inputs.detach().nan_to_num()
-
-
-def _total_variation(inputs: Tensor) -> Tensor:
-    if inputs.dim() != 4:
-        return inputs.new_zeros(())
-    return inputs.diff(dim=2).abs().mean() + inputs.diff(dim=3).abs().mean()

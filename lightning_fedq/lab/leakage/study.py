@@ -179,6 +179,7 @@ class Study:
         # a generator of its own for the searches: one seed then gives every attack the same samples
         starts = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
         context = self.context(mechanism)
+        variance = self.inputs.flatten(1).double().var(0, correction=0).mean().item()
         start, hits, noises, truths, founds, rows = time.perf_counter(), 0, [], [], [], 1
         for attempt in range(attempts):
             if attempt and time.perf_counter() - start > seconds * attempt / (attempt + 1):
@@ -193,7 +194,9 @@ class Study:
                 break
             truth = self.inputs[chosen[0, 0]]
             rows = self.batch_size * (1 if seen.shares is not None else len(seen.clients))
-            hits += self._is_hit(found, int(chosen[0, 0]))
+            errors = mean_square_errors(found[None], self.inputs)[0]
+            place = int(chosen[0, 0])
+            hits += int(errors.argmin()) == place and errors[place].item() <= self.threshold * variance
             noises.append(psnr(found[None], truth[None], self._range).item())
             if attempt < kept:
                 truths.append(truth)
@@ -262,11 +265,6 @@ class Study:
             return in_order(found[first : first + self.batch_size], self.inputs[chosen[0]])[0]
         place = int((indices == chosen[0, 0]).nonzero()[0])
         return in_order(found, self.inputs[indices])[place]
-
-    def _is_hit(self, found: Tensor, truth: int) -> bool:
-        errors = mean_square_errors(found[None], self.inputs)[0]
-        variance = self.inputs.flatten(1).double().var(0, correction=0).mean().item()
-        return int(errors.argmin()) == truth and errors[truth].item() <= self.threshold * variance
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.lab.audit.bench import Bench, Bins
 from lightning_fedq.lab.audit.known import HeldKeys
 from lightning_fedq.mechanisms import CPA, CSGM, LDPQ, CorBin, DistributedDiscreteGaussian, LayeredGaussian
-from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.mechanisms.interface import Adversary, AuditCase
 
 
 def test_worlds_and_rounds_hold_opposite_labels_and_so_do_layers():
-    bench = Bench(LDPQ(1.0), 0, (3, 2))
+    bench = Bench(AuditCase(LDPQ(1.0)), 0, (3, 2))
     plays = {(round, world): bench.play(round, world).labels for round in (0, 1) for world in (0, 1)}
     assert plays[0, 0].tolist() == [0, 0, 0, 1, 1]
     assert (plays[0, 0] == plays[1, 1]).all() and (plays[0, 1] == plays[1, 0]).all()
@@ -20,13 +20,13 @@ def test_worlds_and_rounds_hold_opposite_labels_and_so_do_layers():
 
 
 def test_what_is_zeroed_out_is_zero():
-    high, low = Bench(CSGM(1.0, 1.0), 0, (3, 2)).pair(1, 0, SeededKeys(0))
+    high, low = Bench(AuditCase(CSGM(1.0, 1.0)), 0, (3, 2)).pair(1, 0, SeededKeys(0))
     assert high.tolist() == [4.0] * 5 and low.tolist() == [0.0] * 5
 
 
 def test_all_labels_are_equal_where_symbols_are_no_coordinates():
     for mechanism in (CPA(1.0, lattice="D4"), DistributedDiscreteGaussian(1.0, 1.0, 0.1)):
-        bench = Bench(mechanism, 0, (5, 2))
+        bench = Bench(AuditCase(mechanism), 0, (5, 2))
         assert not bench.aligned
         played = bench.play(0, 0)
         assert set(played.labels.tolist()) == {0}
@@ -34,13 +34,13 @@ def test_all_labels_are_equal_where_symbols_are_no_coordinates():
 
 
 def test_a_concentrated_difference_lies_in_the_first_coordinate():
-    bench = Bench(LDPQ(1.0), 0, (2, 1), concentrated=True)
+    bench = Bench(AuditCase(LDPQ(1.0), concentrated=True), 0, (2, 1))
     first, second = bench.pair(1, 0, SeededKeys(0))
     assert torch.nonzero(first != second).tolist() == [[0]]
 
 
 def test_views_of_a_round():
-    bench = Bench(CorBin(1.0), 0, (40, 24))
+    bench = Bench(AuditCase(CorBin(1.0)), 0, (40, 24))
     played = bench.play(0, 0)
     bits = played.symbols.numpy().astype(int)
     assert (played.total() == bits.sum(0)).all()
@@ -51,7 +51,7 @@ def test_views_of_a_round():
 
 
 def test_the_victim_takes_every_place_for_two_rounds_each():
-    bench = Bench(CorBin(1.0), 0, (5, 2))
+    bench = Bench(AuditCase(CorBin(1.0)), 0, (5, 2))
     assert [bench.play(round, 0).victim for round in range(10)] == [0, 0, 1, 1, 2, 2, 3, 3, 0, 0]
     assert [bench.play(round, 1).curious for round in (0, 2, 4, 6)] == [1, 2, 3, 0]
 
@@ -80,7 +80,7 @@ def test_a_pair_follows_the_selection_only_for_whoever_knows_it():
     mechanism = CSGM(1.0, 1.0, 0.5)
     matches = {}
     for level in (Adversary.OUTSIDER, Adversary.CLIENT):
-        bench = Bench(mechanism, 0, (512, 509), level=level)
+        bench = Bench(AuditCase(mechanism), 0, (512, 509), level=level)
         played = bench.play(0, 0)
         sent = played.row(0).numpy() != 0
         matches[level] = float((sent == (played.labels >= 0)).mean())
@@ -88,7 +88,7 @@ def test_a_pair_follows_the_selection_only_for_whoever_knows_it():
 
 
 def test_silent_clients_send_nothing_and_are_never_the_victim():
-    bench = Bench(LayeredGaussian(1.0, 1.0), 0, (5, 2), num_clients=3, num_dropped=1)
+    bench = Bench(AuditCase(LayeredGaussian(1.0, 1.0), num_dropped=1), 0, (5, 2), num_clients=3)
     played = [bench.play(round, 0) for round in range(8)]
     assert {p.victim for p in played} == {0, 1} and all(len(p.symbols) == 2 for p in played)
     assert np.allclose(played[0].released(), played[0].others() + played[0].decoded([1]), atol=0.1)
@@ -108,6 +108,6 @@ def test_few_values_are_classes_and_many_are_quantiles():
 
 @pytest.mark.parametrize("mechanism", [LDPQ(1.0), CSGM(1.0, 1.0)])
 def test_calibration_uses_rounds_of_its_own(mechanism):
-    bench = Bench(mechanism, 0, (512, 509))
+    bench = Bench(AuditCase(mechanism), 0, (512, 509))
     assert all(played.context.round > 1 << 39 for played in bench.calibration(3))
     assert len(bench.calibration(3)) == 3
