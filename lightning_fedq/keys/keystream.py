@@ -10,6 +10,7 @@ References:
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numba
@@ -138,8 +139,36 @@ def keystreams_by_openssl(
             update(_ZEROS[: len(part)], part)
 
 
-keystreams = _fill if LANES else keystreams_by_openssl
-"""Fill each row of `out`, `(n, size)`, with its keystream, from the byte `starts`, `(n,)`, on.
+@cache
+def _compiled() -> bool:
+    """Has this CPU the instructions? Tried against OpenSSL, once a process: clients on others draw the same.
 
-`keys` are `(n, 8)`: 32 bytes a row. The counter begins at 0, as in SP 800-38A with a counter block of zeros.
-"""
+    Raises:
+        RuntimeError: If it gives other bytes.
+    """
+    if not LANES:
+        return False
+    keys, starts = np.arange(8, dtype=np.uint32)[None], np.array([3])
+    found, wanted = np.empty((2, 1, 2 * _STEP), np.uint8)
+    _fill(keys, starts, found)
+    keystreams_by_openssl(keys, starts, wanted)
+    if not np.array_equal(found, wanted):
+        raise RuntimeError(
+            "AES by this CPU's instructions is not AES by OpenSSL, so that clients would not draw what the "
+            "server does; start Python with NUMBA_CPU_FEATURES=+sse2, which leaves it to OpenSSL"
+        )
+    return True
+
+
+def keystreams(keys: NDArray[np.uint32], starts: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    """Fill each row of an array with its keystream, whose counter begins at 0 (SP 800-38A, 6.5).
+
+    Args:
+        keys: `(n, 8)`, 32 bytes a row.
+        starts: `(n,)`, the byte of the keystream at which a row begins.
+        out: `(n, size)`, overwritten.
+
+    Raises:
+        RuntimeError: If this CPU's instructions give other bytes than OpenSSL.
+    """
+    (_fill if _compiled() else keystreams_by_openssl)(keys, starts, out)

@@ -113,7 +113,9 @@ class Stream:
     def fill(self, out: NDArray[Any]) -> None:
         """Overwrite a contiguous array with the next bytes of the stream."""
         if out.size:
-            fill_rows([self], np.frombuffer(memoryview(out.data).cast("B"), np.uint8)[None])
+            row = np.frombuffer(memoryview(out.data).cast("B"), np.uint8)[None]
+            keystreams(np.frombuffer(self._key, np.uint32)[None], np.array([self._read]), row)
+            self._read += row.shape[1]
 
     def words(self, count: int) -> NDArray[np.uint32]:
         """Return the next `count` uniform 32-bit words."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from lightning_fedq.keys import keystream
 from lightning_fedq.keys.keystream import keystreams, keystreams_by_openssl
 from lightning_fedq.keys.randomness import Stream, fill_rows
 
@@ -33,6 +34,20 @@ def test_the_first_block_is_nist_s():
     out = np.empty((1, 16), np.uint8)
     keystreams(np.frombuffer(key, np.uint32)[None], np.zeros(1, np.int64), out)
     assert out.tobytes().hex() == "46f2fb342d6f0ab477476fc501242c5f"
+
+
+@pytest.mark.skipif(not keystream.LANES, reason="this CPU has no AES instructions")
+def test_a_cpu_that_gives_other_bytes_is_refused_before_the_first(monkeypatch):
+    def wrong(keys, starts, out):
+        out[:] = 0
+
+    monkeypatch.setattr(keystream, "_fill", wrong)
+    keystream._compiled.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match=r"not AES by OpenSSL.*NUMBA_CPU_FEATURES=\+sse2"):
+            Stream(bytes(32)).words(1)
+    finally:
+        keystream._compiled.cache_clear()
 
 
 CHECK = """
