@@ -293,7 +293,7 @@ def _help(command: str) -> str:
     os.environ["COLUMNS"] = "100"
     try:
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-            import_module(cli.module_of(command)).main(["--help"])
+            cli.run(import_module(cli.module_of(command)).main, f"fedq {command}", ["--help"])
     finally:
         os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
     return shown.getvalue()

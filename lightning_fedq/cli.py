@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from lightning_fedq import __version__
@@ -12,6 +12,7 @@ from lightning_fedq.commands.configs import TRAINING, expand
 from lightning_fedq.commands.errors import TRACE, complaint, nearest
 from lightning_fedq.commands.options import import_named_classes, take_changes
 from lightning_fedq.commands.shown import help_of
+from lightning_fedq.commands.signature import run
 
 OTHERS = {
     "configs": "list the runs and fragments that ship with the package; write one out to edit",
@@ -84,8 +85,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if command in (*TRAINING, *OTHERS) and command != "configs":  # which only writes files
         import_named_classes(arguments[1:])
     if command in OTHERS:
-        run: Callable[[Sequence[str]], int] = import_module(module_of(command)).main
-        return run(arguments[1:])
+        return run(import_module(module_of(command)).main, f"fedq {command}", arguments[1:])
     if command in TRAINING:
         try:
             arguments, changes = take_changes(expand(arguments))

@@ -6,7 +6,6 @@ They stand in `configs/` and `callbacks/` at the top of the repository, and in `
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,41 +115,37 @@ def _line(path: Path) -> str:
     return path.read_text().splitlines()[0].removeprefix("# ")
 
 
-def main(argv: Sequence[str]) -> int:
-    """List the names, or print or write one file."""
-    parser = argparse.ArgumentParser(
-        prog="fedq configs",
-        description="List the runs and fragments that ship with the package; print one, or write it out.",
-        epilog="example: fedq configs digits_corbin --out mine.yaml; fedq fit mine.yaml --with reload_best",
-    )
-    parser.add_argument("name", nargs="?", help="of a run or a fragment (without: list all)")
-    parser.add_argument("--out", type=Path, help="write it to this file; an existing one is left alone")
-    options = parser.parse_args(argv)
-    if options.name is None:
-        if options.out is not None:
-            parser.error("--out writes one file out; say which: fedq configs NAME --out FILE")
+def main(name: str | None = None, *, out: Path | None = None) -> None:
+    """List the runs and fragments that ship with the package, print one, or write it out.
+
+    Args:
+        name: Name of a run or a fragment (without: list all).
+        out: File to write it to; an existing one is left alone.
+
+    Examples:
+        fedq configs digits_corbin --out mine.yaml; fedq fit mine.yaml --with reload_best
+    """
+    if name is None:
+        if out is not None:
+            raise ValueError("--out writes one file out; say which: fedq configs NAME --out FILE")
         for head, shipped in (
             ("complete runs: fedq fit NAME", configs()),
             ("fragments: fedq fit yours.yaml --with NAME", fragments()),
         ):
             print(f"{head}\n")
-            for name, path in shipped.items():
-                print(f"  {name:<34} {_line(path)}")
+            for label, path in shipped.items():
+                print(f"  {label:<34} {_line(path)}")
             print()
-        return 0
+        return
     every = {**fragments(), **configs()}
-    if options.name not in every:
-        parser.error(f"there is no {options.name!r}.{nearest(options.name, every)} `fedq configs` lists all")
-    text = every[options.name].read_text()
-    if options.out is None:
+    if name not in every:
+        raise ValueError(f"there is no {name!r}.{nearest(name, every)} `fedq configs` lists all")
+    text = every[name].read_text()
+    if out is None:
         sys.stdout.write(text)
-        return 0
-    try:
-        with options.out.open("x") as file:
-            file.write(text)
-    except FileExistsError:
-        parser.error(f"{options.out} exists and is left alone; choose another name")
-    except OSError as error:
-        parser.error(str(error))
-    print(options.out)
-    return 0
+        return
+    if out.exists():
+        raise FileExistsError(f"{out} exists and is left alone; choose another name")
+    with out.open("x") as file:
+        file.write(text)
+    print(out)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dis
 import importlib
 import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -146,7 +146,8 @@ def complaint(error: Exception) -> str | None:
     if os.environ.get(TRACE) or not known or not str(error):
         return None
     *_, last = _places(error)
-    raised = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
+    (where,) = traceback.extract_tb(last)
+    raised = str(where.line).startswith("raise ")
     system = isinstance(error, OSError) and error.errno is not None
     told = system or (raised and _package(last) in _SPEAKERS)
     if not told or any(map(_is_of_the_user, _all_places(whole))):

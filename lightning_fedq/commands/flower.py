@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import os
 import re
@@ -223,8 +222,46 @@ def write_app(
     return package
 
 
-def client(chosen: argparse.Namespace) -> int:
-    """Run a site's own client until it is stopped. Exit status 2 asks for an operator."""
+def init(folder: Path, *, clients: int = 4, server: str = SERVER_NAME, seed: int | None = None) -> None:
+    """Write an app that starts with `flwr run`.
+
+    Args:
+        folder: A new folder.
+        clients: Number of clients.
+        server: Name or address of the server.
+        seed: Seed that makes it reproducible, and not private.
+    """
+    package = write_app(folder, clients=clients, seed=seed, server=server)
+    steps = (folder / "deploy" / "STEPS.txt").read_text()
+    print(NEXT.format(folder=folder, package=package, steps=steps))
+
+
+def client(
+    *,
+    app: str,
+    secret: Path,
+    supernode: str = "127.0.0.1:9094",
+    node_config: str = "",
+    root_certificates: Path | None = None,
+    fab_hash: Sequence[str] = (),
+    max_megabytes: float = 134.217728,
+) -> int:
+    """Answer a SuperNode's messages with the app that is installed here, and run no other code.
+
+    A site's own client. It stands beside `flower-supernode --isolation process
+    --superexec-auth-secret-file SECRET`, hands messages to the app that is installed here, and
+    never installs, unpacks or imports what a run brings along. Exit status 2 asks for an operator.
+
+    Args:
+        app: PACKAGE.MODULE:NAME of a ClientApp that is installed here.
+        secret: The SuperNode's --superexec-auth-secret-file.
+        supernode: Its --host and --port.
+        node_config: Settings as of flower-supernode, whose own are not used:
+            'partition-id=3 fedq-home="/var/lib/fedq"'.
+        root_certificates: Authority of the SuperNode's own certificate, if it has one.
+        fab_hash: Apps (FAB) whose runs are answered, and no others (default: all).
+        max_megabytes: Size of the longest message (default: 134, 128 MiB).
+    """
     os.umask(0o077)
     if sys.path[:1] == [os.getcwd()]:  # never from the folder that the process happens to be in
         del sys.path[0]
@@ -234,14 +271,14 @@ def client(chosen: argparse.Namespace) -> int:
 
         runtime.check_flower()
         node = runtime.SuperNode(
-            _address(chosen.supernode, chosen.root_certificates is not None),
-            _secret(chosen.secret),
-            None if chosen.root_certificates is None else chosen.root_certificates.read_bytes(),
-            round(chosen.max_megabytes * 1e6),
+            _address(supernode, root_certificates is not None),
+            _secret(secret),
+            None if root_certificates is None else root_certificates.read_bytes(),
+            round(max_megabytes * 1e6),
         )
-        config = runtime.node_config(chosen.node_config)
+        config = runtime.node_config(node_config)
         with site.ended_by_signals():
-            site.serve(site.Site(site.load(chosen.app), node, config, frozenset(chosen.fab_hash)))
+            site.serve(site.Site(site.load(app), node, config, frozenset(fab_hash)))
     except ImportError as error:
         print(f"error: {error}; is it flwr 1.41 or 1.42 that is installed?", file=sys.stderr)
         return 2
@@ -249,6 +286,9 @@ def client(chosen: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+main = {"init": init, "client": client}
 
 
 def _address(address: str, secure: bool) -> str:
@@ -276,53 +316,3 @@ def _secret(path: Path) -> bytes:
             "head -c 32 /dev/urandom > secret"
         )
     return found
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedq flower", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    init = commands.add_parser("init", help="write an app that starts with `flwr run`")
-    init.add_argument("folder", type=Path, help="a new folder")
-    init.add_argument("--clients", type=int, default=4, help="how many clients there are (4)")
-    init.add_argument("--server", default=SERVER_NAME, help=f"the server's name or address ({SERVER_NAME})")
-    init.add_argument("--seed", type=int, help="make it reproducible, and not private")
-    own = commands.add_parser(
-        "client",
-        help="answer a SuperNode's messages with the app that is installed here, and run no other code",
-        description="A site's own client. It stands beside `flower-supernode --isolation process "
-        "--superexec-auth-secret-file SECRET`, hands messages to the app that is installed here, and never "
-        "installs, unpacks or imports what a run brings along.",
-    )
-    own.add_argument("--app", required=True, help="PACKAGE.MODULE:NAME of a ClientApp that is installed here")
-    own.add_argument(
-        "--secret", type=Path, required=True, help="the SuperNode's --superexec-auth-secret-file"
-    )
-    own.add_argument("--supernode", default="127.0.0.1:9094", help="its --host and --port (127.0.0.1:9094)")
-    own.add_argument(
-        "--node-config",
-        default="",
-        help="as of flower-supernode, whose own is not used: 'partition-id=3 fedq-home=\"/var/lib/fedq\"'",
-    )
-    own.add_argument(
-        "--root-certificates", type=Path, help="authority of the SuperNode's own certificate, if it has one"
-    )
-    own.add_argument("--fab-hash", action="append", default=[], help="answer runs of this app (FAB) only")
-    own.add_argument(
-        "--max-megabytes", type=float, default=134.217728, help="the longest message (134, 128 MiB)"
-    )
-    return parser
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the command."""
-    chosen = _parser().parse_args(argv)
-    if chosen.command == "client":
-        return client(chosen)
-    try:
-        package = write_app(chosen.folder, clients=chosen.clients, seed=chosen.seed, server=chosen.server)
-    except (FileExistsError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    steps = (chosen.folder / "deploy" / "STEPS.txt").read_text()
-    print(NEXT.format(folder=chosen.folder, package=package, steps=steps))
-    return 0

@@ -6,17 +6,16 @@ what the classes do: the table costs no torch. Rows of other mechanisms are made
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq.commands.errors import nearest
-from lightning_fedq.mechanisms.registry import declared, installed, mechanism_class
+from lightning_fedq.mechanisms.registry import declared, mechanism_class
 
 SHIPPED = Path(__file__).with_suffix(".json")
 
@@ -41,23 +40,16 @@ def rows_of(names: Sequence[str], shipped: Sequence[dict[str, str]]) -> list[dic
     return found
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        prog="fedq mechanisms",
-        description="List all mechanisms: bits per parameter (measured), whether messages may be summed "
-        "unread, pure epsilon of one unit (coordinate, block or message) in one round against each "
-        "adversary, and the paper.",
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="MECHANISM", help="which, by name or class path (default: all installed)"
-    )
-    names, shown = parser.parse_args(argv).names, json.loads(SHIPPED.read_text(encoding="utf-8"))
-    try:
-        rows = rows_of(names, shown["mechanisms"])
-    except ValueError as error:
-        hints = [nearest(name, installed()) for name in names if name not in installed()]
-        parser.error(f"{error}.{''.join(hints)}")
+def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = ()) -> None:
+    """List all mechanisms: bits per parameter (measured), whether messages may be summed unread,
+    pure epsilon of one unit (coordinate, block or message) in one round against each adversary,
+    and the paper.
+
+    Args:
+        mechanisms: Names or class paths (default: all installed).
+    """
+    shown = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    rows = rows_of(mechanisms, shown["mechanisms"])
     papers = {row["mechanism"]: row.pop("paper") for row in rows}
     table = Table(
         title=f"Mechanisms, {shown['clients']} clients, at example settings",
@@ -87,4 +79,3 @@ def main(argv: Sequence[str]) -> int:
     console.print()
     for name, source in papers.items():
         console.print(f"  {name}: {source}", highlight=False)
-    return 0

@@ -1,8 +1,7 @@
-"""Options of commands: settings by short dotted names (`--set Federated.num_clients=7`), help, classes."""
+"""Settings by short dotted names (`--set Federated.num_clients=7`), and the modules of classes they name."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -127,18 +126,6 @@ def _key(node: Any, part: str, name: str) -> Any:
     if not isinstance(node, dict) or part not in node:
         raise ValueError(f"{name!r}: there is no setting {part!r}.{nearest(part, choices)} It has: {choices}")
     return part
-
-
-# ---- help that shows the default of every option ----
-
-
-class ShowDefaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Help formatter that adds the default of an option, unless it is None or in words already."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or "(default" in (action.help or ""):
-            return action.help
-        return super()._get_help_string(action)
 
 
 # Which of Lightning's two packages a command works with: that of the classes which its YAML names.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from rich.box import SIMPLE
@@ -61,101 +60,82 @@ _DRAWN = 5
 """Mechanisms in the picture."""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fedq plan", description="Calibrate every mechanism to a target epsilon, and rank them by error."
-    )
-    parser.add_argument("config", nargs="?", help="a configuration whose clients, model and rounds count")
-    parser.add_argument("--epsilon", type=float, required=True, help="the target")
-    parser.add_argument("--delta", type=float, default=1e-5, help="below 1 / clients (default: %(default)s)")
-    parser.add_argument("--clients", type=int, help="clients of the federation")
-    parser.add_argument("--clients_per_round", type=int, help="clients of a cohort (default: all)")
-    parser.add_argument("--params", type=int, help="parameters of the model")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument(
-        "--adversary",
-        default="secagg_server",
-        help="against whom: " + ", ".join(who.name.lower() for who in Adversary) + " (default: %(default)s)",
-    )
-    parser.add_argument("--over", choices=["run", "round"], default="run")
-    parser.add_argument(
-        "--cohorts",
-        choices=["known", "secret"],
-        default="known",
-        help="secret: the outsider never learns who took part (Federated(cohorts='secret'))",
-    )
-    parser.add_argument(
-        "--active",
-        action="store_true",
-        help="the server behind secure aggregation may lie about who dropped out (SecAgg(active=True))",
-    )
-    parser.add_argument(
-        "--max_corrupt",
-        type=float,
-        help="fraction of the clients that may collude with the server behind secure aggregation",
-    )
-    parser.add_argument(
-        "--dropout_probability", type=float, help="chance that a client does not answer (default: 0)"
-    )
-    parser.add_argument(
-        "--homogeneity",
-        type=float,
-        default=HOMOGENEITY,
-        help="how alike updates are: |mean|^2 over the mean |update|^2 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--why", action="store_true", help="say for each mechanism that is not possible why it is not"
-    )
-    parser.add_argument("--picture", metavar="FILE", help="draw error against epsilon, bits and clients")
-    return parser
+def main(
+    config: str | None = None,
+    *,
+    epsilon: float,
+    delta: float = 1e-5,
+    clients: int | None = None,
+    clients_per_round: int | None = None,
+    params: int | None = None,
+    rounds: int | None = None,
+    adversary: Annotated[str, "WHO"] = "secagg_server",
+    over: Literal["run", "round"] = "run",
+    cohorts: Literal["known", "secret"] = "known",
+    active: bool = False,
+    max_corrupt: float | None = None,
+    dropout_probability: float | None = None,
+    homogeneity: float = HOMOGENEITY,
+    why: bool = False,
+    picture: Annotated[Path | None, "FILE"] = None,
+) -> None:
+    """Calibrate every mechanism to a target epsilon, and rank them by error.
 
+    With a configuration, also print what to paste into it.
 
-def main(argv: Sequence[str]) -> int:
-    """Print the ranked table. With a configuration, also what to paste into it."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    try:
-        given = {name: getattr(options, name) for name in ("clients", "params", "rounds")}
-        sizes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        clip_norm, secagg, federated = 1.0, SecAgg(), None
-        if options.dropout_probability is not None:
-            sizes["dropout_probability"] = options.dropout_probability
-        if options.config:
-            from_config, federated, clip_norm = _sizes(options.config)
-            if "clients" in sizes:  # by hand: how many of them are drawn is not said
-                from_config.pop("clients_per_round")
-            sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
-        if options.clients_per_round is not None:
-            sizes["clients_per_round"] = options.clients_per_round
-        if options.active:
-            secagg = replace(secagg, active=True)
-        if options.max_corrupt is not None:
-            secagg = replace(secagg, max_corrupt=options.max_corrupt)
-        if missing := [f"--{name}" for name in given if name not in sizes]:
-            raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
-        target = PrivacyTarget(
-            options.epsilon, options.delta, options.adversary, options.over, options.cohorts
-        )
-        problem = Problem(**sizes, target=target, secure_aggregation=secagg, homogeneity=options.homogeneity)
-        found = _plan(problem, federated, _Progress().told)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-    console = Console()
+    Args:
+        config: Configuration whose clients, model and rounds count.
+        epsilon: Target epsilon.
+        delta: Delta of the target, below 1 / clients.
+        clients: Clients of the federation.
+        clients_per_round: Clients of a cohort (default: all).
+        params: Parameters of the model.
+        rounds: Rounds of the run.
+        adversary: Adversary that the target is against: eavesdropper, server, server_and_partner,
+            client, secagg_server or outsider.
+        over: Span that the target counts for.
+        cohorts: secret: the outsider never learns who took part (Federated(cohorts='secret')).
+        active: The server behind secure aggregation may lie about who dropped out
+            (SecAgg(active=True)).
+        max_corrupt: Fraction of the clients that may collude with the server behind secure
+            aggregation.
+        dropout_probability: Chance that a client does not answer (default: 0).
+        homogeneity: Likeness of the updates, |mean|^2 over the mean |update|^2.
+        why: Say for each mechanism that is not possible why it is not.
+        picture: Picture to draw, of error against epsilon, bits and clients.
+    """
+    given: dict[str, Any] = {"clients": clients, "params": params, "rounds": rounds}
+    more = {"dropout_probability": dropout_probability, "clients_per_round": clients_per_round}
+    sizes = {name: value for name, value in {**given, **more}.items() if value is not None}
+    clip_norm, secagg, federated = 1.0, SecAgg(), None
+    if config:
+        from_config, federated, clip_norm = _sizes(config)
+        if clients is not None:  # by hand: how many of them are drawn is not said
+            from_config.pop("clients_per_round")
+        sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
+    if active:
+        secagg = replace(secagg, active=True)
+    if max_corrupt is not None:
+        secagg = replace(secagg, max_corrupt=max_corrupt)
+    if missing := [f"--{name}" for name in given if name not in sizes]:
+        raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
+    target = PrivacyTarget(epsilon, delta, adversary, over, cohorts)
+    problem = Problem(**sizes, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
+    found, console = _plan(problem, federated, _Progress().told), Console()
     _print(console, problem, found)
     best = recommended(found)
     if best is not None:
         console.print(f"\n{_advice(best, found[0])} {_around(clip_norm, federated)}", highlight=False)
         if problem.target.secret and best.mechanism is not None:
             console.print(f"\n{_towards_others(problem, best.mechanism)}", highlight=False)
-    if options.config and best is not None:
+    if config and best is not None:
         console.print("\nTo paste in place of your mechanism:\n", highlight=False)
         said = "random" if federated is None else federated.planner.participation
         print(to_yaml(best, problem, clip_norm, said), end="")
-    _print_impossible(console, found, options.why)
-    if options.picture:
-        save_figure(picture(problem, found), Path(options.picture), twin=True)
-        print(options.picture)
-    return 0
+    _print_impossible(console, found, why)
+    if picture is not None:
+        save_figure(draw(problem, found), picture, twin=True)
+        print(picture)
 
 
 class _Progress:
@@ -454,14 +434,14 @@ def _with_clients(problem: Problem, clients: int) -> Problem:
     return replace(problem, clients=clients, clients_per_round=share)
 
 
-def picture(problem: Problem, found: Sequence[Option]) -> Figure:
+def draw(problem: Problem, found: Sequence[Option]) -> Figure:
     """R of the best mechanisms against epsilon, bits and clients."""
     known = [option for option in found if option.ratio is not None]
     advised = recommended(found)
     # the one that is advised is among them
     best = known[:_DRAWN] if advised in known[:_DRAWN] else [*known[: _DRAWN - 1], advised] if advised else []
     everybody = candidates(problem.params)
-    drawn = {option.name: everybody[option.name] for option in best}
+    shown = {option.name: everybody[option.name] for option in best}
     target = problem.target
     figure, (left, middle, right) = panels(
         3,
@@ -470,8 +450,8 @@ def picture(problem: Problem, found: Sequence[Option]) -> Figure:
     )
     epsilons = [0.5, 1.0, 2.0, 4.0, 8.0]
     clients = [max(int(problem.clients * factor), 2) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
-    by_epsilon = [plan(replace(problem, target=replace(target, epsilon=e)), drawn) for e in epsilons]
-    by_clients = [plan(_with_clients(problem, n), drawn) for n in clients]
+    by_epsilon = [plan(replace(problem, target=replace(target, epsilon=e)), shown) for e in epsilons]
+    by_clients = [plan(_with_clients(problem, n), shown) for n in clients]
     for place, option in enumerate(best):
         for axes, values, plans in ((left, epsilons, by_epsilon), (right, clients, by_clients)):
             ratios = [next(o.ratio for o in options if o.name == option.name) for options in plans]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import yaml
@@ -258,105 +257,73 @@ def report_of_others(opacus: Path | None, flower: Path | None, delta: float) -> 
     return replace(privacy_report(run, delta), samples=samples)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print the statement. Write it where asked."""
-    parser = argparse.ArgumentParser(
-        prog="fedq privacy",
-        description="Say what a configuration would protect, or what a run has spent: "
-        "from whom, how much, at which delta, under which assumptions.",
-    )
-    parser.add_argument(
-        "source",
-        nargs="?",
-        metavar="CONFIG|CKPT|RUN",
-        help="a configuration (a file or a name), a checkpoint, or the folder of a run that ended",
-    )
-    parser.add_argument("--delta", type=float, default=1e-5, help="below 1 / clients (default: %(default)s)")
-    parser.add_argument(
-        "--rounds", type=int, help="rounds (default: trainer.max_epochs, or those in the checkpoint)"
-    )
-    parser.add_argument("--secagg", action="store_true", help="assume secure aggregation if the run has none")
-    parser.add_argument("--params", type=int, help="parameters (default: those of the configuration's model)")
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="changes",
-        help="settings of a configuration to change first, as in `fedq sweep` (LDPQ.epsilon=0.1)",
-    )
-    parser.add_argument(
-        "--mechanism",
-        metavar="CLASS",
-        help="class path of a checkpoint's mechanism, where no installed package declares it",
-    )
-    parser.add_argument("--out", type=Path, help="also write privacy.md and privacy.json into this folder")
-    others = parser.add_mutually_exclusive_group()
-    for flag, library in (
-        ("--opacus", "Opacus's PrivacyEngine"),
-        ("--flower", "a DP wrapper or mod of Flower"),
-    ):
-        text = (
-            f"YAML or JSON with the settings of {library}: what they protect (docs/guides/other_libraries.md)"
-        )
-        others.add_argument(flag, type=Path, metavar="FILE", help=text)
-    options = parser.parse_args(argv)
-    if options.opacus or options.flower:
-        mine = {"opacus", "flower", "delta", "out"}
-        if wrong := sorted(
-            n for n, v in vars(options).items() if v != parser.get_default(n) and n not in mine
-        ):
-            parser.error(
+def main(
+    source: Annotated[str | None, "CONFIG|CKPT|RUN"] = None,
+    *,
+    delta: float = 1e-5,
+    rounds: int | None = None,
+    secagg: bool = False,
+    params: int | None = None,
+    set_: Annotated[Sequence[str], "NAME=VALUE"] = (),
+    mechanism: Annotated[str | None, "CLASS"] = None,
+    out: Path | None = None,
+    opacus: Annotated[Path | None, "FILE"] = None,
+    flower: Annotated[Path | None, "FILE"] = None,
+) -> None:
+    """Say what a configuration would protect, or what a run has spent: from whom, how much, at
+    which delta, under which assumptions.
+
+    Args:
+        source: Configuration (a file or a name), checkpoint, or folder of a run that ended.
+        delta: Chance with which the guarantee may fail, below 1 / clients.
+        rounds: Rounds (default: trainer.max_epochs, or those in the checkpoint).
+        secagg: Assume secure aggregation if the run has none.
+        params: Parameters (default: those of the configuration's model).
+        set_: Settings of a configuration to change first, as in `fedq sweep` (LDPQ.epsilon=0.1).
+        mechanism: Class path of a checkpoint's mechanism, where no installed package declares it.
+        out: Folder to write privacy.md and privacy.json into, too.
+        opacus: YAML or JSON with the settings of Opacus's PrivacyEngine, to say what they protect
+            (docs/guides/other_libraries.md).
+        flower: YAML or JSON with the settings of a DP wrapper or mod of Flower, likewise.
+    """
+    asked = {"mechanism": mechanism, "params": params, "rounds": rounds, "secagg": secagg or None}
+    changed = sorted(name for name, value in {**asked, "set": set_ or None}.items() if value is not None)
+    if opacus or flower:
+        if source or changed or (opacus and flower):
+            wrong = ["source"] * bool(source) + changed or ["each other"]
+            raise ValueError(
                 f"settings of other libraries go with --delta and --out only, not with {', '.join(wrong)}"
             )
-        try:
-            return _print(report_of_others(options.opacus, options.flower, options.delta), options.out)
-        except (OSError, ValueError) as error:
-            parser.error(str(error))
-    if options.source is None:
-        parser.error(
+        return _print(report_of_others(opacus, flower, delta), out)
+    if source is None:
+        raise ValueError(
             "give a configuration, a checkpoint or the folder of a run, or --opacus or --flower FILE"
         )
-    path = Path(options.source)
-    if path.suffix == ".ckpt" and not path.is_file():
-        parser.error(f"there is no file {path}")
-    try:
-        if path.is_dir():
-            changed = [name for name, value in vars(options).items() if value != parser.get_default(name)]
-            if changed != ["source"]:
-                parser.error(f"the page of a run that ended has its own figures; ask {path}/config.yaml")
-            Console().print(Markdown(page_of_run(path)))
-            print(
-                f"{path / 'privacy.md'} is shown, written when the run ended: rounds after it are not in it."
-            )
-            return 0
-        if path.suffix != ".ckpt":
-            path = find(options.source)
-        if path.suffix in SUFFIXES and options.mechanism is not None:
-            parser.error("--mechanism is for checkpoints; a configuration names its class itself")
-        if path.suffix in SUFFIXES:
-            report = report_of_config(
-                str(path),
-                options.rounds,
-                options.delta,
-                options.secagg,
-                params=options.params,
-                changes=parse_changes(options.changes),
-            )
-        elif options.changes or options.params is not None:
-            parser.error("a checkpoint has its own settings; --set and --params are for configurations")
-        else:
-            kind = None if options.mechanism is None else mechanism_class(options.mechanism)
-            report = report_of_checkpoint(path, options.rounds, options.delta, options.secagg, kind)
-    except ValueError as error:
-        parser.error(str(error))
-    return _print(report, options.out)
+    path = Path(source)
+    if path.is_dir():
+        if changed or out or delta != 1e-5:
+            raise ValueError(f"the page of a run that ended has its own figures; ask {path}/config.yaml")
+        Console().print(Markdown(page_of_run(path)))
+        print(f"{path / 'privacy.md'} is shown, written when the run ended: rounds after it are not in it.")
+        return None
+    if path.suffix != ".ckpt":
+        path = find(source)
+    elif not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    if path.suffix in SUFFIXES:
+        if mechanism is not None:
+            raise ValueError("--mechanism is for checkpoints; a configuration names its class itself")
+        changes = parse_changes(set_)
+        return _print(report_of_config(str(path), rounds, delta, secagg, params=params, changes=changes), out)
+    if set_ or params is not None:
+        raise ValueError("a checkpoint has its own settings; --set and --params are for configurations")
+    kind = None if mechanism is None else mechanism_class(mechanism)
+    return _print(report_of_checkpoint(path, rounds, delta, secagg, kind), out)
 
 
-def _print(report: PrivacyReport, out: Path | None) -> int:
+def _print(report: PrivacyReport, out: Path | None) -> None:
     """Print a report, and write it where asked."""
     Console().print(Markdown(markdown(report)))
     if out is not None:
         write_atomically(out / "privacy.md", markdown(report))
         write_atomically(out / "privacy.json", report.to_json())
-    return 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from lightning_fedq.reports.html.folders import Run, read
 from lightning_fedq.reports.html.page import page
@@ -33,24 +33,17 @@ def write_report(folders: Sequence[Path], out: Path, monitor: str | None = None)
     write_atomically(out, page(runs, monitor or first_metric(rows) or "val_acc"))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Write the page and say where."""
-    parser = argparse.ArgumentParser(
-        prog="fedq report",
-        description="Write one HTML page about finished runs: a metric, epsilon and bits by round, who sees "
-        "what, costs, settings. It needs no network, and prints.",
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a finished run")
-    parser.add_argument(
-        "--monitor", help="the metric to draw (default: val_acc, or the first val_* there is)"
-    )
-    parser.add_argument("--out", help="the page (default: report.html in the folder; of several runs: here)")
-    options = parser.parse_args(argv)
-    folders = [Path(run) for run in options.runs]
-    out = Path(options.out or (folders[0] / "report.html" if len(folders) == 1 else "report.html"))
-    try:
-        write_report(folders, out, options.monitor)
-    except ValueError as error:
-        parser.error(str(error))
+def main(
+    runs: Annotated[Sequence[Path], "RUN"], *, monitor: str | None = None, out: Path | None = None
+) -> None:
+    """Write one HTML page about finished runs: a metric, epsilon and bits by round, who sees
+    what, costs, settings. It needs no network, and prints.
+
+    Args:
+        runs: Folder of a finished run.
+        monitor: Metric to draw (default: val_acc, or the first val_* there is).
+        out: Page to write (default: report.html in the folder; of several runs: here).
+    """
+    out = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    write_report(runs, out, monitor)
     print(out)
-    return 0

@@ -13,6 +13,7 @@ trained with them can be read. A configuration names any class by its path, decl
 from __future__ import annotations
 
 import warnings
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -86,7 +87,9 @@ def mechanism_class(name: str) -> type[Mechanism]:
         return declared()[name]
     module, _, attribute = name.rpartition(".")
     if not module:
-        raise ValueError(f"there is no mechanism {name}")
+        close = get_close_matches(name, [*mechanisms.__all__, *declared()], 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"there is no mechanism {name}.{hint} `fedq mechanisms` lists them")
     try:
         kind = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -2,14 +2,15 @@
 
 import json
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from lightning_fedq import cli
 from lightning_fedq.callbacks import Federated, RunFolder
-from lightning_fedq.commands.report import main, write_report
-from lightning_fedq.lab.commands.compare import main as compare_main
+from lightning_fedq.commands.report import write_report
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon
@@ -17,6 +18,11 @@ from lightning_fedq.reports.html.charts import Line, line_chart, nice_ticks, who
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.runs import small_data, small_model, small_run
 from tests.digits_run import make_trainer
+
+
+def main(words: Sequence[str]) -> int:
+    return cli.main(["report", *words])
+
 
 _VOID = {"meta", "line", "circle", "rect", "polyline", "br"}
 
@@ -141,7 +147,7 @@ def test_masks_that_did_not_run_meet_no_target(
     assert main(["runs/counted"]) == 0
     page = Page(Path("runs/counted/report.html").read_text())
     assert "asked for 400 over the run, NOT met: no masks ran" in page.text
-    assert compare_main(["runs/counted"]) == 0
+    assert cli.main(["compare", "runs/counted"]) == 0
     assert "server behind secure aggregation, asked for and NOT met (no masks ran)" in capsys.readouterr().out
 
 
@@ -176,8 +182,7 @@ def test_a_folder_that_is_no_run_is_refused(
 ) -> None:
     for name in {"metrics.csv", "summary.json", "privacy.json"} - {missing}:
         (tmp_path / name).write_text((private / name).read_text())
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path)])
+    assert main([str(tmp_path)]) == 2
     assert f"there is no {missing} in" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
 

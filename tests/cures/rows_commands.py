@@ -95,7 +95,7 @@ def bench(out="bench", table=None):
     where = ("--tasks", "small", "--adversaries", "secagg_server", "--epsilons", "8", "--seeds", "1")
     task = MeanEstimation("small", 60, 1, "unit", 64)
     with (
-        mock.patch.object(bench_command, "tasks", lambda data: {"small": task}),
+        mock.patch.object(bench_command, "every_task", lambda data: {"small": task}),
         mock.patch.object(bench_command, "reference", list),
     ):
         fedq("bench", "GaussianNoise", *where, "--out", out)

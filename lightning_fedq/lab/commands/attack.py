@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from rich.box import SIMPLE
@@ -15,7 +14,6 @@ from rich.table import Table
 from torch import nn
 
 from lightning_fedq.commands.configs import find
-from lightning_fedq.commands.options import ShowDefaults
 from lightning_fedq.lab.leakage.inversion import DLG, Analytic, Attack, InvertingGradients, Matching, iDLG
 from lightning_fedq.lab.leakage.membership import membership_inference
 from lightning_fedq.lab.leakage.pictures import picture_grid, ssim
@@ -95,57 +93,43 @@ def configured(config: str, candidates: int) -> Setting:
     return Setting(cli.model.eval(), inputs, labels, rate, found[0] if found else None)
 
 
-def built_in(options: argparse.Namespace) -> Setting:
+def built_in(data: str, model: str, candidates: int, seed: int) -> Setting:
     """The setting of the command line: digits or MNIST, and a small model."""
     from lightning_fedq.data.datasets import DigitsDataModule, MNISTDataModule
 
-    if options.data == "digits":
-        data: Any = DigitsDataModule()
-    else:
-        data = MNISTDataModule()
-    inputs, labels = samples(data, options.candidates)
+    module: Any = DigitsDataModule() if data == "digits" else MNISTDataModule()
+    inputs, labels = samples(module, candidates)
     size = inputs[0].numel()
     with torch.random.fork_rng([]):
-        torch.default_generator.manual_seed(options.seed)
-        if options.model == "linear":
-            model = nn.Sequential(nn.Flatten(), nn.Linear(size, 10))
+        torch.default_generator.manual_seed(seed)
+        if model == "linear":
+            layers = nn.Sequential(nn.Flatten(), nn.Linear(size, 10))
         else:
-            model = nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.Sigmoid(), nn.Linear(32, 10))
-    rate = 0.1 if options.learning_rate is None else options.learning_rate
-    return Setting(model.eval(), inputs, labels, rate, None)
-
-
-def build_study(options: argparse.Namespace, setting: Setting, attack: Attack) -> Study:
-    """A study of a setting. A learning rate of the command line goes first."""
-    rate = setting.learning_rate if options.learning_rate is None else options.learning_rate
-    return Study(
-        setting.model,
-        nn.functional.cross_entropy,
-        setting.inputs,
-        setting.labels,
-        rate,
-        attack,
-        batch_size=options.batch_size,
-        local_steps=options.local_steps,
-    )
+            layers = nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.Sigmoid(), nn.Linear(32, 10))
+    return Setting(layers.eval(), inputs, labels, 0.1, None)
 
 
 def standard_targets(
-    study: Study, options: argparse.Namespace, own: Mechanism | None, generator: torch.Generator
+    study: Study,
+    epsilon: float,
+    budgets: Sequence[float],
+    attempts: int,
+    own: Mechanism | None,
+    generator: torch.Generator,
 ) -> list[Target]:
     """The mechanisms of the papers, the near-optimal one at several budgets, calibrated here, and `own`."""
     one, norm = Adversary.EAVESDROPPER, study.largest_norm
-    corbin = CorBin(epsilon=options.epsilon, shared_bits=5)
+    corbin = CorBin(epsilon=epsilon, shared_bits=5)
     targets = [
         Target("vanilla", FedAvg(), one),
-        Target(f"LDP-FL eps={options.epsilon:g}", LDPQ(epsilon=options.epsilon), one),
-        Target(f"CorBin eps={options.epsilon:g}, one uplink", corbin, one),
-        Target(f"CorBin eps={options.epsilon:g}, pair", corbin, Adversary.SERVER),
-        Target(f"CPA eps={options.epsilon:g}", CPA(epsilon=options.epsilon), one),
+        Target(f"LDP-FL eps={epsilon:g}", LDPQ(epsilon=epsilon), one),
+        Target(f"CorBin eps={epsilon:g}, one uplink", corbin, one),
+        Target(f"CorBin eps={epsilon:g}, pair", corbin, Adversary.SERVER),
+        Target(f"CPA eps={epsilon:g}", CPA(epsilon=epsilon), one),
         Target("layered Gaussian 0.05", LayeredGaussian(clip_norm=norm, noise_multiplier=0.05), one),
     ]
-    for budget in options.budgets:
-        found = calibrate(study, budget, generator, attempts=max(options.attempts, 60), public=False)
+    for budget in budgets:
+        found = calibrate(study, budget, generator, attempts=max(attempts, 60), public=False)
         targets.append(Target(f"near-optimal tau={budget:g}", found.mechanism, one))
     if own is not None:
         targets.append(Target("as configured, one uplink", own, one))
@@ -165,16 +149,16 @@ def relative_error(study: Study, mechanism: Mechanism) -> float:
 
 
 def attack_target(
-    inversion: Study, matching: Study, target: Target, options: argparse.Namespace
+    inversion: Study, matching: Study, target: Target, inversions: int, attempts: int, seed: int
 ) -> tuple[dict[str, Any], StudyResult]:
     """Attack one target with both studies. Return its row and the reconstructions."""
 
     def generator() -> torch.Generator:
-        return torch.Generator().manual_seed(options.seed + 1)  # the same samples for every target
+        return torch.Generator().manual_seed(seed + 1)  # the same samples for every target
 
     mechanism, adversary = target.mechanism, target.adversary
-    inverted = inversion.run(mechanism, adversary, options.inversions, generator())
-    matched = matching.run(mechanism, adversary, options.attempts, generator())
+    inverted = inversion.run(mechanism, adversary, inversions, generator())
+    matched = matching.run(mechanism, adversary, attempts, generator())
     rounds = max(24, math.ceil(2200 / len(matching.inputs)))  # non-members enough for a rate of 0.1%
     member = membership_inference(matching, mechanism, adversary, generator(), rounds=rounds)
     worst = max(inverted.estimate, matched.estimate, key=lambda estimate: estimate.leakage)
@@ -224,52 +208,69 @@ def print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
     console.print(table)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Attack, print the table, write it and the picture."""
-    parser = argparse.ArgumentParser(
-        prog="fedq attack",
-        formatter_class=ShowDefaults,
-        description="Invert the updates of a small model, or a configuration's, as vanilla FedAvg, LDP-FL, "
-        "CorBin, CPA, layered Gaussian, the near-optimal mechanism at several budgets and the configured "
-        "mechanism send them: one table, one picture.",
-    )
-    parser.add_argument("config", nargs="?", help="attack this configuration's model, data and mechanism")
-    parser.add_argument("--data", choices=("digits", "mnist"), default="digits", help="MNIST from $FEDQ_DATA")
-    parser.add_argument("--model", choices=("linear", "mlp"), default="mlp", help="mlp: 32 sigmoid units")
-    parser.add_argument("--attack", choices=tuple(ATTACKS), default="idlg", help="the inversion to run")
-    parser.add_argument("--batch-size", type=int, default=1, help="samples of each client")
-    parser.add_argument("--epsilon", type=float, default=5.0, help="per coordinate, of LDP-FL, CorBin, CPA")
-    parser.add_argument("--budgets", type=float, nargs="*", default=[0.6, 0.4, 0.2], help="leakage budgets")
-    parser.add_argument("--attempts", type=int, default=200, help="matching attempts a row")
-    parser.add_argument("--inversions", type=int, default=16, help="inversions a row")
-    parser.add_argument("--candidates", type=int, default=100, help="length of the attacker's list")
-    parser.add_argument("--learning-rate", type=float, help="of clients (default: as configured, or 0.1)")
-    parser.add_argument(
-        "--local-steps", type=int, default=1, help="of each client, on one and the same batch"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of everything")
-    parser.add_argument("--out", default="runs/attack", help="folder of table and picture")
-    options = parser.parse_args(argv)
-    out, console = fresh_folder(Path(options.out)), Console(soft_wrap=True)
-    try:
-        if options.config is None:
-            setting = built_in(options)
-        else:
-            setting = configured(str(find(options.config)), options.candidates)
-        inversion, matching = (
-            build_study(options, setting, attack) for attack in (ATTACKS[options.attack](), Matching())
+def main(
+    config: str | None = None,
+    *,
+    data: Literal["digits", "mnist"] = "digits",
+    model: Literal["linear", "mlp"] = "mlp",
+    attack: Literal["idlg", "dlg", "inverting", "analytic"] = "idlg",
+    batch_size: int = 1,
+    epsilon: float = 5.0,
+    budgets: Sequence[float] = (0.6, 0.4, 0.2),
+    attempts: int = 200,
+    inversions: int = 16,
+    candidates: int = 100,
+    learning_rate: float | None = None,
+    local_steps: int = 1,
+    seed: int = 0,
+    out: Path = Path("runs/attack"),
+) -> None:
+    """Invert the updates of a small model, or a configuration's, as vanilla FedAvg, LDP-FL, CorBin,
+    CPA, layered Gaussian, the near-optimal mechanism at several budgets and the configured
+    mechanism send them: one table, one picture.
+
+    Args:
+        config: Configuration whose model, data and mechanism are attacked.
+        data: Data set; MNIST is read from $FEDQ_DATA.
+        model: Model; mlp has 32 sigmoid units.
+        attack: Inversion to run.
+        batch_size: Samples of each client.
+        epsilon: Epsilon per coordinate, of LDP-FL, CorBin, CPA.
+        budgets: Leakage budgets.
+        attempts: Matching attempts a row.
+        inversions: Inversions a row.
+        candidates: Length of the attacker's list.
+        learning_rate: Learning rate of clients (default: as configured, or 0.1).
+        local_steps: Steps of each client, on one and the same batch.
+        seed: Seed of everything (default: 0).
+        out: Folder of table and picture.
+    """
+    out, console = fresh_folder(out), Console(soft_wrap=True)
+    if config is None:
+        setting = built_in(data, model, candidates, seed)
+    else:
+        setting = configured(str(find(config)), candidates)
+    inversion, matching = (
+        Study(
+            setting.model,
+            nn.functional.cross_entropy,
+            setting.inputs,
+            setting.labels,
+            setting.learning_rate if learning_rate is None else learning_rate,
+            kind,
+            batch_size=batch_size,
+            local_steps=local_steps,
         )
-        start = torch.Generator().manual_seed(options.seed)
-        targets = standard_targets(matching, options, setting.mechanism, start)
-        results = {}
-        rows = []
-        for target in targets:
-            row, results[target.name] = attack_target(inversion, matching, target, options)
-            rows.append(row)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-    what = f"{options.data}, {options.model}" if options.config is None else Path(options.config).stem
-    title = f"{what}, {options.attack}, batch {options.batch_size}, {options.local_steps} local steps"
+        for kind in (ATTACKS[attack](), Matching())
+    )
+    start = torch.Generator().manual_seed(seed)
+    targets = standard_targets(matching, epsilon, budgets, attempts, setting.mechanism, start)
+    results, rows = {}, []
+    for target in targets:
+        row, results[target.name] = attack_target(inversion, matching, target, inversions, attempts, seed)
+        rows.append(row)
+    what = f"{data}, {model}" if config is None else Path(config).stem
+    title = f"{what}, {attack}, batch {batch_size}, {local_steps} local steps"
     print_rows(rows, title)
     console.print(NOTE, highlight=False)
     for target in targets:
@@ -283,7 +284,6 @@ def main(argv: Sequence[str]) -> int:
         grid = picture_grid(first.truth, {name: r.found for name, r in results.items()}, low, high)
     except ValueError as error:
         console.print(f"no pictures: {error}", highlight=False)
-        return 0
+        return
     save_figure(grid, out / "grid.png")
     console.print(str(out / "grid.png"), highlight=False)
-    return 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -28,7 +28,7 @@ from lightning_fedq.lab.bench.cells import (
     word_of,
 )
 from lightning_fedq.lab.bench.results_page import page
-from lightning_fedq.lab.bench.tasks import DELTA, Task, tasks
+from lightning_fedq.lab.bench.tasks import DELTA, Task, tasks as every_task
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.target import adversary_named
@@ -40,66 +40,63 @@ QUICK_TASKS, QUICK_EPSILONS, QUICK_ADVERSARIES = ("mean-unit-1024", "digits"), (
 REFERENCE = "reference.csv"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fedq bench",
-        description="Compare mechanisms at equal epsilon: calibrated by PrivacyTarget, range and learning "
-        "rate tuned by one rule. With names or class paths only these run, and stand among the reference "
-        "results.",
-    )
-    parser.add_argument("mine", nargs="*", metavar="MINE", help="mechanisms, by name or class path")
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="which tasks (default: all)")
-    parser.add_argument("--adversaries", nargs="+", default=None, help=f"default: {' '.join(ADVERSARIES)}")
-    parser.add_argument("--epsilons", nargs="+", type=float, default=None, help="default: 1 2 4 8")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of a cell (default: %(default)s)")
-    parser.add_argument("--data", type=Path, help="folder with MNIST and cifar10, for the tasks on images")
-    parser.add_argument("--out", type=Path, default=Path("bench"), help="folder (default: %(default)s)")
-    parser.add_argument(
-        "--quick", action="store_true", help="two tasks, epsilon 2 and 8, one adversary and seed"
-    )
-    parser.add_argument("--list", action="store_true", help="list tasks and mechanisms")
-    parser.add_argument(
-        "--tables",
-        type=Path,
-        metavar="PAGE",
-        help="run nothing; write reference results and those of --out into a marked part of a Markdown page; "
-        "--tasks, --adversaries and --epsilons choose",
-    )
-    parser.add_argument(
-        "--check", type=int, metavar="N", help="run N cells of the reference results again, and compare"
-    )
-    return parser
+def main(
+    mine: Annotated[Sequence[str], "MECHANISM"] = (),
+    *,
+    tasks: Annotated[Sequence[str], "TASK"] = (),
+    adversaries: Annotated[Sequence[str], "ADVERSARY"] = (),
+    epsilons: Annotated[Sequence[float], "EPSILON"] = (),
+    seeds: int = 3,
+    data: Path | None = None,
+    out: Path = Path("bench"),
+    quick: bool = False,
+    list_: bool = False,
+    tables: Annotated[Path | None, "PAGE"] = None,
+    check: Annotated[int | None, "N"] = None,
+) -> int:
+    """Compare mechanisms at equal epsilon: calibrated by PrivacyTarget, range and learning rate
+    tuned by one rule. With names or class paths only these run, and stand among the reference
+    results.
 
-
-def main(argv: Sequence[str]) -> int:
-    """Run what is missing, and write table, JSON and page."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    console = Console()
-    try:
-        known = tasks(options.data)
-        if options.check is not None:
-            return _check(options.check, known, console)
-        if options.tables is not None:
-            table = options.out / "bench.csv"
-            own = read(table) if table.exists() else []
-            there = {row.cell.group for row in own}
-            rows = [*own, *(row for row in reference() if row.cell.group not in there)]
-            rows = [row for row in rows if _asked_for(row, options)]
-            console.print(options.tables, markdown.write(options.tables, rows, known), sep="\n")
-            return 0
-        chosen = _chosen(options.tasks or (QUICK_TASKS if options.quick else tuple(known)), known)
-        for path in options.mine:
-            mechanism_class(path)
-        names = _names(options.mine, chosen[0].dim)
-        if options.list:
-            console.print("tasks: " + ", ".join(known), "mechanisms: " + ", ".join(names), sep="\n")
-            return 0
-        adversaries = options.adversaries or (QUICK_ADVERSARIES if options.quick else ADVERSARIES)
-        against = [adversary_named(name) for name in adversaries]
-        epsilons = options.epsilons or (QUICK_EPSILONS if options.quick else EPSILONS)
-    except ValueError as error:
-        parser.error(str(error))
+    Args:
+        mine: Mechanisms, by name or class path.
+        tasks: Tasks (default: all).
+        adversaries: Adversaries (default: secagg_server outsider server).
+        epsilons: Targets (default: 1 2 4 8).
+        seeds: Runs of a cell.
+        data: Folder with MNIST and cifar10, for the tasks on images.
+        out: Folder of table, page and JSON.
+        quick: Two tasks, epsilon 2 and 8, one adversary and seed.
+        list_: List tasks and mechanisms.
+        tables: Markdown page into a marked part of which the reference results and those of --out
+            are written, and nothing is run; --tasks, --adversaries and --epsilons choose.
+        check: Cells of the reference results to run again, and to compare.
+    """
+    console, known, table = Console(), every_task(data), out / "bench.csv"
+    if check is not None:
+        return _check(check, known, console)
+    if tables is not None:
+        own = read(table) if table.exists() else []
+        there = {row.cell.group for row in own}
+        rows = [*own, *(row for row in reference() if row.cell.group not in there)]
+        asked = [
+            row
+            for row in rows
+            if (not tasks or row.cell.task in tasks)
+            and (not adversaries or row.cell.adversary in adversaries)
+            and (not epsilons or row.cell.epsilon in epsilons)
+        ]
+        console.print(tables, markdown.write(tables, asked, known), sep="\n")
+        return 0
+    chosen = _chosen(tasks or (QUICK_TASKS if quick else tuple(known)), known)
+    for path in mine:
+        mechanism_class(path)
+    names = _names(mine, chosen[0].dim)
+    if list_:
+        console.print("tasks: " + ", ".join(known), "mechanisms: " + ", ".join(names), sep="\n")
+        return 0
+    against = [adversary_named(name) for name in adversaries or (QUICK_ADVERSARIES if quick else ADVERSARIES)]
+    epsilons = epsilons or (QUICK_EPSILONS if quick else EPSILONS)
     wanted = [
         (task, name, adversary, float(epsilon))
         for task in chosen
@@ -107,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         for epsilon in epsilons
         for name in names
     ]
-    seeds = range(1 if options.quick else options.seeds)
+    runs = range(1 if quick else seeds)
     started = time.monotonic()
 
     def progress(number: int, count: int, rows: Sequence[Row]) -> None:
@@ -121,16 +118,15 @@ def main(argv: Sequence[str]) -> int:
                 highlight=False,
             )
 
-    table = options.out / "bench.csv"
-    rows = run_all(table, wanted, seeds, progress)
+    rows = run_all(table, wanted, runs, progress)
     groups = {(task.name, name, adversary.name.lower(), epsilon) for task, name, adversary, epsilon in wanted}
-    mine = [row for row in rows if row.cell.group in groups]
-    others = [row for row in reference() if row.cell.group not in groups] if options.mine else []
-    shown = [*mine, *(row for row in others if _among(row, wanted))]
-    show(console, shown, known, set(names) if options.mine else set())
-    write_atomically(options.out / "bench.json", json.dumps(as_json(shown), indent=1) + "\n")
-    write_atomically(options.out / "bench.html", page(shown, known, set(names) if options.mine else set()))
-    console.print(*(options.out / name for name in ("bench.html", "bench.csv", "bench.json")), sep="\n")
+    new = [row for row in rows if row.cell.group in groups]
+    others = [row for row in reference() if row.cell.group not in groups] if mine else []
+    shown, marked = [*new, *(row for row in others if _among(row, wanted))], set(names) if mine else set()
+    show(console, shown, known, marked)
+    write_atomically(out / "bench.json", json.dumps(as_json(shown), indent=1) + "\n")
+    write_atomically(out / "bench.html", page(shown, known, marked))
+    console.print(*(out / name for name in ("bench.html", "bench.csv", "bench.json")), sep="\n")
     return 0
 
 
@@ -160,15 +156,6 @@ def _chosen(names: Sequence[str], known: Mapping[str, Task]) -> list[Task]:
         more = "" if "mnist-linear" in known else "; those on images need --data FOLDER"
         raise ValueError(f"there is no task {', '.join(missing)}; there are {', '.join(known)}{more}")
     return [known[name] for name in names]
-
-
-def _asked_for(row: Row, options: argparse.Namespace) -> bool:
-    """Whether --tasks, --adversaries and --epsilons leave a row in a page."""
-    cell, of = row.cell, (options.tasks, options.adversaries, options.epsilons)
-    return all(
-        only is None or value in only
-        for value, only in zip((cell.task, cell.adversary, cell.epsilon), of, strict=True)
-    )
 
 
 def _among(row: Row, wanted: Sequence[tuple[Task, str, Adversary, float]]) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -225,83 +224,70 @@ def _trained(
     return folders
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run or read the runs and compare them."""
-    # both import torch, which whoever lists commands need not wait for
-    from lightning_fedq.mechanisms.interface import Adversary
-    from lightning_fedq.privacy.target import PrivacyTarget
+def main(
+    runs: Annotated[Sequence[str], "RUN"] = (),
+    *,
+    mechanisms: Annotated[Sequence[str], "NAME"] = (),
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    adversary: Annotated[str | None, "WHO"] = None,
+    monitor: str | None = None,
+    mode: Literal["max", "min"] | None = None,
+    rounds: int | None = None,
+    out: Path = Path("runs/compare"),
+) -> None:
+    """Train the given configurations (or read the given run folders) and put them into one table
+    and one picture: a metric against rounds, and against megabytes. With --mechanisms, train one
+    configuration with each of several mechanisms, all calibrated to one epsilon.
 
-    parser = argparse.ArgumentParser(
-        prog="fedq compare",
-        description="Train the given configurations (or read the given run folders) and put them into one "
-        "table and one picture: a metric against rounds, and against megabytes. With --mechanisms, train one "
-        "configuration with each of several mechanisms, all calibrated to one epsilon.",
-    )
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        metavar="RUN",
-        help="a configuration (a file or a name) or the folder of a run; with --mechanisms one configuration "
-        f"(default: {BASE})",
-    )
-    parser.add_argument(
-        "--mechanisms", nargs="+", metavar="NAME", help="mechanisms to train with, such as CorBin"
-    )
-    parser.add_argument("--epsilon", type=float, help="target of the mechanisms over the run, for a client")
-    parser.add_argument("--delta", type=float, default=1e-5, help="of the target (default: %(default)s)")
-    parser.add_argument(
-        "--adversary",
-        choices=[who.name.lower() for who in Adversary],
-        help="towards whom epsilons are shown, and met by mechanisms (default: outsider for mechanisms, or "
-        "whom each run was asked about)",
-    )
-    parser.add_argument(
-        "--monitor", help="the metric to compare (default: val_acc, or the first val_* there is)"
-    )
-    parser.add_argument(
-        "--mode", choices=("max", "min"), help="is larger or smaller better? (default: by name)"
-    )
-    parser.add_argument("--rounds", type=int, help="rounds to train a configuration (default: its own)")
-    parser.add_argument(
-        "--out", default="runs/compare", help="folder of table and picture (default: %(default)s)"
-    )
-    options = parser.parse_args(argv)
-    if (options.mechanisms is None) != (options.epsilon is None):
-        parser.error("--mechanisms and --epsilon go together: --mechanisms CorBin GaussianNoise --epsilon 8")
-    if options.mechanisms is None and not options.runs:
-        parser.error("name the runs, or --mechanisms and --epsilon")
-    asked = None if options.adversary is None else Adversary[options.adversary.upper()]
-    out = fresh_folder(Path(options.out))
+    Args:
+        runs: Configuration (a file or a name) or folder of a run; with --mechanisms one
+            configuration (default: digits_private).
+        mechanisms: Mechanisms to train with, such as CorBin.
+        epsilon: Target of the mechanisms over the run, for a client.
+        delta: Delta of the target.
+        adversary: Adversary towards whom epsilons are shown, and met by mechanisms: eavesdropper,
+            server, server_and_partner, client, secagg_server or outsider (default: outsider for
+            mechanisms, or whom each run was asked about).
+        monitor: Metric to compare (default: val_acc, or the first val_* there is).
+        mode: Direction in which the metric is better (default: by name).
+        rounds: Rounds to train a configuration (default: its own).
+        out: Folder of table and picture.
+    """
+    # import torch, which whoever lists commands need not wait for
+    from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
+
+    if bool(mechanisms) != (epsilon is not None):
+        raise ValueError(
+            "--mechanisms and --epsilon go together: --mechanisms CorBin GaussianNoise --epsilon 8"
+        )
+    if not mechanisms and not runs:
+        raise ValueError("name the runs, or --mechanisms and --epsilon")
+    if mechanisms and len(runs) > 1:
+        raise ValueError(f"--mechanisms take one configuration, got {len(runs)}")
+    asked = None if adversary is None else adversary_named(adversary)
+    out = fresh_folder(out)
     folders: dict[str, Path] = {}
-    if options.mechanisms is not None:
-        if len(options.runs) > 1:
-            parser.error(f"--mechanisms take one configuration, got {len(options.runs)}")
-        asked = asked or Adversary.OUTSIDER
-        base = options.runs[0] if options.runs else BASE
-        try:
-            target = PrivacyTarget(options.epsilon, options.delta, asked)
-            folders = _trained(base, options.mechanisms, target, options.rounds, out)
-        except ValueError as error:
-            parser.error(str(error))
-        options.runs = []
-    for run in options.runs:
+    if epsilon is not None:
+        asked = asked or adversary_named("outsider")
+        target = PrivacyTarget(epsilon, delta, asked)
+        folders = _trained(runs[0] if runs else BASE, mechanisms, target, rounds, out)
+        runs = ()
+    for run in runs:
         path = Path(run)
         name = path.stem if path.stem not in folders else f"{path.stem}-{len(folders) + 1}"
-        if path.is_dir():
-            folders[name] = path
-            continue
-        try:
-            config = find(run)
-        except ValueError as error:
-            parser.error(f"{run} is not the folder of a run; {error}")
-        from lightning_fedq.commands.run import resolve, run_config  # imports Lightning, and only needed here
+        folders[name] = path if path.is_dir() else _run(run, name, rounds, out)
+    compare(folders, monitor, out, mode, asked)
 
-        settings = resolve([str(config)])
-        if options.rounds is not None:
-            change_setting(settings, "trainer.max_epochs", options.rounds)
-        folders[name] = run_config(settings, name, out)
+
+def _run(config: str, name: str, rounds: int | None, out: Path) -> Path:
+    """Train one configuration, and return its run folder."""
+    from lightning_fedq.commands.run import resolve, run_config  # imports Lightning, and only needed here
+
     try:
-        compare(folders, options.monitor, out, options.mode, asked)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-    return 0
+        settings = resolve([str(find(config))])
+    except ValueError as error:
+        raise ValueError(f"{config} is not the folder of a run; {error}") from error
+    if rounds is not None:
+        change_setting(settings, "trainer.max_epochs", rounds)
+    return run_config(settings, name, out)

@@ -32,32 +32,30 @@ Near-optimal utility under a leakage budget has no experiment; beside optimal-th
   fedq tradeoff  leakage against utility, with the paper's bounds as printed and as proven"""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run one experiment. Without a name, list all."""
+def main(*argv: str) -> int:
+    """Run one experiment. Without a name, list all.
+
+    Raises:
+        ValueError: If there is no such experiment, or it does not import.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("name", nargs="?")
     parser.add_argument("--path")
     known, options = parser.parse_known_args(argv)
+    checkout = _checkout(known.path)
+    found = [*_own(checkout), *entry_points(group=GROUP)]
+    if known.name is None:
+        print("usage: fedq reproduce [--path CLONE] NAME [options]      fedq reproduce NAME --help\n")
+        for one in found:
+            print(f"  {one.name:<14} {_origin(one) if one.dist or not checkout else _title(one, checkout)}")
+        print(OTHER_COMMANDS, *([WHERE] if checkout is None else []), sep="\n")
+        return 0
+    point = _chosen(known.name, found, checkout)
     try:
-        checkout = _checkout(known.path)
-        found = [*_own(checkout), *entry_points(group=GROUP)]
-        if known.name is None:
-            print("usage: fedq reproduce [--path CLONE] NAME [options]      fedq reproduce NAME --help\n")
-            for one in found:
-                print(
-                    f"  {one.name:<14} {_origin(one) if one.dist or not checkout else _title(one, checkout)}"
-                )
-            print(OTHER_COMMANDS, *([WHERE] if checkout is None else []), sep="\n")
-            return 0
-        point = _chosen(known.name, found, checkout)
-        try:
-            experiment = point.load()
-        except (ImportError, AttributeError) as error:
-            raise LookupError(f"{point.name} ({_origin(point)}) does not import: {error}") from error
-    except LookupError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    from jsonargparse import auto_cli  # half a second to import, and only needed here
+        experiment = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{point.name} ({_origin(point)}) does not import: {error}") from error
+    from jsonargparse import auto_cli  # slow to import, and only needed here
 
     try:
         auto_cli(experiment, args=options, as_positional=False, prog=f"fedq reproduce {point.name}")
@@ -71,11 +69,11 @@ def _checkout(path: str | None) -> Path | None:
     """The folder that holds `reproductions/`, or None.
 
     Raises:
-        LookupError: If it is not where `path` says.
+        ValueError: If it is not where `path` says.
     """
     if path is not None:
         if not (Path(path) / FOLDER / "__init__.py").is_file():
-            raise LookupError(f"there is no folder {FOLDER}/ with an __init__.py in {path}")
+            raise ValueError(f"there is no folder {FOLDER}/ with an __init__.py in {path}")
         return Path(path).resolve()
     for folder in (Path.cwd(), PACKAGE.parent):
         # another project may have a folder of this name: ours stands beside the package
@@ -91,7 +89,7 @@ def _own(checkout: Path | None) -> list[EntryPoint]:
     sys.path.insert(0, str(checkout))
     package = import_module(FOLDER)
     if [Path(place) for place in package.__path__] != [checkout / FOLDER]:
-        raise LookupError(f"{FOLDER} was imported from {package.__file__}, not from {checkout}")
+        raise ValueError(f"{FOLDER} was imported from {package.__file__}, not from {checkout}")
     return [
         EntryPoint(name, f"{FOLDER}.{module}:{name.replace('-', '_')}", GROUP)
         for name, module in package.EXPERIMENTS.items()
@@ -102,11 +100,11 @@ def _chosen(name: str, found: Sequence[EntryPoint], checkout: Path | None) -> En
     points = [point for point in found if point.name == name]
     if len(points) > 1:
         places = "; ".join(_origin(point) for point in points)
-        raise LookupError(f"{name} stands twice: {places}; uninstall one")
+        raise ValueError(f"{name} stands twice: {places}; uninstall one")
     if not points:
         hint = nearest(name, [point.name for point in found])
         more = "`fedq reproduce` lists them all" if checkout else WHERE
-        raise LookupError(f"there is no experiment {name!r}.{hint}\n{more}")
+        raise ValueError(f"there is no experiment {name!r}.{hint}\n{more}")
     return points[0]
 
 
@@ -120,4 +118,4 @@ def _title(point: EntryPoint, checkout: Path) -> str:
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef) and node.name == point.attr:
             return (ast.get_docstring(node) or point.name).splitlines()[0]
-    raise LookupError(f"{point.module} has no function {point.attr}")
+    raise ValueError(f"{point.module} has no function {point.attr}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import os
@@ -11,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -24,8 +23,6 @@ from lightning_fedq.lab.commands.compare import compare
 from lightning_fedq.lab.commands.experiment import RunCost, cost_of, page_of_runs, page_of_winner
 from lightning_fedq.lab.selection import NegativeBinomialTrials
 from lightning_fedq.reports.runs import fresh_folder, mode_of, read_rows, write_atomically
-
-_OF_TNB = ("mean", "at_most", "publish_after")
 
 
 def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:
@@ -64,95 +61,70 @@ def wandb_sweep(configs: Sequence[str], grid: Mapping[str, Sequence[Any]], monit
     )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run every point of the grid, then compare."""
-    parser = argparse.ArgumentParser(
-        prog="fedq sweep",
-        description="Train a configuration at every point of a grid and compare the runs. "
-        "No account is needed; sweep.yaml holds the same grid for `wandb sweep`.",
-        epilog="example: fedq sweep digits_corbin --set Federated.server_lr=0.1,0.2,0.5,1.0",
-    )
-    parser.add_argument(
-        "configs", nargs="+", metavar="CONFIG", help="configurations (files or names), merged in this order"
-    )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        required=True,
-        metavar="NAME=V,V",
-        dest="grid",
-        help="settings and their values; a name starts at a class (Federated.server_lr, CorBin.epsilon) "
-        "or at a top-level key (trainer.max_epochs)",
-    )
-    parser.add_argument("--monitor", default="val_acc", help="the metric to compare (default: %(default)s)")
-    parser.add_argument(
-        "--mode", choices=("max", "min"), help="is larger or smaller better? (default: by name)"
-    )
-    parser.add_argument("--out", default="runs/sweep", help="folder of all runs (default: %(default)s)")
-    parser.add_argument(
-        "--selection",
-        choices=("compose", "tnb"),
-        default="compose",
-        help="compose trains every point of the grid; tnb a random number of points, drawn anew for every "
-        "run, and publishes the best one alone, which costs an outsider little (default: %(default)s)",
-    )
-    parser.add_argument("--mean", type=float, help="runs on average, with tnb")
-    parser.add_argument(
-        "--eta", type=float, default=0.0, help="shape of the law with tnb, > -1 (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--delta", type=float, default=1e-5, help="of the whole sweep's epsilon (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--at-most",
-        type=int,
-        metavar="RUNS",
-        help="no more runs than this, with tnb; the chance that more were drawn is counted in delta",
-    )
-    parser.add_argument(
-        "--publish-after",
-        type=float,
-        metavar="MINUTES",
-        help="export the winner so long after the start, with tnb, however many runs there were: then the "
-        "duration tells nothing. Where the runs take longer, nothing is exported",
-    )
-    options = parser.parse_args(argv)
+def main(
+    configs: Annotated[Sequence[str], "CONFIG"],
+    *,
+    set_: Annotated[Sequence[str], "NAME=V,V"],
+    monitor: str = "val_acc",
+    mode: Literal["max", "min"] | None = None,
+    out: Path = Path("runs/sweep"),
+    selection: Literal["compose", "tnb"] = "compose",
+    mean: float | None = None,
+    eta: float = 0.0,
+    delta: float = 1e-5,
+    at_most: Annotated[int | None, "RUNS"] = None,
+    publish_after: Annotated[float | None, "MINUTES"] = None,
+) -> None:
+    """Train a configuration at every point of a grid and compare the runs. No account is needed,
+    and sweep.yaml holds the same grid for `wandb sweep`.
+
+    Args:
+        configs: Configurations (files or names), merged in this order.
+        set_: Settings and their values; a name starts at a class (Federated.server_lr,
+            CorBin.epsilon) or at a top-level key (trainer.max_epochs).
+        monitor: Metric to compare.
+        mode: Direction in which the metric is better (default: by name).
+        out: Folder of all runs.
+        selection: compose trains every point of the grid; tnb a random number of points, drawn
+            anew for every run, and publishes the best one alone, which costs an outsider little.
+        mean: Runs on average, with tnb.
+        eta: Shape of the law with tnb, > -1 (default: 0.0).
+        delta: Delta of the whole sweep's epsilon.
+        at_most: Limit on the runs, with tnb; the chance that more were drawn is counted in delta.
+        publish_after: Time of the winner's export after the start, with tnb, however many runs
+            there were: then the duration tells nothing. Where the runs take longer, nothing is
+            exported.
+
+    Examples:
+        fedq sweep digits_corbin --set Federated.server_lr=0.1,0.2,0.5,1.0
+    """
     from lightning_fedq.commands.run import resolve  # imports Lightning: not for --help
 
-    mode = options.mode or mode_of(options.monitor)
-    try:
-        base = resolve(options.configs)
-        grid = parse_grid(options.grid)
-        points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-        configs = [copy.deepcopy(base) for _ in points]
-        for config, point in zip(configs, points, strict=True):
-            for name, value in point.items():
-                change_setting(config, name, value)
-        names = [
-            ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items()) for point in points
-        ]
-        named = dict(zip(names, configs, strict=True))
-        if options.selection == "tnb":
-            if options.mean is None:
-                raise ValueError("--selection tnb needs --mean, the number of runs on average; 10 say")
-            limits = {} if options.at_most is None else {"at_most": options.at_most}
-            trials = NegativeBinomialTrials.of_mean(options.eta, options.mean, **limits)
-            plan = _Selection(named, trials, options.delta, options.monitor, options.publish_after)
-        elif given := [name for name in _OF_TNB if getattr(options, name) is not None]:
-            option = "--" + given[0].replace("_", "-")
-            raise ValueError(f"{option} belongs to --selection tnb; add it, or leave {option} out")
-        else:
-            costs = [_cost(config, options.delta) for config in configs]
-    except ValueError as error:
-        parser.error(str(error))
-    out = fresh_folder(Path(options.out))
-    write_atomically(out / "sweep.yaml", wandb_sweep(options.configs, grid, options.monitor, mode))
-    if options.selection == "tnb":
-        plan.run(out, options.monitor, mode)
-        return 0
-    folders = _run_all(named, costs, out, options.delta)
-    compare(folders, options.monitor, out, mode)
-    return 0
+    mode = mode or mode_of(monitor)
+    base, grid = resolve(configs), parse_grid(set_)
+    named = {}
+    for values in product(*grid.values()):
+        name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in zip(grid, values, strict=True))
+        named[name] = copy.deepcopy(base)
+        for key, value in zip(grid, values, strict=True):
+            change_setting(named[name], key, value)
+    if selection == "tnb":
+        if mean is None:
+            raise ValueError("--selection tnb needs --mean, the number of runs on average; 10 say")
+        limits = {} if at_most is None else {"at_most": at_most}
+        trials = NegativeBinomialTrials.of_mean(eta, mean, **limits)
+        plan = _Selection(named, trials, delta, monitor, publish_after)
+    else:
+        of_tnb = {"--mean": mean, "--at-most": at_most, "--publish-after": publish_after}
+        if given := [option for option, value in of_tnb.items() if value is not None]:
+            raise ValueError(f"{given[0]} belongs to --selection tnb; add it, or leave {given[0]} out")
+        costs = [_cost(config, delta) for config in named.values()]
+    out = fresh_folder(out)
+    write_atomically(out / "sweep.yaml", wandb_sweep(configs, grid, monitor, mode))
+    if selection == "tnb":
+        plan.run(out, monitor, mode)
+    else:
+        compare(_run_all(named, costs, out, delta), monitor, out, mode)
 
 
 def _run_all(

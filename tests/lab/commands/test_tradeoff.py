@@ -25,6 +25,5 @@ def test_table_bounds_and_picture(tmp_path, capsys, monkeypatch):
 
 
 def test_a_missing_configuration(capsys):
-    with pytest.raises(SystemExit):
-        main(["tradeoff", "nowhere.yaml"])
+    assert main(["tradeoff", "nowhere.yaml"]) == 2
     assert "no configuration nowhere.yaml" in capsys.readouterr().err
