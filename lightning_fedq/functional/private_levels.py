@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from lightning_fedq.functional.noise.quantile_table import SMALLEST_TAIL, TABLE_ERROR, Table, look_up
 
 _BLOCK = 1 << 10
+_CELL_BITS = 10
+_CELLS, _UNSURE = 1 << _CELL_BITS, 255
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -57,6 +59,28 @@ def draw_outputs(
             put[j] = number
 
 
+def table_of_tilted(weights: NDArray[np.float64], slopes: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Tabulate outputs by value and word, where these tell them.
+
+    An output grows with the word, and with the value, because slopes do not fall: a cell whose lowest and
+    highest corner have the same output has no other. Corners are moved apart by far more than chances err.
+
+    Args:
+        weights: `(k,)`, > 0.
+        slopes: `(k,)`, not falling.
+
+    Returns:
+        `(values, words)`: an output, or one that there is not.
+    """
+    knots = np.linspace(0.0, 1.0, _CELLS + 1)
+    logs = np.log(weights) + np.outer(2.0 * knots - 1.0, slopes)
+    chances = np.exp(logs - logs.max(1, keepdims=True))
+    below = (chances.cumsum(1) / chances.sum(1, keepdims=True))[:, :-1]
+    lowest = np.stack([np.searchsorted(row, knots[:-1] - 2.0**-40, "right") for row in below[:-1]])
+    highest = np.stack([np.searchsorted(row, knots[1:] + 2.0**-40, "right") for row in below[1:]])
+    return np.where(lowest == highest, lowest, _UNSURE).astype(np.uint8)
+
+
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def draw_tilted(
     values: NDArray[np.float32],
@@ -64,6 +88,7 @@ def draw_tilted(
     words: NDArray[np.uint64],
     weights: NDArray[np.float64],
     slopes: NDArray[np.float64],
+    table: NDArray[np.uint8],
     outputs: NDArray[np.uint8],
 ) -> None:
     """Draw outputs of chances w_k exp(s_k x) / Z(x), x = factor times a value, held to [-1, 1].
@@ -74,6 +99,7 @@ def draw_tilted(
         words: `(n,)` uniform words, of which the top 52 bits count.
         weights: `(k,)`, > 0, symmetric.
         slopes: `(k,)`, antisymmetric, not falling.
+        table: `table_of_tilted` of these; where it is not sure, chances are computed.
         outputs: `(n,)`, overwritten. An output grows with its word.
     """
     size = weights.size
@@ -81,6 +107,10 @@ def draw_tilted(
     chances = np.empty(size)
     for j in range(values.size):
         x = min(max(np.float64(values[j]) * factor, -1.0), 1.0)
+        cell = min(np.int64((x + 1.0) * (_CELLS / 2)), _CELLS - 1)
+        outputs[j] = table[cell, words[j] >> np.uint64(64 - _CELL_BITS)]
+        if outputs[j] != _UNSURE:
+            continue
         total = 0.0
         for k in range(half, size):
             up = math.exp(slopes[k] * x)

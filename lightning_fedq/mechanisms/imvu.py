@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from torch import Tensor
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.linear_decode import decode_total
-from lightning_fedq.functional.private_levels import draw_tilted
+from lightning_fedq.functional.private_levels import draw_tilted, table_of_tilted
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.grid_channel import CHUNK, OutputChannel
@@ -78,6 +78,11 @@ class Family:
         """Fisher information about x: the variance of the slopes."""
         law = self.law(x)
         return np.asarray(law @ self.slopes**2 - (law @ self.slopes) ** 2)
+
+    @cached_property
+    def table(self) -> NDArray[np.uint8]:
+        """Outputs by value and word."""
+        return table_of_tilted(self.weights, self.slopes)
 
     @property
     def worst_variance(self) -> float:
@@ -213,7 +218,7 @@ class IMVU(OutputChannel):
                 part = index[row, first : first + CHUNK]
                 values = rows[row, first : first + CHUNK].numpy()
                 words = private.words64(len(part))
-                draw_tilted(values, factor, words, family.weights, family.slopes, part)
+                draw_tilted(values, factor, words, family.weights, family.slopes, family.table, part)
         symbols = torch.from_numpy(index).reshape(update.shape).to(update.device)
         return Message(symbols, self.output_bits * symbols.numel(), int(clipped.sum()) * context.dim)
 

@@ -310,8 +310,9 @@ class SecAgg:
                 "protocol, or DistributedDiscreteGaussian"
             )
         if not mechanism.homomorphic:
+            inside = getattr(mechanism, "mechanism", mechanism)  # a clip is in nobody's way
             raise TypeError(
-                f"{type(mechanism).__name__} is not homomorphic: the sum of its messages does not decode; "
+                f"{type(inside).__name__} is not homomorphic: the sum of its messages does not decode; "
                 "leave out secure_aggregation or choose a homomorphic mechanism"
             )
 

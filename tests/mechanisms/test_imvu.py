@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedq.functional.private_levels import draw_tilted
 from lightning_fedq.lab.audit.enumeration_words import exact_law
 from lightning_fedq.mechanisms import IMVU
 from lightning_fedq.mechanisms.imvu import solve_imvu
@@ -39,6 +40,26 @@ def test_a_family_is_unbiased_at_the_ends_and_as_good_as_published(bits, z):
     if (bits > 1 and z >= 0.5) or bits > 2:
         assert error < 1.04 * 4.0 * z * z
     assert math.log((law.max(0) / law[[0, -1]].min(0)).max()) <= IMVU(1.0, z, bits).epsilon + 1e-12
+
+
+@pytest.mark.parametrize(("bits", "z"), EVERY)
+def test_a_table_of_outputs_draws_what_chances_do(bits, z):
+    """Where it is sure, and that is nearly everywhere; also at its knots, and a word beside."""
+    family, generator = solve_imvu(bits, z), np.random.default_rng(bits)
+    knots = np.arange(-512, 513) / 512
+    near = np.concatenate([knots, np.nextafter(knots, 2, dtype=np.float32), [2.0, -2.0]])
+    values = np.concatenate([np.repeat(near, 64), generator.uniform(-1.0, 1.0, 300_000)]).astype(np.float32)
+    words = generator.integers(0, 1 << 64, len(values), np.uint64)
+    edge = generator.integers(0, 1 << 10, 30_000).astype(np.uint64) << np.uint64(54)
+    words[:30_000] = edge - generator.integers(0, 2, 30_000).astype(np.uint64)  # 0 wraps to the last word
+
+    def drawn(table):
+        found = np.empty(len(values), np.uint8)
+        draw_tilted(values, 1.0, words, family.weights, family.slopes, table, found)
+        return found
+
+    np.testing.assert_array_equal(drawn(family.table), drawn(np.full((1024, 1024), 255, np.uint8)))
+    assert (family.table != 255).mean() > 0.94
 
 
 def test_one_bit_is_the_sources():

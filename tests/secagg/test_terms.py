@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.mechanisms import IMVU, LDPQ, AdaptiveClip, FedAvg
 from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg.layout import sum_layout
@@ -148,7 +148,11 @@ def test_stated_ranges_and_moduli() -> None:
 
 @pytest.mark.parametrize(
     ("mechanism", "match"),
-    [(FedAvg(), "FedAvg is not homomorphic"), (Unbounded(epsilon=1.0), "give it a symbol_range")],
+    [
+        (FedAvg(), "FedAvg is not homomorphic"),
+        (AdaptiveClip(IMVU(1.0, 1.0)), "IMVU is not homomorphic"),
+        (Unbounded(epsilon=1.0), "give it a symbol_range"),
+    ],
 )
 def test_refused_mechanisms(mechanism: Mechanism, match: str) -> None:
     with pytest.raises(TypeError, match=match):
