@@ -75,6 +75,7 @@ def test_the_mechanism_claims_no_less_than_its_noise_and_little_more():
 
 @pytest.mark.parametrize("secagg", [None, SecAgg()])
 def test_the_noise_has_the_stated_deviation_and_no_bias(secagg):
+    """Keys of the system: false alarm 6e-7 of the mean and 4e-6 of the variance, of 300 releases."""
     release = NoisyMean("x", 0.5, low=2.0, high=6.0)
     evaluation = ClientEvaluation(0.5, 1, release)
     fed = Federated(MECHANISM, 6, evaluate_clients=evaluation, secure_aggregation=secagg)
@@ -257,10 +258,10 @@ def test_with_a_seed_it_is_reproducible():
         fit(fed, rounds=2)
         runs.append(released(fed))
     assert runs[0] == runs[1] != runs[2]
-    one, other = federated(), federated()
+    one, other = federated(every=1), federated(every=1)
     fit(one, rounds=2)
     fit(other, rounds=2)
-    assert released(one) != released(other)
+    assert released(one) != released(other)  # two on a grid: equal by chance 8e-8, one would be 3e-4
 
 
 def test_missing_clients_do_not_weaken_it():
