@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
-from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import FederatedDataModule, LabelShards
 from lightning_fedq.mechanisms import LDPQ, FedAvg, TopK
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
@@ -287,14 +287,6 @@ def test_scaffold_takes_as_many_steps_of_all():
         )
     federated = Federated(FedAvg(), CLIENTS, algorithm=SCAFFOLD(), seed=0, local_steps=3)  # the cure
     make_trainer(federated).fit(Module(), datamodule=unequal)
-
-
-def test_dpsgd_inside_clients_is_refused():
-    with pytest.raises(ValueError, match="bounds gradients that FedProx would change"):
-        make_trainer(
-            Federated(FedAvg(), CLIENTS, algorithm=FedProx(), seed=0),
-            DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-3),
-        ).fit(Module(), datamodule=data())
 
 
 def test_by_hand_and_with_accumulation():

@@ -108,27 +108,6 @@ class Validates(Classifier):
         self.log("val_loss", torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
 
 
-class LogsInValidation(Validates):
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses = []
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.losses.append(loss.detach())
-        return loss
-
-    def on_validation_epoch_end(self):
-        if self.losses:
-            self.log("mean_loss", torch.stack(self.losses).mean())
-        self.losses.clear()
-
-
-def test_validation_does_not_log_what_training_has_kept():
-    with pytest.raises(ValueError, match="validation logs mean_loss, which follow from training"):
-        fit(LogsInValidation(), dpsgd())
-
-
 class Stacks(Validates):
     """Its hook needs a batch of validation."""
 

@@ -139,8 +139,8 @@ def test_whoever_knows_torchs_seed_can_not_tell_one_sample_more(monkeypatch, whe
 
     Its statistic is the noisy sums' inner product with the difference of what it has seen. What is claimed is
     sqrt(3) / 4 = 0.43 standard deviations between the worlds, and measured with the runs' own deviation: by
-    the noncentral t distribution with 34 degrees of freedom, false alarm 3e-5 at 18 runs of each and 2.1, 6e-5
-    for both places. With masks that follow from the seed it is 3, and passes with probability 0.015.
+    the noncentral t distribution with 34 degrees of freedom, false alarm 3e-5 at 18 runs of each and 2.1,
+    6e-5 for both places. With masks that follow from the seed it is 3, and passes with probability 0.015.
     """
     predicted = [clipped_sums(monkeypatch, where(size))[0] for size in (64, 65)]
     direction = predicted[1] - predicted[0]

@@ -169,11 +169,6 @@ def test_dropouts_take_their_share_of_delta():
     assert unsure.affordable < sure.affordable
 
 
-def test_something_must_be_accounted_for():
-    with pytest.raises(ValueError, match="nothing to account for"):
-        trainer(budget()).fit(Linear())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -154,13 +154,6 @@ def test_weights_and_biases_has_the_same_names(tmp_path, monkeypatch):
     assert ours == theirs
 
 
-def test_without_a_logger_the_cure_is_named():
-    with pytest.raises(
-        ValueError, match=r"needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger.*sqlite"
-    ):
-        small_run(TrackedRounds(), rounds=1)
-
-
 def test_the_run_folder_must_come_first(tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
     with pytest.raises(ValueError, match="TrackedRounds sends the run folder: put it behind RunFolder"):

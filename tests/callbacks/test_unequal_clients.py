@@ -120,11 +120,6 @@ def test_a_client_without_any_protection_is_not_hidden(tmp_path):
     assert row(saved)["verdict"] == "no guarantee"
 
 
-def test_every_client_of_the_population_needs_its_epsilon_at_once():
-    with pytest.raises(ValueError, match="epsilon has 2 entries for 10 clients"):
-        Federated(CPA(epsilon=(1.0, 1.0)), 10, clients_per_round=2)
-
-
 # ---- what was charged, client by client ------------------------------------------------------------------
 
 

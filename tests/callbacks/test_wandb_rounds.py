@@ -123,13 +123,6 @@ def test_a_run_with_a_target_is_found_by_it_and_drawn_against_its_price(tmp_path
     assert 0 < json.loads(last["fed/epsilon"]) <= 50.0
 
 
-def test_without_a_logger_the_cure_is_named():
-    with pytest.raises(
-        ValueError, match=r"WandbRounds needs a WandbLogger.*offline: true it needs no account"
-    ):
-        small_run(WandbRounds(), rounds=1)
-
-
 def test_the_run_folder_must_come_first(tmp_path):
     logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
     with pytest.raises(ValueError, match=r"put it behind RunFolder"):

@@ -32,15 +32,6 @@ def test_finds_labels_where_datasets_keep_them(dataset):
     assert labels_of(Subset(Subset(dataset, [3, 1, 0]), [1, 2])).tolist() == [0, 2]
 
 
-def test_refuses_what_is_not_a_label():
-    with pytest.raises(
-        ValueError, match=r"one integer a sample, got torch.float32 of shape \(4, 2\); use IID"
-    ):
-        labels_of(TensorDataset(torch.zeros(4, 2)))
-    with pytest.raises(ValueError, match=r"no integer labels in list; .* Federated\(labels='label'\)"):
-        labels_of(["a", "b"])
-
-
 def test_an_id_is_no_label():
     ids = TensorDataset(torch.zeros(40, 3), torch.arange(40) % 4, torch.arange(40))
     message = r"labels of TensorDataset is a class of its own for 40 of 40 samples, .* Federated\(labels=1\)"

@@ -182,15 +182,6 @@ def test_several_ranges_each():
     assert any(max(part) - min(part) > 2 for part in parts)
 
 
-def test_what_has_no_order():
-    with pytest.raises(ValueError, match="sorts by numbers, got 'user 7'; use Natural"):
-        deal(Rows(), FeatureShards("user"), 4)
-    with pytest.raises(ValueError, match="some are NaN or infinite"):
-        deal(TABLE, FeatureShards([float("nan")] * 12), 4)
-    with pytest.raises(ValueError, match="need 15 samples, got 12; use fewer shards_per_client"):
-        deal(TABLE, FeatureShards(shards_per_client=5), 3)
-
-
 def test_words_are_the_same_in_another_process():
     """A checkpoint compares them."""
     assert repr(Natural(values_of)) == "Natural(by=values_of, merge=False)"

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from lightning_fedq.algorithms import SCAFFOLD
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.models import MLP
-from lightning_fedq.flower import server_app
 from lightning_fedq.flower.federated_server import FederatedServer, RemoteRoundServer
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.remote_client import RefusedError
@@ -27,7 +26,7 @@ from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg, messages as wire, server as secagg_server
-from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, module, simulate
+from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, simulate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:round .* client|the message of client|node |register|train|unmask. :UserWarning"
@@ -112,13 +111,6 @@ def test_a_server_that_tells_two_lists_of_survivors_gets_no_sum(tmp_path, monkey
         _, server = deployment(make(), 3, tmp_path, directory=directory).run(grid)
     assert [bool(record.aborted) for record in server.records] == [False, True, False]
     assert server.engine.ledger.charges.tolist() == [3, 3, 3, 3]
-
-
-def test_against_a_lying_server_both_sides_need_identities(tmp_path):
-    with pytest.raises(ValueError, match=r"give client_app\(identities=...\), Ed25519 keys from a source"):
-        clients(active, tmp_path)
-    with pytest.raises(ValueError, match=r"give server_app\(directory=...\)"):
-        server_app(module, active())
 
 
 @slow

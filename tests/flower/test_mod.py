@@ -9,7 +9,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, Krum
+from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import DecodingStrategy, client_app, encoding_mod
@@ -303,11 +303,6 @@ def test_what_is_dropped_is_named(tmp_path):
 
 
 # ---- refused --------------------------------------------------------------------------------------------
-
-
-def test_a_strategy_that_looks_at_single_replies():
-    with pytest.raises(TypeError, match="Krum looks at single replies"):
-        DecodingStrategy(Krum(), federation(COIN))
 
 
 @pytest.mark.parametrize(

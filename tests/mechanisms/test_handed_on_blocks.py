@@ -292,10 +292,3 @@ def test_noise_cancels_in_a_plain_sum_only_so_others_are_refused():
         federation(secure_aggregation=None, weighting="samples")
     with pytest.raises(ValueError, match="leave the aggregator out"):
         federation(secure_aggregation=None, aggregator=RobustAggregation("median"))
-
-
-def test_a_lying_server_could_choose_successors_so_active_masks_are_refused():
-    with pytest.raises(ValueError, match=r"HandedOnGaussian .* use SecAgg\(\)"):
-        Federated(
-            small(4), 20, clients_per_round=5, participation="cyclic", secure_aggregation=SecAgg(active=True)
-        )

@@ -248,14 +248,6 @@ def test_numbers_out_of_range():
         federated(evaluate_clients=0.2)
 
 
-def test_too_few_samples():
-    with pytest.raises(
-        ValueError, match=r"clients 0, 1.* hold too few samples to keep 0\.25.*still train on 1"
-    ):
-        alone = Federated(FedAvg(), 10, seed=1, evaluate_clients=ClientEvaluation(0.25))
-        fit(alone, data=Digits(10, 1))
-
-
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")
 def test_without_a_validation_step():
     class Without(Classifier):
@@ -272,11 +264,6 @@ def test_without_metrics():
 
     with pytest.raises(ValueError, match="logs the same metrics for every client, got"):
         fit(federated(), Mute())
-
-
-def test_where_metrics_are_dropped():
-    with pytest.raises(ValueError, match="client_metrics='none' drops what clients measure"):
-        fit(federated(client_metrics="none"))
 
 
 def test_clients_with_loaders_of_their_own():

@@ -127,11 +127,6 @@ def test_numbers_out_of_range(name, value):
         Deadline(1.0, durations=["1"])
 
 
-def test_a_simulation_needs_durations():
-    with pytest.raises(ValueError, match=r"says not how long clients of a simulation need"):
-        run(Federated(FedAvg(), 6, seed=1, deadline=Deadline(30.0)), 1)
-
-
 @pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_from_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -187,11 +187,6 @@ def test_what_can_not_be_is_refused_before_the_first_round(settings, match):
     assert federated.ledger.rounds == 0
 
 
-def test_a_run_without_a_number_of_rounds_is_refused():
-    with pytest.raises(ValueError, match=r"needs a number of rounds, got Trainer\(max_epochs=-1\)"):
-        trained(federation(), rounds=-1)
-
-
 @pytest.mark.parametrize(
     ("settings", "match"),
     [

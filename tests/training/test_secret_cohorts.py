@@ -473,10 +473,3 @@ def test_a_report_states_no_such_epsilon_where_a_condition_fails(change, words):
     assert privacy_report(NOISE, context, **given).secret.epsilon_run < 2.0
     row = privacy_report(NOISE, context, **given | change).secret
     assert row.verdict == "no guarantee" and math.isinf(row.epsilon_run) and re.search(words, row.reason)
-
-
-def test_charges_and_secret_cohorts_do_not_go_together():
-    with pytest.raises(ValueError, match="charges tell who was drawn"):
-        privacy_report(
-            NOISE, context_of(NOISE, 4, 5), rounds=1, delta=1e-3, charges=[1] * 4, secret_cohorts=""
-        )

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import ByzantineClients, Federated
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import (
@@ -255,11 +254,6 @@ def test_an_abandoned_round_is_a_new_attempt_with_new_masks():
 
 
 # ---- refusals -------------------------------------------------------------------------------------------
-
-
-def test_a_robust_rule_is_refused():
-    with pytest.raises(ValueError, match="Where SecAgg is on, per-client filters are impossible"):
-        Federated(LDPQ(1.0), CLIENTS, aggregator=RobustAggregation("median"), secure_aggregation=SecAgg())
 
 
 def test_weights_are_refused():

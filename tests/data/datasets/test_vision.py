@@ -37,11 +37,6 @@ def test_missing_files_name_the_cure(tmp_path):
         CIFAR10DataModule(str(tmp_path), image_folder=True).setup("fit")
 
 
-def test_download_and_image_folder_exclude_each_other():
-    with pytest.raises(ValueError, match=r"set only one of download and image_folder"):
-        CIFAR10DataModule(download=True, image_folder=True)
-
-
 def test_cifar_from_an_image_folder(tmp_path):
     for part, count in (("train", 6), ("test", 2)):
         for label in range(10):

@@ -44,11 +44,6 @@ def test_resnet_as_published_keeps_batchnorm_and_its_statistics():
         ResNet18(norm="layer")
 
 
-def test_too_small_images_are_refused():
-    with pytest.raises(ValueError, match=r"image_size >= 8"):
-        CNN3(image_size=4)
-
-
 @pytest.mark.parametrize(
     "build", [lambda: Linear(0), lambda: MLP(64, hidden=(0,)), lambda: CNN2(num_classes=0)]
 )

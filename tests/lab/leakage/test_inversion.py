@@ -91,13 +91,6 @@ def test_a_layer_that_cannot_be_differentiated_twice_is_named():
     assert found.estimate.hits == 3
 
 
-def test_too_large_a_batch_says_the_limit_and_the_cost():
-    with pytest.raises(
-        ValueError, match=r"batch of 40 .* at most 32 and 2,000,000; one attempt would take some"
-    ):
-        study(attack=iDLG(10), batch_size=40, cohort_size=1)
-
-
 def test_refusals():
     with pytest.raises(ValueError, match="starts with a fully connected layer with a bias"):
         study(model=nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10)).eval())
