@@ -12,6 +12,7 @@ from lightning_fedq.data import IID, Dirichlet, FederatedDataModule
 from lightning_fedq.mechanisms import CPA, CorBin, FedAvg
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine
+from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 
@@ -26,29 +27,15 @@ def run(fed, module=None, data=None, **trainer):
 
 
 def by_hand(fed, rounds, lr=0.5, batch_size=10):
-    """Federated averaging written out, on the same split and order, without Lightning."""
-    inputs, labels = digits()
+    """Federated averaging on the same split and order."""
     model = Classifier().backbone
-    for round in range(rounds):
-        plan = fed.planner.plan(round, fed.mechanism)
-        start = [p.detach().clone() for p in model.parameters()]
-        total = [torch.zeros_like(p) for p in start]
-        for client in plan.survivors:
-            for p, q in zip(model.parameters(), start, strict=True):
-                p.data.copy_(q)
-            held = fed.client_indices[client]
-            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
-            for part in held[torch.randperm(len(held), generator=order)].split(batch_size):
-                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
-                for p, gradient in zip(
-                    model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
-                ):
-                    p.data.sub_(lr * gradient)
-            for t, p, q in zip(total, model.parameters(), start, strict=True):
-                t += p.detach() - q
-        for p, q, t in zip(model.parameters(), start, total, strict=True):
-            p.data.copy_(q + t / len(plan.survivors))
-    return weights_of(model)
+
+    def train(client, plan):
+        held = fed.client_indices[client]
+        for part in held[torch.randperm(len(held), generator=data_order(plan, client))].split(batch_size):
+            sgd_step(model, part, rate=lr)
+
+    return federated_averaging(model, plans_of(fed, rounds), train)
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 3, "auto"])

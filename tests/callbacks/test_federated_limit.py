@@ -9,6 +9,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
+from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
 from tests.callbacks.test_federated_resume import Interrupted
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
@@ -41,27 +42,17 @@ def batches_of(size, limit):
 
 
 def by_hand(fed, limit, rounds=2, weights=None):
-    """Federated averaging on the first batches of every pass, without Lightning, loader or schedule."""
-    inputs, labels = digits()
-    model, shares = Classifier().backbone, torch.tensor(weights or [1.0] * len(SIZES))
-    for round in range(rounds):
-        plan, total = fed.planner.plan(round, fed.mechanism), 0.0
-        start = weights_of(model).clone()
-        for client in plan.survivors:
-            nn.utils.vector_to_parameters(start.clone(), model.parameters())
-            held = torch.tensor(parts()[client])
-            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
-            for _ in range(fed.local.local_epochs):
-                shuffled = held[torch.randperm(len(held), generator=order)] if len(held) > 10 else held
-                for batch in shuffled.split(10)[: batches_of(len(held), limit)]:
-                    loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
-                    gradients = torch.autograd.grad(loss, list(model.parameters()))
-                    moved = weights_of(model) - 0.5 * torch.cat([g.reshape(-1) for g in gradients])
-                    nn.utils.vector_to_parameters(moved, model.parameters())
-            total = total + shares[client] * (weights_of(model) - start)
-        mean = total / shares[list(plan.survivors)].sum()
-        nn.utils.vector_to_parameters(start + mean, model.parameters())
-    return weights_of(model)
+    """Federated averaging on the first batches of every pass."""
+    model, shares = Classifier().backbone, weights or [1.0] * len(SIZES)
+
+    def train(client, plan):
+        held, order = torch.tensor(parts()[client]), data_order(plan, client)
+        for _ in range(fed.local.local_epochs):
+            shuffled = held[torch.randperm(len(held), generator=order)] if len(held) > 10 else held
+            for batch in shuffled.split(10)[: batches_of(len(held), limit)]:
+                sgd_step(model, batch)
+
+    return federated_averaging(model, plans_of(fed, rounds), train, shares.__getitem__)
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100, 1.0, 0.999])

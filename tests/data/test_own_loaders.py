@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import Dirichlet, FederatedDataModule
 from lightning_fedq.mechanisms import FedAvg
+from tests.by_hand import federated_averaging, sgd_step
 from tests.digits_run import Classifier, digits, make_trainer, weights_of
 
 SIZES = (10, 25, 12)
@@ -59,24 +61,15 @@ class Backwards(BatchSampler):
 
 
 def by_hand(batches, weights=(1.0, 1.0, 1.0), rounds=2):
-    """Federated averaging on `batches(client, round)`, one client after the other."""
+    """Federated averaging on `batches(client, round)`."""
     model = Classifier().backbone
-    parameters = list(model.parameters())
-    for round in range(rounds):
-        start = [p.detach().clone() for p in parameters]
-        total = [torch.zeros_like(p) for p in start]
-        for client, weight in enumerate(weights):
-            for p, q in zip(parameters, start, strict=True):
-                p.data.copy_(q)
-            for inputs, labels in batches(client, round):
-                loss = nn.functional.cross_entropy(model(inputs), labels)
-                for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                    p.data.sub_(0.5 * g)
-            for t, p, q in zip(total, parameters, start, strict=True):
-                t += weight / sum(weights) * (p.detach() - q)
-        for p, q, t in zip(parameters, start, total, strict=True):
-            p.data.copy_(q + t)
-    return weights_of(model)
+
+    def train(client, plan):
+        for batch in batches(client, plan.round):
+            sgd_step(model, tuple(batch))
+
+    plans = [SimpleNamespace(round=round, survivors=range(len(weights))) for round in range(rounds)]
+    return federated_averaging(model, plans, train, weights.__getitem__)
 
 
 def same(found, wanted):

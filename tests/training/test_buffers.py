@@ -7,6 +7,7 @@ from torch import nn
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms import LDPQ, FedAvg
+from tests.by_hand import averaging_with_own
 from tests.callbacks.silent import Silent
 from tests.digits_run import Classifier, Digits, digits, make_trainer
 
@@ -43,40 +44,11 @@ def test_the_length_of_the_vector_is_known_beforehand(mode, length):
 
 
 def by_hand(fed, mode, rounds, momentum=0.1):
-    """Clients one after the other, without Lightning: a mean of parameters and, shared, of statistics."""
+    """A mean of parameters and, shared, of statistics."""
     model = normed(momentum).backbone
-    inputs, labels = digits()
-    own = {}
-    buffers = [name for name, _ in model.named_buffers()]
-    for round in range(rounds):
-        plan = fed.planner.plan(round, fed.mechanism)
-        start = {name: value.clone() for name, value in model.state_dict().items()}
-        ends = []
-        for client in plan.survivors:
-            model.load_state_dict({**start, **own.get(client, {})})
-            model.train()
-            if mode == "frozen":
-                model[1].eval()
-            held = fed.client_indices[client]
-            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
-            for part in held[torch.randperm(len(held), generator=order)].split(BATCH):
-                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
-                parameters = list(model.parameters())
-                for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                    p.data.sub_(0.5 * gradient)
-            ends.append({name: value.clone() for name, value in model.state_dict().items()})
-            if mode == "local":
-                own[client] = {name: ends[-1][name] for name in buffers}
-        mean = {}
-        for name, value in start.items():
-            if not value.is_floating_point():
-                mean[name] = torch.stack([end[name] for end in ends]).amax(0)
-            elif mode == "local" and name in buffers:
-                mean[name] = value
-            else:
-                mean[name] = torch.stack([end[name] for end in ends]).mean(0)
-        model.load_state_dict(mean)
-    return model.state_dict()
+    own = [name for name, b in model.named_buffers() if mode == "local" and b.is_floating_point()]
+    begin = (lambda model: model[1].eval()) if mode == "frozen" else (lambda model: None)
+    return averaging_with_own(model, fed, rounds, own.__contains__, BATCH, begin)[0]
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])

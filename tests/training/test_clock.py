@@ -14,6 +14,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet, FederatedDataModule
 from lightning_fedq.mechanisms import FedAvg
+from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 SAMPLES, BATCH = 120, 10
@@ -32,39 +33,22 @@ def run(fed, module, *callbacks, **trainer):
 
 
 def by_hand(fed, rounds, rate, k=1, longest=None, max_steps=None, shuffle=True, most_batches=None):
-    """Federated averaging with the rate of one client's step, of k batches each, without Lightning."""
-    inputs, labels = digits()
+    """Federated averaging with the rate of one client's step, of k batches each."""
     model = Classifier().backbone
-    parameters = list(model.parameters())
     batches = max(-(-len(held) // BATCH) for held in fed.client_indices)
     longest = longest or -(-min(batches, most_batches or batches) // k)
-    for round in range(rounds):
-        plan = fed.planner.plan(round, fed.mechanism)
-        start = [p.detach().clone() for p in parameters]
-        total = [torch.zeros_like(p) for p in start]
-        for client in plan.survivors:
-            for p, q in zip(parameters, start, strict=True):
-                p.data.copy_(q)
-            held = fed.client_indices[client]
-            if shuffle and len(held) > BATCH:
-                order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
-                held = held[torch.randperm(len(held), generator=order)]
-            parts = held.split(BATCH)[:most_batches]
-            groups = [parts[i : i + k] for i in range(0, len(parts), k)]
-            for step, group in enumerate(groups):
-                if max_steps is not None and round * longest + step >= max_steps:
-                    break
-                loss = sum(
-                    nn.functional.cross_entropy(model(inputs[part]), labels[part]) / k for part in group
-                )
-                gradients = torch.autograd.grad(loss, parameters)
-                for p, gradient in zip(parameters, gradients, strict=True):
-                    p.data.sub_(rate(round * longest + step) * gradient)
-            for t, p, q in zip(total, parameters, start, strict=True):
-                t += p.detach() - q
-        for p, q, t in zip(parameters, start, total, strict=True):
-            p.data.copy_(q + t / max(len(plan.survivors), 1))
-    return weights_of(model)
+
+    def train(client, plan):
+        held = fed.client_indices[client]
+        if shuffle and len(held) > BATCH:
+            held = held[torch.randperm(len(held), generator=data_order(plan, client))]
+        parts = held.split(BATCH)[:most_batches]
+        for step, start in enumerate(range(0, len(parts), k), plan.round * longest):
+            if max_steps is None or step < max_steps:
+                group = parts[start : start + k]
+                sgd_step(model, *group, rate=rate(step) * len(group) / k)
+
+    return federated_averaging(model, plans_of(fed, rounds), train)
 
 
 def falling(step):

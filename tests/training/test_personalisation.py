@@ -12,10 +12,11 @@ from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.lab.callbacks import LeakageMonitor
 from lightning_fedq.mechanisms import LDPQ, FedAvg
+from tests.by_hand import averaging_with_own
 from tests.callbacks.silent import Silent
-from tests.digits_run import Classifier, Digits, digits, make_trainer
+from tests.digits_run import Classifier, Digits, make_trainer
 
-CLIENTS, BATCH, RATE = 4, 5, 0.5
+CLIENTS, BATCH = 4, 5
 
 
 def build(norm=False):
@@ -43,39 +44,9 @@ def fit(fed, module=None, rounds=3, **trainer):
 
 
 def by_hand(fed, local, rounds, norm=False, mu=0.0):
-    """The papers' loop: every client goes on with its own layers, the server averages the others.
-
-    Args:
-        local: Prefixes of the names, in the backbone.
-    """
-    model = build(norm).backbone
-    inputs, labels = digits()
-    own = {}
-    for round in range(rounds):
-        plan = fed.planner.plan(round, fed.mechanism)
-        start = {name: value.clone() for name, value in model.state_dict().items()}
-        ends = []
-        for client in plan.survivors:
-            model.load_state_dict({**start, **own.get(client, {})})
-            model.train()
-            held = fed.client_indices[client]
-            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
-            for part in held[torch.randperm(len(held), generator=order)].split(BATCH):
-                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
-                named = dict(model.named_parameters())
-                gradients = torch.autograd.grad(loss, list(named.values()))
-                for (name, p), gradient in zip(named.items(), gradients, strict=True):
-                    pull = 0.0 if name.startswith(local) else mu * (p.detach() - start[name])
-                    p.data.sub_(RATE * (gradient + pull))
-            ends.append({name: value.clone() for name, value in model.state_dict().items()})
-            own[client] = {name: ends[-1][name] for name in start if name.startswith(local)}
-        mean = {}
-        for name, value in start.items():
-            found = torch.stack([end[name] for end in ends])
-            shared = found.mean(0) if value.is_floating_point() else found.amax(0)
-            mean[name] = value if name.startswith(local) else shared
-        model.load_state_dict(mean)
-    return model.state_dict(), own
+    """Every client goes on with its own layers, by prefixes of names, and the server averages the others."""
+    stays = lambda name: name.startswith(local)  # noqa: E731
+    return averaging_with_own(build(norm).backbone, fed, rounds, stays, BATCH, mu=mu)
 
 
 def agrees(fed, module, expected, local):

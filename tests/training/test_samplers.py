@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -19,6 +19,7 @@ from torch.utils.data import (
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import Dirichlet
 from lightning_fedq.mechanisms import FedAvg
+from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 NUM, BATCH, CLIENTS = 120, 10, 4
@@ -45,26 +46,13 @@ def run(fed, **loader):
 
 def by_hand(fed, draw):
     """Two rounds of federated averaging on what `draw(held, generator)` gives each client."""
-    inputs, labels = digits()
     model = Classifier().backbone
-    parameters = list(model.parameters())
-    for round in range(2):
-        plan = fed.planner.plan(round, fed.mechanism)
-        start = [p.detach().clone() for p in parameters]
-        total = [torch.zeros_like(p) for p in start]
-        for client in plan.survivors:
-            for p, q in zip(parameters, start, strict=True):
-                p.data.copy_(q)
-            generator = torch.Generator().manual_seed(plan.stream_seed("data order", client))
-            for part in draw(fed.client_indices[client], generator).split(BATCH):
-                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
-                for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                    p.data.sub_(0.5 * g)
-            for t, p, q in zip(total, parameters, start, strict=True):
-                t += p.detach() - q
-        for p, q, t in zip(parameters, start, total, strict=True):
-            p.data.copy_(q + t / CLIENTS)
-    return weights_of(model)
+
+    def train(client, plan):
+        for part in draw(fed.client_indices[client], data_order(plan, client)).split(BATCH):
+            sgd_step(model, part)
+
+    return federated_averaging(model, plans_of(fed, 2), train)
 
 
 def same(found, wanted):
