@@ -67,6 +67,16 @@ def test_a_fit_that_goes_on_counts_the_cohorts_that_have_been_asked():
     assert federated.ledger.most_charged == 1
 
 
+class Dies(pl.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.current_epoch == 2:
+            raise KeyError("power cut")
+
+
+def saving(folder):
+    return pl.callbacks.ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
+
+
 def fit(federated, *callbacks, ckpt_path=None):
     """Four rounds, with checkpoints."""
     trainer = make_trainer(federated, *callbacks, max_epochs=4, enable_checkpointing=True)
@@ -90,30 +100,6 @@ def test_a_budget_ends_with_the_cohorts_too():
     trained(again, rounds=5, callbacks=[PrivacyBudget(50.0, 1e-3, "server")])
     assert again.ledger.most_charged > 1
     assert 0.0 < one < 20.0
-
-
-def test_reports_to_come_and_of_the_end_agree(tmp_path):
-    folder, federated = RunFolder("once", str(tmp_path), delta=1e-3), federation()
-    trained(federated, rounds=5, callbacks=[folder])
-    text = (tmp_path / "once" / "privacy.md").read_text()
-    assert "Cohorts are disjoint and public: a client is asked in one round at most" in text
-    context = context_of(federated.mechanism, tuple(range(4)), (5,))
-    to_come = privacy_report(
-        federated.mechanism, context, rounds=5, delta=1e-3, num_clients=20, most_rounds=1
-    )
-    ended = privacy_report(
-        federated.mechanism,
-        context,
-        rounds=5,
-        delta=1e-3,
-        num_clients=20,
-        charges=federated.ledger.charges,
-        most_rounds=1,
-    )
-    for report in (to_come, ended):
-        row = report.row(Adversary.SERVER)
-        assert 3.99 < row.epsilon_run == row.epsilon_round <= 4.0
-    assert not any("average" in note for note in to_come.notes)
 
 
 @pytest.mark.filterwarnings("ignore:the keys come from a seed")
@@ -141,22 +127,13 @@ def test_a_seeded_run_resumes_to_the_same_end_and_other_participation_is_refused
 @pytest.mark.parametrize("spare", [0, 4])
 def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(tmp_path, spare):
     """With secure keys a repetition would be a second message of clients that have spent all they have."""
-
-    class Dies(pl.Callback):
-        def on_train_batch_end(self, trainer, *args):
-            if trainer.current_epoch == 2:
-                raise KeyError("power cut")
-
-    def saving():
-        return pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
-
     first = federation(num_clients=16 + spare)
     with pytest.raises(KeyError, match="power cut"):
-        fit(first, Dies(), saving())
+        fit(first, Dies(), saving(tmp_path))
     assert int(first.ledger.charges.sum()) == 12
     again = federation(num_clients=16 + spare)
     with pytest.warns(UserWarning, match="round 3 was sent and lost, and its clients have spent"):
-        fit(again, saving(), ckpt_path=tmp_path / "epoch=1.ckpt")
+        fit(again, saving(tmp_path), ckpt_path=tmp_path / "epoch=1.ckpt")
     assert again.ledger.most_charged == 1
     assert [record.round for record in again.records] == [0, 1, 3] + ([4] if spare else [])
 
@@ -211,17 +188,25 @@ def test_who_is_left_over_is_said(clients, said, caplog):
     assert sum(map(bool, federated.ledger.charges)) == (4 if said else 12)
 
 
-def test_reports_of_turns_to_come_and_of_the_end_agree(tmp_path):
-    folder, federated = RunFolder("turns", str(tmp_path), delta=1e-3), in_turn()
-    trained(federated, rounds=12, callbacks=[folder])
-    text = (tmp_path / "turns" / "privacy.md").read_text()
-    assert "take turns: a client is asked in 3 rounds at most" in text
+@pytest.mark.parametrize(
+    ("participation", "rounds", "most", "words"),
+    [
+        ("once", 5, 1, "Cohorts are disjoint and public: a client is asked in one round at most"),
+        ("cyclic", 12, 3, "take turns: a client is asked in 3 rounds at most"),
+    ],
+)
+def test_reports_to_come_and_of_the_end_agree(tmp_path, participation, rounds, most, words):
+    folder, federated = RunFolder("run", str(tmp_path), delta=1e-3), federation(participation=participation)
+    trained(federated, rounds=rounds, callbacks=[folder])
+    assert words in (tmp_path / "run" / "privacy.md").read_text()
     context = context_of(federated.mechanism, tuple(range(4)), (5,))
-    settings = {"rounds": 12, "delta": 1e-3, "num_clients": 20, "most_rounds": 3}
+    settings = {"rounds": rounds, "delta": 1e-3, "num_clients": 20, "most_rounds": most}
     to_come = privacy_report(federated.mechanism, context, **settings)
     ended = privacy_report(federated.mechanism, context, charges=federated.ledger.charges, **settings)
-    assert to_come.row(Adversary.SERVER) == ended.row(Adversary.SERVER)
-    assert 3.99 < ended.row(Adversary.SERVER).epsilon_run <= 4.0
+    row = ended.row(Adversary.SERVER)
+    assert to_come.row(Adversary.SERVER) == row and 3.99 < row.epsilon_run <= 4.0
+    assert most > 1 or row.epsilon_run == row.epsilon_round
+    assert not any("average" in note for note in to_come.notes)
 
 
 @pytest.mark.parametrize("turns", [1, 3])
@@ -241,20 +226,11 @@ def test_dropouts_make_no_lottery_of_disjoint_cohorts(turns):
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
 def test_turns_go_on_after_a_kill_and_the_lost_one_is_charged(tmp_path):
     """The deal comes with the checkpoint, so that nobody comes back before its turn."""
-
-    class Dies(pl.Callback):
-        def on_train_batch_end(self, trainer, *args):
-            if trainer.current_epoch == 2:
-                raise KeyError("power cut")
-
-    def saving():
-        return pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
-
     settings = {"privacy": None, "num_clients": 12, "mechanism": LDPQ(1.0)}
     first, again = in_turn(**settings), in_turn(**settings)
     with pytest.raises(KeyError, match="power cut"):
-        fit(first, Dies(), saving())
-    fit(again, saving(), ckpt_path=tmp_path / "epoch=1.ckpt")
+        fit(first, Dies(), saving(tmp_path))
+    fit(again, saving(tmp_path), ckpt_path=tmp_path / "epoch=1.ckpt")
     cohorts = [set(first.planner.cohort(round)) for round in range(4)]
     assert [set(again.planner.cohort(round)) for round in range(4)] == cohorts
     assert cohorts[0] == cohorts[3]

@@ -11,7 +11,7 @@ from scipy import stats
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
-from lightning_fedq.keys.randomness import AgreedKeys, PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import BandedGaussian
 from lightning_fedq.mechanisms.banded_gaussian import NOISE_STD, coefficients, fresh_noise
 from lightning_fedq.mechanisms.contract_suite import check_mechanism
@@ -237,51 +237,6 @@ def test_where_somebody_is_early_the_noise_begins_anew():
     engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, 2), 30_000)
     mu, turns = largest_mu(engine, 8, 0)
     assert turns == 4 and mu <= 1.02 * math.sqrt(4)
-
-
-def test_a_repeated_round_and_what_follows_have_fresh_noise():
-    """A round is released, its checkpoint is put back, and it is repeated with other updates."""
-    planner, keys = RoundPlanner(6, 0, 2, participation="cyclic"), AgreedKeys(range(6))
-    mechanism = BandedGaussian(1.0, 1.0, 3)
-    engine = engine_of(mechanism, planner, 20_000, keys)
-    play(engine)
-    state = engine.state_dict()
-    first = [play(engine) for _ in range(3)]
-    again = engine_of(mechanism, planner, 20_000, AgreedKeys(range(6)))
-    again.load_state_dict(state)
-    second = [play(again) for _ in range(3)]
-    assert again._since == (1, 0)
-    for one, other in itertools.product(first, second):
-        assert abs(np.corrcoef(one, other)[0, 1]) < 0.04
-    # in one process: an open round is given up, and the next attempt is the first of a new block
-    engine.start()
-    engine.abandon()
-    released = play(engine)
-    assert engine._since == (4, 1)
-    assert abs(np.corrcoef(released, first[-1])[0, 1]) < 0.04
-    following = play(engine)
-    assert engine._since == (4, 1) and np.corrcoef(released, following)[0, 1] < -0.3
-
-
-def test_a_seeded_engine_goes_on_in_its_block():
-    planner, mechanism = RoundPlanner(6, 0, 2, participation="cyclic"), BandedGaussian(1.0, 1.0, 3)
-    engine = engine_of(mechanism, planner, 50)
-    play(engine)
-    play(engine)
-    state = engine.state_dict()
-    following = [play(engine) for _ in range(3)]
-    again = engine_of(mechanism, planner, 50)
-    again.load_state_dict(state)
-    assert all(np.array_equal(play(again), one) for one in following)
-    assert again._since == (0, 0)
-
-
-def test_a_vector_of_another_length_begins_a_block():
-    engine = engine_of(BandedGaussian(1.0, 1.0, 3), RoundPlanner(6, 0, 2, participation="cyclic"), 4)
-    play(engine)
-    engine.rearrange([torch.zeros(4), torch.zeros(3)], [0, None], None)
-    assert len(play(engine)) == 7
-    assert engine._since == (1, 0)
 
 
 def test_dropouts_are_zeros_and_the_noise_of_the_sum_stays():
