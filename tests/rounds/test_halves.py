@@ -19,8 +19,8 @@ from lightning_fedq.mechanisms import (
     CorBin,
     CorrelatedQuantization,
     FedAvg,
+    JoPEQ,
     LayeredGaussian,
-    RotatedAxes,
     RotatedCoins,
     SubtractiveDither,
 )
@@ -284,18 +284,13 @@ def test_random_bytes_from_a_liar_are_refused_or_count_as_some_message(mechanism
 
 
 def test_a_symbol_that_the_mechanism_cannot_send_is_refused():
-    server, _ = deployed(RotatedAxes(epsilon=2.0, clip_norm=1.0))
+    """Five levels take three bits, and 7 is none of them."""
+    server, _ = deployed(JoPEQ(epsilon=1.0, levels=5))
     server.start()
     context, public = server._context, PublicRandomness(server.keys, 0)
-    code = server.mechanism.code(context)
-    largest = 2**code.bits_per_symbol - 1
-    if largest >= 2 * server.mechanism.choice(DIM).size:
-        refused(
-            server,
-            frame(0, code.pack(torch.tensor([largest])), context, public),
-            MalformedMessageError,
-            "one integer",
-        )
+    size = len(server.mechanism.code(context).pack(torch.zeros(DIM, dtype=torch.int64)))
+    junk = frame(0, b"\xff" * size, context, public)
+    refused(server, junk, MalformedMessageError, "symbols that the mechanism can't send")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
