@@ -42,6 +42,18 @@ class Classifier(pl.LightningModule):
         return self.optimizer(self.parameters())
 
 
+class ManualSteps(pl.LightningModule):
+    """In front of a module's class: its optimizer steps are taken by hand."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss, optimizer = super().training_step(batch, batch_idx), self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
 class Digits(pl.LightningDataModule):
     def __init__(self, num_train: int = 400, batch_size: int = 10, **loader: Any) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import FederatedDataModule, LabelShards
 from lightning_fedq.mechanisms import LDPQ, FedAvg, TopK
-from tests.digits_run import Classifier, Digits, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, ManualSteps, make_trainer, weights_of
 
 CLIENTS, EACH, ROUNDS, RATE = 4, 12, 4, 0.2
 
@@ -292,14 +292,8 @@ def test_scaffold_takes_as_many_steps_of_all():
 def test_by_hand_and_with_accumulation():
     """The term comes once in a step, whoever makes it."""
 
-    class ByHand(Module):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
+    class ByHand(ManualSteps, Module):
+        """Takes its steps itself."""
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.privacy.accounting import check_delta
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import part
-from tests.digits_run import Classifier, Digits
+from tests.digits_run import Classifier, Digits, ManualSteps
 
 
 def dpsgd(**settings):
@@ -20,16 +20,8 @@ def backbone(*layers):
     return Classifier(nn.Sequential(*layers, nn.Linear(64, 10)))
 
 
-class ByHand(Classifier):
+class ByHand(ManualSteps, Classifier):
     """Steps on its own."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
 
 
 class Remembers(Classifier):

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 
 from lightning_fedq.functional.divergences import gaussian_delta, randomized_response_epsilon
 from lightning_fedq.mechanisms import (
@@ -21,17 +20,10 @@ from lightning_fedq.mechanisms import (
     PerCoordinateLaplace,
     StratifiedCorBin,
 )
-from lightning_fedq.mechanisms.interface import Adversary, CoinSum, ConcentratedLoss, NonPrivate, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, CoinSum, ConcentratedLoss, NonPrivate
 from lightning_fedq.privacy.accounting import spent
 from tests.described import Setting, privacy_report
-
-
-def context(mechanism, clients, dim=10):
-    groups, start = [], 0
-    for size in mechanism.group_sizes(clients):
-        groups.append(tuple(range(start, start + size)))
-        start += size
-    return RoundContext(0, tuple(groups), (dim,), torch.zeros(1).double(), torch.ones(1).double())
+from tests.privacy.test_report import context
 
 
 def behind(mechanism, clients=20, max_corrupt=0.0, dim=10, **settings):

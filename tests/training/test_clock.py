@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from torch.utils.data import TensorDataset
 
@@ -15,7 +14,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet, FederatedDataModule
 from lightning_fedq.mechanisms import FedAvg
 from tests.by_hand import data_order, federated_averaging, plans_of, sgd_step
-from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, ManualSteps, digits, make_trainer, weights_of
 
 SAMPLES, BATCH = 120, 10
 
@@ -256,16 +255,9 @@ def test_a_schedule_by_round_beside_one_by_step_keeps_its_own_time():
 
 
 def test_a_schedule_that_is_stepped_by_hand_is_every_client_s_own():
-    class Manual(Falling):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-
+    class Manual(ManualSteps, Falling):
         def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(nn.functional.cross_entropy(self.backbone(batch[0]), batch[1]))
-            optimizer.step()
+            super().training_step(batch, batch_idx)
             self.lr_schedulers().step()
 
     for partition in ({}, {"partition": Dirichlet(0.5)}):

@@ -41,7 +41,7 @@ from lightning_fedq.rounds import CohortKey, RoundPlanner
 from lightning_fedq.training.secret_cohorts import check_processes
 from lightning_fedq.training.spending import report_of
 from tests.described import privacy_report
-from tests.digits_run import make_trainer
+from tests.digits_run import ManualSteps, make_trainer
 from tests.training.test_privacy_target import Line, loader
 
 NOISE = GaussianNoise(1.0, 1.0)
@@ -341,16 +341,8 @@ def test_a_report_states_no_such_epsilon_for_correlated_noise(mechanism):
     assert row.verdict == "no guarantee" and "S7, noise that is independent over rounds" in row.reason
 
 
-class ByHand(Line):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
+class ByHand(ManualSteps, Line):
+    """Takes its steps itself."""
 
 
 class Writes(pl.Callback):

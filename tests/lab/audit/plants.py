@@ -114,22 +114,20 @@ class SecretTwoPercentLouder(PairedCoins):
             return super().encode(update, context, rand)
 
 
+class _PublicPeers:
+    def encode(self, update, context, rand):
+        public = redirected(rand, peer=lambda group, purpose: rand.public(f"{purpose} {group}"))
+        return super().encode(update, context, public)
+
+
 @dataclass(frozen=True)
-class SecretFromThePublicStream(PairedCoins):
+class SecretFromThePublicStream(_PublicPeers, PairedCoins):
     """What the pair shares, everybody knows."""
 
-    def encode(self, update, context, rand):
-        public = redirected(rand, peer=lambda group, purpose: rand.public(f"{purpose} {group}"))
-        return super().encode(update, context, public)
-
 
 @dataclass(frozen=True)
-class RoundingFromThePublicStream(RotatedCoins):
+class RoundingFromThePublicStream(_PublicPeers, RotatedCoins):
     """The words that a pair shares, everybody knows."""
-
-    def encode(self, update, context, rand):
-        public = redirected(rand, peer=lambda group, purpose: rand.public(f"{purpose} {group}"))
-        return super().encode(update, context, public)
 
 
 @dataclass(frozen=True)
@@ -321,8 +319,7 @@ class GaussianATenthQuieter(GaussianNoise):
         return (AuditCase(type(self)(self.clip_norm, self.noise_multiplier / math.sqrt(dim))),)
 
 
-@dataclass(frozen=True)
-class DiscreteGaussianAnEighthQuieter(DistributedDiscreteGaussian):
+class _AnEighthQuieter:
     """Seven eighths of the standard deviation."""
 
     def _noise(self, count, words):
@@ -333,14 +330,13 @@ class DiscreteGaussianAnEighthQuieter(DistributedDiscreteGaussian):
 
 
 @dataclass(frozen=True)
-class SkellamAnEighthQuieter(Skellam):
-    """The same."""
+class DiscreteGaussianAnEighthQuieter(_AnEighthQuieter, DistributedDiscreteGaussian):
+    pass
 
-    def _noise(self, count, words):
-        return replace(self, local_sigma=0.875 * self.local_sigma).true_noise(count, words)
 
-    def true_noise(self, count, words):
-        return super()._noise(count, words)
+@dataclass(frozen=True)
+class SkellamAnEighthQuieter(_AnEighthQuieter, Skellam):
+    pass
 
 
 @dataclass(frozen=True)
@@ -516,36 +512,34 @@ def shared_for_private(rand):
     return redirected(rand, private=lambda client, purpose: rand.shared_with_server(client, purpose))
 
 
+class _SharedForPrivate:
+    def encode(self, update, context, rand):
+        return super().encode(update, context, shared_for_private(rand))
+
+
+class _SelectedInPublic:
+    def selected(self, client, context, rand):
+        return super().selected(client, context, redirected(rand, members=rand.public))
+
+
 @dataclass(frozen=True)
-class NoiseSharedWithTheServer(GaussianNoise):
+class NoiseSharedWithTheServer(_SharedForPrivate, GaussianNoise):
     """F: the noise comes from the stream that the server holds too."""
 
-    def encode(self, update, context, rand):
-        return super().encode(update, context, shared_for_private(rand))
-
 
 @dataclass(frozen=True)
-class PublicSelection(SIGM):
+class PublicSelection(_SelectedInPublic, SIGM):
     """G: who is selected is drawn from the public stream, and amplification still claimed."""
 
-    def selected(self, client, context, rand):
-        return super().selected(client, context, redirected(rand, members=rand.public))
-
 
 @dataclass(frozen=True)
-class PublicSelectionOfCSGM(CSGM):
+class PublicSelectionOfCSGM(_SelectedInPublic, CSGM):
     """G again."""
 
-    def selected(self, client, context, rand):
-        return super().selected(client, context, redirected(rand, members=rand.public))
-
 
 @dataclass(frozen=True)
-class ModularNoiseSharedWithTheServer(DistributedDiscreteGaussian):
+class ModularNoiseSharedWithTheServer(_SharedForPrivate, DistributedDiscreteGaussian):
     """H: the discrete noise comes from the stream that the server holds too."""
-
-    def encode(self, update, context, rand):
-        return super().encode(update, context, shared_for_private(rand))
 
 
 @dataclass(frozen=True)
