@@ -1,11 +1,7 @@
 """Which errors are told in a line, and which with their trace."""
 
-from __future__ import annotations
-
 import linecache
-from collections.abc import Callable
 from types import FunctionType
-from typing import Any
 
 import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -13,7 +9,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from lightning_fedq.commands.errors import complaint
 
 
-def of(package: str, code: Callable[..., Any], **names: Any) -> Any:
+def of(package, code, **names):
     """The function as if it stood in another package."""
     assert isinstance(code, FunctionType)
     place = f"/venv/site-packages/{package}.py"
@@ -23,7 +19,7 @@ def of(package: str, code: Callable[..., Any], **names: Any) -> Any:
     )
 
 
-def fails(run: Callable[[], Any]) -> Exception:
+def fails(run):
     try:
         run()
     except Exception as error:
@@ -32,35 +28,35 @@ def fails(run: Callable[[], Any]) -> Exception:
     raise AssertionError("no error")
 
 
-def refuse() -> None:
+def refuse():
     raise ValueError("epsilon must be > 0, got 0")
 
 
-def misconfigured() -> None:
+def misconfigured():
     raise MisconfigurationException("No `test_step()` method")
 
 
-def bug() -> None:
+def bug():
     _one, _two = (1,)
 
 
-def silent() -> None:
+def silent():
     raise ValueError
 
 
-def calls() -> None:
-    inner()  # type: ignore[name-defined]  # noqa: F821
+def calls():
+    inner()  # noqa: F821
 
 
-def wraps() -> None:
+def wraps():
     try:
-        inner()  # type: ignore[name-defined]  # noqa: F821
+        inner()  # noqa: F821
     except ValueError as error:
         raise ValueError("from below") from error
 
 
 @pytest.mark.parametrize("package", ["lightning_fedq", "pytorch_lightning", "lightning"])
-def test_what_is_refused_on_purpose_is_a_line(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_on_purpose_is_a_line(package, monkeypatch):
     error = fails(of(package, refuse))
     told = complaint(error)
     assert told is not None and told.startswith("error: epsilon must be > 0, got 0\n")
@@ -68,11 +64,11 @@ def test_what_is_refused_on_purpose_is_a_line(package: str, monkeypatch: pytest.
     assert complaint(error) is None
 
 
-def test_lightnings_own_kind_is_a_line() -> None:
+def test_lightnings_own_kind_is_a_line():
     assert complaint(fails(of("pytorch_lightning", misconfigured))) is not None
 
 
-def test_around_libraries_it_stays_a_line() -> None:
+def test_around_libraries_it_stays_a_line():
     ours = of("lightning_fedq", refuse)
     assert complaint(fails(of("jsonargparse", calls, inner=ours))) is not None
     assert complaint(fails(of("lightning_fedq", wraps, inner=of("torchvision", refuse)))) is not None
@@ -90,5 +86,5 @@ def test_around_libraries_it_stays_a_line() -> None:
         lambda: of("lightning_fedq", refuse)(),
     ],
 )
-def test_what_somebody_has_to_look_into_keeps_its_trace(run: Callable[[], None]) -> None:
+def test_what_somebody_has_to_look_into_keeps_its_trace(run):
     assert complaint(fails(run)) is None

@@ -3,8 +3,6 @@
 import inspect
 import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from opacus.accountants import PRVAccountant
@@ -18,7 +16,7 @@ from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.verdict import NO_GUARANTEE
 
 
-def main(words: Sequence[str]) -> int:
+def main(words):
     return cli.main(["privacy", *words])
 
 
@@ -150,7 +148,7 @@ def test_opacus_settings_that_say_nothing_are_refused():
             run_of_opacus(settings, 1e-5)
 
 
-def test_the_command_prints_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_page(tmp_path, capsys):
     path = tmp_path / "settings.json"
     path.write_text(json.dumps(LOCAL | {"num_rounds": 30, "delta": 0.00001}))
     assert main(["--flower", str(path), "--out", str(tmp_path)]) == 0

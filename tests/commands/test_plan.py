@@ -1,6 +1,5 @@
 import math
 import re
-from collections.abc import Sequence
 
 import pytest
 import yaml
@@ -13,7 +12,7 @@ from lightning_fedq.privacy.planning import Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 
 
-def main(words: Sequence[str]) -> int:
+def main(words):
     return cli.main(["plan", *words])
 
 

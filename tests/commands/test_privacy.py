@@ -1,12 +1,8 @@
 """`fedq privacy` knows from a configuration or a checkpoint whether masks really ran."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
-from typing import Any
 
 import pytest
 
@@ -26,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.Jsonar
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def fit(folder: Path, secagg: SecAgg | None) -> Path:
+def fit(folder, secagg):
     federated = Federated(LDPQ(1.0), 6, clients_per_step=6, secure_aggregation=secagg)
     trainer = make_trainer(federated, RunFolder("run", str(folder)), max_epochs=1)
     trainer.fit(Classifier(), datamodule=Digits(60))
@@ -34,12 +30,12 @@ def fit(folder: Path, secagg: SecAgg | None) -> Path:
     return folder / "one.ckpt"
 
 
-def main(words: Sequence[str]) -> int:
+def main(words):
     return cli.main(["privacy", *words])
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(tmp_path_factory):
     """A folder with a checkpoint and the run's folder; nothing is masked."""
     return fit(tmp_path_factory.mktemp("plain"), None).parent
 
@@ -52,12 +48,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (SecAgg(run="accounted"), "masking was accounted for only, so whoever ran this saw every message"),
     ],
 )
-def test_folder_and_checkpoint_say_what_ran(tmp_path: Path, secagg: SecAgg, words: str) -> None:
+def test_folder_and_checkpoint_say_what_ran(tmp_path, secagg, words):
     report = report_of_checkpoint(fit(tmp_path, secagg), None, 1e-5, secagg=False)
     assert report.secure_aggregation and report.protocol.startswith(words)
     saved = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert saved["protocol"] == report.protocol == secagg.statement
-    summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["secure_aggregation"] == report.protocol and summary["aborted_rounds"] == 0
     server, behind = (next(x for x in summary["privacy"] if x["adversary"] == a.name) for a in SERVERS)
     masked = secagg.run == "masked"
@@ -69,7 +65,7 @@ def test_folder_and_checkpoint_say_what_ran(tmp_path: Path, secagg: SecAgg, word
 SERVERS = (Adversary.SERVER, Adversary.SECAGG_SERVER)
 
 
-def test_without_it_nothing_is_claimed_unless_assumed(plain: Path) -> None:
+def test_without_it_nothing_is_claimed_unless_assumed(plain):
     path = plain / "one.ckpt"
     report, assumed = (report_of_checkpoint(path, None, 1e-5, secagg=flag) for flag in (False, True))
     assert "secure aggregation is off" in report.row(Adversary.SECAGG_SERVER).reason
@@ -79,7 +75,7 @@ def test_without_it_nothing_is_claimed_unless_assumed(plain: Path) -> None:
     assert summary["secure_aggregation"] == "off"
 
 
-def test_the_folder_of_a_run_is_read(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_of_a_run_is_read(plain, tmp_path, capsys):
     run = plain / "run"
     assert main([str(run)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -100,9 +96,7 @@ def test_the_folder_of_a_run_is_read(plain: Path, tmp_path: Path, capsys: pytest
         assert message in capsys.readouterr().err
 
 
-def test_a_page_older_than_its_run_is_not_shown(
-    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_older_than_its_run_is_not_shown(plain, tmp_path, capsys):
     """A run that was resumed and killed has a page of before: it says less than was spent."""
     copytree(plain / "run", tmp_path / "run")
     table = tmp_path / "run" / "metrics.csv"
@@ -111,7 +105,7 @@ def test_a_page_older_than_its_run_is_not_shown(
     assert "is of 1 rounds, and the run went on to 2; give its last checkpoint" in capsys.readouterr().err
 
 
-def test_a_configuration_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_is_read(capsys):
     report = report_of_config(str(CONFIGS / "digits_secagg.yaml"), 1, 1e-5, secagg=False)
     assert report.protocol == SecAgg().statement
     assert report_of_config(str(CONFIGS / "digits_byzantine.yaml"), 1, 1e-5, secagg=False).protocol == ""
@@ -119,7 +113,7 @@ def test_a_configuration_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert "masking really ran" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path: Path) -> None:
+def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path):
     text = (CONFIGS / "digits_secagg.yaml").read_text()
     rows = []
     for run in ("{run: masked}", "{run: masked, active: true}"):
@@ -132,7 +126,7 @@ def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path:
     assert "for a server that follows the protocol" in rows[0].words
 
 
-def test_the_question_may_be_asked_for_other_settings() -> None:
+def test_the_question_may_be_asked_for_other_settings():
     """The specification's 3.54 of 2,000 clients, 1,000 parameters and one round, section 6.3."""
     changes = {"AugCorBin.epsilon": 0.5, "Federated.num_clients": 2000}
     config = str(CONFIGS / "digits_augcorbin.yaml")
@@ -141,7 +135,7 @@ def test_the_question_may_be_asked_for_other_settings() -> None:
     assert report.row(Adversary.SECAGG_SERVER).epsilon_run == pytest.approx(3.54, rel=0.01)
 
 
-def test_settings_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_are_none_are_refused(tmp_path, capsys):
     config = str(CONFIGS / "digits_ldpq.yaml")
     for arguments, message in [
         ([config, "--set", "LDPQ.epsilon"], "a setting is name=value such as LDPQ.epsilon=0.1"),
@@ -153,7 +147,7 @@ def test_settings_that_are_none_are_refused(tmp_path: Path, capsys: pytest.Captu
         assert message.lower() in capsys.readouterr().err.lower()
 
 
-def test_a_checkpoint_counts_what_its_journal_has_seen_since(tmp_path: Path) -> None:
+def test_a_checkpoint_counts_what_its_journal_has_seen_since(tmp_path):
     keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     federated = Federated(LDPQ(1.0), 6, clients_per_step=6)
     trainer = make_trainer(federated, keep, max_epochs=3, enable_checkpointing=True)
@@ -164,14 +158,14 @@ def test_a_checkpoint_counts_what_its_journal_has_seen_since(tmp_path: Path) -> 
         assert report_of_checkpoint(tmp_path / "epoch=0.ckpt", None, 1e-5, secagg=False).rounds == 1
 
 
-def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_path: Path) -> None:
+def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_path):
     path = fit(tmp_path, SecAgg(max_corrupt=0.34))
     epsilons = [report_of_checkpoint(path, None, 1e-5, secagg=False).row(who).epsilon_run for who in SERVERS]
     honest = report_of_checkpoint(fit(tmp_path / "h", SecAgg()), None, 1e-5, secagg=False)
     assert honest.row(Adversary.SECAGG_SERVER).epsilon_run < epsilons[1] < epsilons[0]
 
 
-def test_a_figure_of_the_paper_is_printed_and_guarantees_nothing() -> None:
+def test_a_figure_of_the_paper_is_printed_and_guarantees_nothing():
     page = markdown(report_of_config(str(CONFIGS / "digits_cpa.yaml"), 1, 1e-5, secagg=False))
     assert "| Figure, and no guarantee | value |" in page
     assert "| k-anonymity: codebook points" in page
@@ -180,7 +174,7 @@ def test_a_figure_of_the_paper_is_printed_and_guarantees_nothing() -> None:
 # ---- DP-SGD inside the clients ------------------------------------------------------------------------
 
 
-def fit_private(folder: Path, seed: int | None, *extra: pl.Callback, rounds: int = 2) -> Path:
+def fit_private(folder, seed, *extra, rounds=2):
     """Three clients of 20 samples, two steps a round each."""
     federated, private = Federated(FedAvg(), 3), DPSGD(1.0, 0.5, delta=1e-5, seed=seed)
     callbacks = (federated, private, RunFolder("run", str(folder)), *extra)
@@ -191,9 +185,7 @@ def fit_private(folder: Path, seed: int | None, *extra: pl.Callback, rounds: int
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_a_checkpoint_says_of_samples_what_the_run_folder_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int | None
-) -> None:
+def test_a_checkpoint_says_of_samples_what_the_run_folder_says(tmp_path, capsys, seed):
     """All figures but what the checkpoint does not hold; without the seed nothing is guaranteed."""
     path = fit_private(tmp_path, seed)
     saved = json.loads((tmp_path / "run" / "privacy.json").read_text())["samples"]
@@ -210,7 +202,7 @@ def test_a_checkpoint_says_of_samples_what_the_run_folder_says(
     assert "NOT in these figures" not in page
 
 
-def test_the_figures_on_samples_say_which_rounds_they_leave_out(tmp_path: Path) -> None:
+def test_the_figures_on_samples_say_which_rounds_they_leave_out(tmp_path):
     keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     fit_private(tmp_path, None, keep)
     first, last = tmp_path / "epoch=0.ckpt", tmp_path / "epoch=1.ckpt"
@@ -221,7 +213,7 @@ def test_the_figures_on_samples_say_which_rounds_they_leave_out(tmp_path: Path) 
     assert "those of the checkpoint, not of the rounds asked for" in markdown(asked)
 
 
-def test_a_configuration_with_secret_cohorts_has_their_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_with_secret_cohorts_has_their_row(capsys):
     changes = {
         "Federated.cohorts": "secret",
         "Federated.num_clients": 200,

@@ -1,7 +1,5 @@
 """A setting that a class refuses is answered in its own sentence, in a line, from the command line."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_fedq.cli import main
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.Jsonar
         ("digits_private", "Federated.privacy.adversary=nobody", "error: adversary must be one of"),
     ],
 )
-def test_in_its_own_sentence(run: str, change: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_its_own_sentence(run, change, words, capsys):
     assert main(["fit", run, "--set", change]) == 2
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said and len(said.splitlines()) <= 4

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tests.callbacks.runs import small_data, small_model, small_run
 from tests.digits_run import make_trainer
 
 
-def main(words: Sequence[str]) -> int:
+def main(words):
     return cli.main(["report", *words])
 
 
@@ -37,29 +36,29 @@ class Page(HTMLParser):
         self.close()
         assert not self.open
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.values += [f"{name}={value}" for name, value in attrs]
         if tag not in _VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.tags.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if tag not in _VOID:
             assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.words.append(data)
 
     @property
-    def text(self) -> str:
+    def text(self):
         return " ".join(" ".join(self.words).split())
 
 
 @pytest.fixture(scope="module")
-def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def private(tmp_path_factory):
     """A run that was asked for epsilon 400 behind masks that run."""
     root = tmp_path_factory.mktemp("private")
     federated = Federated(
@@ -75,13 +74,13 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def seeded(tmp_path_factory):
     root = tmp_path_factory.mktemp("seeded")
     small_run(RunFolder("seeded <b>", str(root), show=False), mechanism=LayeredGaussian(1.0, 1.0))
     return root / "seeded <b>"
 
 
-def test_a_page_says_what_the_summary_says(private: Path) -> None:
+def test_a_page_says_what_the_summary_says(private):
     assert main([str(private)]) == 0
     html, summary = (private / "report.html").read_text(), json.loads((private / "summary.json").read_text())
     page = Page(html)
@@ -99,7 +98,7 @@ def test_a_page_says_what_the_summary_says(private: Path) -> None:
     assert "clients/labels.json" in (private / "privacy.md").read_text()  # it says what else it wrote
 
 
-def test_the_page_needs_nobody_else(private: Path, seeded: Path, tmp_path: Path) -> None:
+def test_the_page_needs_nobody_else(private, seeded, tmp_path):
     write_report([private, seeded], tmp_path / "both.html")
     html = (tmp_path / "both.html").read_text()
     text = Page(html).text
@@ -109,7 +108,7 @@ def test_the_page_needs_nobody_else(private: Path, seeded: Path, tmp_path: Path)
     assert "prefers-color-scheme: dark" in html and "@media print" in html
 
 
-def test_a_run_with_a_seed_is_never_called_private(seeded: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_seed_is_never_called_private(seeded, tmp_path):
     write_report([seeded], tmp_path / "one.html")
     page = Page((tmp_path / "one.html").read_text())
     assert "nothing is private" in page.text and "∞ no guarantee" in page.text
@@ -117,7 +116,7 @@ def test_a_run_with_a_seed_is_never_called_private(seeded: Path, tmp_path: Path)
     assert json.loads((seeded / "summary.json").read_text())["view"]["verdict"] == "no guarantee"
 
 
-def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path: Path) -> None:
+def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path):
     """What is met in every round is said as such, and beside it what all rounds together come to."""
     federated = Federated(
         LDPQ(1.0), 4, clients_per_step=1, privacy=PrivacyTarget(4.0, 1e-5, "server", "round")
@@ -134,9 +133,7 @@ def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
-def test_masks_that_did_not_run_meet_no_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masks_that_did_not_run_meet_no_target(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     masks, target = SecAgg(run="accounted"), PrivacyTarget(400.0, 1e-5, "secagg_server")
     federated = Federated(
@@ -151,7 +148,7 @@ def test_masks_that_did_not_run_meet_no_target(
     assert "server behind secure aggregation, asked for and NOT met (no masks ran)" in capsys.readouterr().out
 
 
-def test_a_target_is_judged_at_its_own_delta(tmp_path: Path) -> None:
+def test_a_target_is_judged_at_its_own_delta(tmp_path):
     """`RunFolder` may report at a larger delta, at which epsilon is smaller."""
     federated = Federated(
         GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=PrivacyTarget(4.0, 1e-9, "server")
@@ -168,7 +165,7 @@ def test_a_target_is_judged_at_its_own_delta(tmp_path: Path) -> None:
     assert "asked: 4 over the run at delta 1e-09, met" in Page((tmp_path / "page.html").read_text()).text
 
 
-def test_several_runs_stand_side_by_side(private: Path, seeded: Path, tmp_path: Path) -> None:
+def test_several_runs_stand_side_by_side(private, seeded, tmp_path):
     write_report([private, seeded, private], tmp_path / "all.html")
     page = Page((tmp_path / "all.html").read_text())
     for name in ("asked", "seeded <b>", "asked (3)"):
@@ -177,9 +174,7 @@ def test_several_runs_stand_side_by_side(private: Path, seeded: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("missing", ["metrics.csv", "summary.json", "privacy.json"])
-def test_a_folder_that_is_no_run_is_refused(
-    private: Path, missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_is_no_run_is_refused(private, missing, tmp_path, capsys):
     for name in {"metrics.csv", "summary.json", "privacy.json"} - {missing}:
         (tmp_path / name).write_text((private / name).read_text())
     assert main([str(tmp_path)]) == 2
@@ -187,32 +182,32 @@ def test_a_folder_that_is_no_run_is_refused(
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_metric_that_nobody_logged_is_refused(private: Path, tmp_path: Path) -> None:
+def test_a_metric_that_nobody_logged_is_refused(private, tmp_path):
     with pytest.raises(ValueError, match=r"no run logged 'val_auc'; they have .*val_acc"):
         write_report([private], tmp_path / "page.html", "val_auc")
     with pytest.raises(ValueError, match="is no folder; give the folder of a finished run"):
         write_report([tmp_path / "nowhere"], tmp_path / "page.html")
 
 
-def test_ticks_are_round_numbers_that_hold_the_values() -> None:
+def test_ticks_are_round_numbers_that_hold_the_values():
     assert nice_ticks(0.0, 8.0) == [0.0, 2.0, 4.0, 6.0, 8.0]
     assert nice_ticks(0.31, 0.92) == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert nice_ticks(3.0, 3.0)[0] <= 3.0 <= nice_ticks(3.0, 3.0)[-1]
     assert whole_ticks(1.0, 20.0) == [5.0, 10.0, 15.0, 20.0] and whole_ticks(1.0, 3.0) == [1.0, 2.0, 3.0]
 
 
-def test_a_chart_draws_every_value_within_its_frame() -> None:
+def test_a_chart_draws_every_value_within_its_frame():
     svg = line_chart([Line("a", [(1, 0.1), (2, 900.0), (3, float("inf"))], 0)], "a by round")
-    places = [tuple(map(float, pair.split(","))) for pair in re.search(r'points="(.*?)"', svg)[1].split()]  # type: ignore[index]
+    places = [tuple(map(float, pair.split(","))) for pair in re.search(r'points="(.*?)"', svg)[1].split()]
     assert len(places) == 2 and all(0 < x < 460 and 0 < y < 280 for x, y in places)
     assert line_chart([Line("a", [(1, float("inf"))], 0)], "nothing") == ""
 
 
 @pytest.mark.parametrize("evil", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</b>'\"&"])
-def test_nothing_that_a_run_wrote_becomes_an_element(private: Path, evil: str, tmp_path: Path) -> None:
+def test_nothing_that_a_run_wrote_becomes_an_element(private, evil, tmp_path):
     """Names of metrics, settings, reasons and columns are anybody's words: a report is sent around."""
 
-    def spoiled(value: object) -> object:
+    def spoiled(value):
         if isinstance(value, dict):
             return {key: spoiled(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -224,7 +219,7 @@ def test_nothing_that_a_run_wrote_becomes_an_element(private: Path, evil: str, t
     summary = json.loads((private / "summary.json").read_text())
     keys = {"adversary", "verdict", "over", "neighbours"}
     view = {key: value if key in keys else spoiled(value) for key, value in summary["view"].items()}
-    summary = {**spoiled(summary), "view": view, "ended": evil, "name": evil}  # type: ignore[dict-item]
+    summary = {**spoiled(summary), "view": view, "ended": evil, "name": evil}
     summary["metrics"] = {f"test{evil}": 1.0, evil: 2.0}
     privacy = json.loads((private / "privacy.json").read_text())
     rows = [

@@ -40,7 +40,7 @@ CONFIG = {
         ("trainer.callbacks.2.x", lambda c: c["trainer"]["callbacks"][2]["init_args"]["x"]),
     ],
 )
-def test_a_short_name_finds_its_setting(name: str, where) -> None:
+def test_a_short_name_finds_its_setting(name, where):
     config = copy.deepcopy(CONFIG)
     change_setting(config, name, "new")
     assert where(config) == "new"
@@ -60,6 +60,6 @@ def test_a_short_name_finds_its_setting(name: str, where) -> None:
         ("trainer.max_epochs.x", "'max_epochs' holds no settings"),
     ],
 )
-def test_a_wrong_name_is_explained(name: str, message: str) -> None:
+def test_a_wrong_name_is_explained(name, message):
     with pytest.raises(ValueError, match=message):
         change_setting(copy.deepcopy(CONFIG), name, 1)

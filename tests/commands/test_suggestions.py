@@ -21,15 +21,15 @@ KEYS = ["trainer.max_epochs", "trainer.max_steps", "model", "data", "seed_everyt
         ),
     ],
 )
-def test_the_nearest_right_one_is_named(message: str, hint: str) -> None:
+def test_the_nearest_right_one_is_named(message, hint):
     assert hint in suggest(message, KEYS)
 
 
-def test_what_is_not_understood_gets_no_hint() -> None:
+def test_what_is_not_understood_gets_no_hint():
     assert suggest("something else", KEYS) == ""
     assert nearest("qqq", KEYS) == ""
 
 
-def test_a_class_that_is_of_neither_package_gets_no_hint() -> None:
+def test_a_class_that_is_of_neither_package_gets_no_hint():
     message = "- Import path collections.Counter does not correspond to a subclass of LightningModule"
     assert suggest(message, KEYS) == ""

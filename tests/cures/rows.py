@@ -41,7 +41,7 @@ class Row:
         return re.escape(self.words).replace(r"\{\}", "(?s:.*)")
 
 
-ROWS: list[Row] = []
+ROWS = []
 
 
 def row(words, refused, *cures, **more):

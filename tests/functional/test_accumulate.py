@@ -1,7 +1,5 @@
 """Sums over many rows."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -12,7 +10,7 @@ from lightning_fedq.functional.accumulate import sum_of_squares
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (7, 4099), (3, 100_003)])
-def test_squares_are_added_up_in_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_squares_are_added_up_in_float64(shape, dtype):
     values = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     exact = math.fsum(value * value for value in values.flatten().tolist())
     assert sum_of_squares(values) == pytest.approx(exact, rel=1e-12)
@@ -22,12 +20,12 @@ def test_squares_are_added_up_in_float64(shape: tuple[int, int], dtype: torch.dt
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("place", [0, 1, 5000, 9999])
-def test_one_number_that_is_not_finite_shows(bad: float, dtype: torch.dtype, place: int) -> None:
+def test_one_number_that_is_not_finite_shows(bad, dtype, place):
     values = torch.ones(10_000, dtype=dtype)
     values[place] = bad
     values[(place + 1) % 10_000] = -bad  # what a plain sum turns into a NaN, at the latest
     assert not math.isfinite(sum_of_squares(values))
 
 
-def test_float32_up_to_its_largest_has_a_finite_sum() -> None:
+def test_float32_up_to_its_largest_has_a_finite_sum():
     assert math.isfinite(sum_of_squares(torch.full((1000,), torch.finfo(torch.float32).max)))

@@ -12,7 +12,7 @@ from lightning_fedq.functional.axis_choice import (
 )
 
 
-def choice_of(size: int, num_top: int, epsilon: float) -> AxisChoice:
+def choice_of(size, num_top, epsilon):
     threshold = top_threshold(2 * size, num_top, epsilon)
     share = threshold / 2**WORD_BITS
     gap = share / num_top - (1.0 - share) / (2 * size - num_top)

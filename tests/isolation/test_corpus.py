@@ -1,20 +1,16 @@
 """Published styles of training: with one client as without a federation, and with three they learn."""
 
-from __future__ import annotations
-
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import make_trainer
 from tests.isolation import corpus_more  # noqa: F401  (adds its own to TRAININGS)
-from tests.isolation.corpus import EPOCHS, TRAININGS, Training
+from tests.isolation.corpus import EPOCHS, TRAININGS
 
 DECIDES = frozenset(
     """
@@ -28,7 +24,7 @@ DECIDES = frozenset(
 KINDS = [pytest.param(k, marks=() if k.__name__ in DECIDES else pytest.mark.slow) for k in TRAININGS]
 
 
-def train(kind: type[Training], epochs: int, *federated: Any) -> tuple[Any, pl.Trainer]:
+def train(kind, epochs, *federated):
     """Train plain, or with callbacks that federate it."""
     module = kind()
     trainer = make_trainer(*module.callbacks(), *federated, max_epochs=epochs, **kind.trainer_flags)
@@ -38,12 +34,12 @@ def train(kind: type[Training], epochs: int, *federated: Any) -> tuple[Any, pl.T
     return module, trainer
 
 
-def state(module: Any) -> dict[str, Tensor]:
+def state(module):
     return {name: value.double() for name, value in module.state_dict().items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_client_is_the_plain_training(kind: type[Training]) -> None:
+def test_one_client_is_the_plain_training(kind):
     """Weights to 1e-6; steps, epochs and rates exactly. An optimiser with memory is compared for a round."""
     epochs = EPOCHS if kind.rounds_equal else 1
     plain, expected = train(kind, epochs)
@@ -81,7 +77,7 @@ class UntilItLearns(pl.Callback):
 
     first = last = float("nan")
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_end(self, trainer, pl_module):
         if not trainer.sanity_checking:
             self.last = float(trainer.callback_metrics["val_loss"])
             self.first = self.last if self.first != self.first else self.first
@@ -89,9 +85,7 @@ class UntilItLearns(pl.Callback):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_six_clients_learn_in_stacks_or_say_the_true_reason(
-    kind: type[Training], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_six_clients_learn_in_stacks_or_say_the_true_reason(kind, caplog):
     federated, learns, module = Federated(FedAvg(), 6, seed=0), UntilItLearns(), kind()
     trainer = make_trainer(*module.callbacks(), federated, learns, max_epochs=8, **kind.trainer_flags)
     with warnings.catch_warnings(record=True) as warned, caplog.at_level("INFO"):
@@ -106,7 +100,7 @@ def test_six_clients_learn_in_stacks_or_say_the_true_reason(
 
 
 @pytest.mark.parametrize("kind", [k for k in TRAININGS if k.__name__ in ("MeanTeacher", "Moco")])
-def test_a_follower_travels_where_a_client_has_one_batch(kind: type[Training]) -> None:
+def test_a_follower_travels_where_a_client_has_one_batch(kind):
     """All of its parameters, though the first step changes none of them."""
     federated = Federated(FedAvg(), 6, seed=0)
     module, _ = train(kind, 1, federated)
@@ -114,5 +108,5 @@ def test_a_follower_travels_where_a_client_has_one_batch(kind: type[Training]) -
     assert frozen <= set(federated.fit.vector.travelling)
 
 
-def test_there_are_so_many() -> None:
+def test_there_are_so_many():
     assert len(TRAININGS) >= 36

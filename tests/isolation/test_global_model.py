@@ -11,7 +11,6 @@ import copy
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -21,9 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.mechanisms.interface import Message, RoundContext
 from tests.digits_run import make_trainer
 from tests.isolation.shapes.objects import Meter
 from tests.isolation.worlds import Book
@@ -34,7 +31,7 @@ CLIENTS, ROUNDS, BATCHES = 3, 3, 2
 
 
 @pytest.fixture(autouse=True)
-def _isolation_is_tried_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolation_is_tried_elsewhere(monkeypatch):
     take_as_tried(monkeypatch)
 
 
@@ -56,17 +53,17 @@ class Eye:
     then: ClassVar[Callable[[str, Any], None] | None] = None
 
     @classmethod
-    def open(cls, module: nn.Module, then: Callable[[str, Any], None] | None = None) -> None:
+    def open(cls, module, then=None):
         cls.module, cls.seen, cls.gradients, cls.then = weakref.ref(module), [], [], then
 
     @classmethod
-    def state(cls) -> State:
+    def state(cls):
         """Parameters and buffers as they lie in the module, past its `state_dict`."""
         tensors = [*cls.module().named_parameters(), *cls.module().named_buffers()]
         return {name: tensor.detach().clone() for name, tensor in tensors}
 
     @classmethod
-    def look(cls, place: str, who: Any = None) -> None:
+    def look(cls, place, who=None):
         cls.seen.append((place, cls.state()))
         if any(parameter.grad is not None for parameter in cls.module().parameters()):
             cls.gradients.append(place)
@@ -74,16 +71,16 @@ class Eye:
             cls.then(place, who)
 
     @classmethod
-    def models(cls) -> list[State]:
+    def models(cls):
         """The models that were seen, each once as long as it stayed."""
-        found: list[State] = []
+        found = []
         for _, state in cls.seen:
             if not found or not same(found[-1], state):
                 found.append(state)
         return found
 
 
-def same(one: State, other: State) -> bool:
+def same(one, other):
     return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -91,28 +88,28 @@ def same(one: State, other: State) -> bool:
 class Watched(FedAvg):
     """Looks when a client sends."""
 
-    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+    def encode(self, update, context, rand):
         Eye.look("encode")
         return super().encode(update, context, rand)
 
 
 class WatchedSGD(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         Eye.look("optimizer")
         return super().step(closure)
 
 
 class WatchedBook(Book):
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics, step=None):
         Eye.look("logger")
         super().log_metrics(metrics, step)
 
 
 class WatchedSet(Dataset[Any]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 2 * BATCHES * CLIENTS
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         Eye.look("dataset")
         return torch.eye(3)[index % 3] + 0.1 * index, torch.tensor([float(index % 5)])
 
@@ -127,31 +124,31 @@ class Net(pl.LightningModule):
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         Eye.look("training_step", self)
         loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
         self.log("train_loss", loss)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         Eye.look("validation_step", self)
         self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(WatchedSet(), batch_size=2)
 
-    def val_dataloader(self) -> Any:
-        return DataLoader([(torch.ones(3), torch.ones(1))] * 4, batch_size=4)  # type: ignore[arg-type]
+    def val_dataloader(self):
+        return DataLoader([(torch.ones(3), torch.ones(1))] * 4, batch_size=4)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         kind = WatchedSGD if self.alone else torch.optim.SGD  # a stack takes none but known ones
         optimizer = kind(self.parameters(), lr=0.05, momentum=0.9)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def _module_hook(name: str) -> Any:
-    def hook(self: Any, *args: Any) -> None:
+def _module_hook(name):
+    def hook(self, *args):
         Eye.look(f"module.{name}", self)
 
     return hook
@@ -176,16 +173,16 @@ class ByHand(HookedNet):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        optimizer: Any = self.optimizers()
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
         Eye.look("after step", self)
 
 
-def _hook(name: str) -> Any:
-    def hook(self: Any, trainer: Any, *args: Any) -> None:
+def _hook(name):
+    def hook(self, trainer, *args):
         Eye.look(f"callback.{name}", trainer)
 
     return hook
@@ -203,7 +200,7 @@ class Outer(pl.Callback):
     locals().update({name: _hook(name) for name in OUTER})
 
 
-def train(module: Net, *callbacks: Any, then: Any = None, folder: Path | None = None, **settings: Any) -> Any:
+def train(module, *callbacks, then=None, folder=None, **settings):
     """A fit that is watched; returns its trainer."""
     fed = Federated(
         Watched(), CLIENTS, **{"seed": 1, "clients_per_step": 1, "diagnostics": False, **settings}
@@ -234,9 +231,7 @@ def train(module: Net, *callbacks: Any, then: Any = None, folder: Path | None = 
         (ByHand, (Client,), 1, "share", "shared"),
     ],
 )
-def test_whoever_looks_sees_the_global_model(
-    make: Any, callbacks: Any, clients_per_step: int, buffers: str, client_metrics: str
-) -> None:
+def test_whoever_looks_sees_the_global_model(make, callbacks, clients_per_step, buffers, client_metrics):
     module = make()
     start = copy.deepcopy(dict(module.state_dict()))
     settings = {"buffers": buffers, "client_metrics": client_metrics, "clients_per_step": clients_per_step}
@@ -253,7 +248,7 @@ def test_whoever_looks_sees_the_global_model(
     assert Eye.gradients == [], "a client's gradients"
 
 
-def test_a_new_model_comes_after_the_last_client_and_before_validation() -> None:
+def test_a_new_model_comes_after_the_last_client_and_before_validation():
     train(HookedNet(), Client())
     for (before, old), (after, new) in zip(Eye.seen, Eye.seen[1:], strict=False):
         if not same(old, new):
@@ -277,13 +272,11 @@ ONCE = ("training_step", "optimizer", "dataset", "module.on_train_epoch_end")
         for place in places
     ],
 )
-def test_an_exception_in_a_client_leaves_the_last_global_model(
-    error: type[BaseException], place: str
-) -> None:
+def test_an_exception_in_a_client_leaves_the_last_global_model(error, place):
     """In the second round, at the fourth visit of a place, or the first of one that is rare."""
-    visits: list[str] = []
+    visits = []
 
-    def fail(where: str, _: Any) -> None:
+    def fail(where, _):
         if where == place and any(seen == "callback.on_validation_end" for seen, _ in Eye.seen):
             visits.append(where)
             if len(visits) == (1 if "epoch" in place else 4):
@@ -312,11 +305,11 @@ SAVED_AT = ("on_train_batch_start", "on_before_optimizer_step", "on_train_epoch_
         "training_step",
     ],
 )
-def test_a_checkpoint_of_any_hook_holds_the_global_model(place: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_any_hook_holds_the_global_model(place, tmp_path):
     """Saved by whichever trainer a client's hook finds: its own is not the user's."""
-    files: list[tuple[Path, State]] = []
+    files = []
 
-    def save(where: str, who: Any) -> None:
+    def save(where, who):
         if where == place:
             path = tmp_path / f"{len(files)}.ckpt"
             trainer = who if isinstance(who, pl.Trainer) else who.trainer
@@ -336,7 +329,7 @@ def test_a_checkpoint_of_any_hook_holds_the_global_model(place: str, tmp_path: P
             assert not states["state"], "no client's momentum"
 
 
-def test_checkpoints_of_lightning_hold_the_global_model(tmp_path: Path) -> None:
+def test_checkpoints_of_lightning_hold_the_global_model(tmp_path):
     module = Net()
     every = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
     best = pl.callbacks.ModelCheckpoint(tmp_path, filename="best", monitor="val_loss", save_last=True)
@@ -355,22 +348,22 @@ class Keeps(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.last: Any = None
-        self.losses: list[float] = []
+        self.last = None
+        self.losses = []
         self.meter, self.counts = Meter(), {"steps": 0}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.last = batch[0].detach().clone()
         self.losses.append(loss.item())
         self.meter.update(loss.item())
         self.counts["steps"] += 1
-        self.net[0].note = loss.item()  # type: ignore[assignment]
+        self.net[0].note = loss.item()
         return loss
 
 
 @pytest.mark.parametrize("client_metrics", ["local", "shared"])
-def test_nothing_of_a_client_stays_in_what_the_user_holds(client_metrics: str, tmp_path: Path) -> None:
+def test_nothing_of_a_client_stays_in_what_the_user_holds(client_metrics, tmp_path):
     """After one fit, and in the module that is saved whole; a second fit begins as the first one did."""
     module = Keeps()
     for _ in range(2):
@@ -383,10 +376,10 @@ def test_nothing_of_a_client_stays_in_what_the_user_holds(client_metrics: str, t
             assert not hasattr(held.net[0], "note")
 
 
-def test_the_outer_trainer_keeps_no_client_s_optimiser() -> None:
-    found: list[Any] = []
+def test_the_outer_trainer_keeps_no_client_s_optimiser():
+    found = []
 
-    def look(where: str, who: Any) -> None:
+    def look(where, who):
         if where in ("callback.on_validation_end", "callback.on_fit_end"):
             found.extend(dict(optimizer.state) for optimizer in who.optimizers)
 
@@ -405,11 +398,11 @@ class Taught(Net):
         super().__init__()
         self.teacher = TEACHER
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return nn.functional.mse_loss(self.net(TEACHER(batch[0])), batch[1])
 
 
 @pytest.mark.parametrize("client_metrics", ["local", "shared"])
-def test_what_clients_share_is_not_freed_with_the_first(client_metrics: str) -> None:
+def test_what_clients_share_is_not_freed_with_the_first(client_metrics):
     train(Taught(), client_metrics=client_metrics)
     assert TEACHER.weight.shape == (3, 3)

@@ -1,13 +1,10 @@
 """Published habits: one client's round is an epoch of the plain training, and the trial refuses none."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random
 import re
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,9 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.reached import reached_by
-from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.mechanisms.interface import Message, RoundContext
 from tests.digits_run import make_trainer
 from tests.isolation import published_more
 from tests.isolation.published import CASES, BehindManyInAGlobal, Bfloat, Case, Data
@@ -36,34 +31,34 @@ class Exact(FedAvg):
 
     updates: ClassVar[dict[int, Tensor]] = {}
 
-    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+    def encode(self, update, context, rand):
         for client, row in zip(rand.clients, update.reshape(len(rand.clients), -1), strict=True):
             self.updates[client] = row.detach().clone()
         return super().encode(update, context, rand)
 
 
-def states(kind: type[Case]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def states(kind):
     """The state before and after an epoch of plain training."""
     kind.forget()
     module = kind()
     trainer = make_trainer(*module.callbacks(), max_epochs=1, num_sanity_val_steps=0, **kind.flags)
-    begin: dict[str, Tensor] = {}
+    begin = {}
     ordinary = module.on_train_start
 
-    def note() -> None:
+    def note():
         ordinary()
         begin.update({name: t.detach().clone() for name, t in tensors(module)})
 
-    module.on_train_start = note  # type: ignore[method-assign]
+    module.on_train_start = note
     trainer.fit(module, datamodule=kind.data())
     return begin, {name: t.detach() for name, t in tensors(module)}
 
 
-def tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
+def tensors(module):
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def federate(kind: type[Case], clients: int, rounds: int = 1, **settings: Any) -> tuple[Any, Federated]:
+def federate(kind, clients, rounds=1, **settings):
     kind.forget()
     Exact.updates.clear()
     module = kind()
@@ -73,7 +68,7 @@ def federate(kind: type[Case], clients: int, rounds: int = 1, **settings: Any) -
     return module, fed
 
 
-def is_more(kind: type[Case]) -> bool:
+def is_more(kind):
     return kind.__module__ == published_more.__name__
 
 
@@ -93,13 +88,13 @@ They and what is refused run by default. The other rows are habits that go the s
 """
 
 
-def decides(kind: type[Case]) -> Any:
+def decides(kind):
     """Marks of a row."""
     return () if kind.__name__ in DECIDES or kind.refused or kind.said else pytest.mark.slow
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=decides(k)) for k in CASES if not k.draws])
-def test_one_client_is_the_plain_training(kind: type[Case], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_client_is_the_plain_training(kind, monkeypatch):
     if is_more(kind):
         without_forks(monkeypatch)
     before, after = states(kind)
@@ -123,7 +118,7 @@ def test_one_client_is_the_plain_training(kind: type[Case], monkeypatch: pytest.
         torch.testing.assert_close(tensor.double(), after[name].double(), atol=1e-6, rtol=0, msg=name)
 
 
-def several() -> Iterator[Any]:
+def several():
     """All rows; the trial of those whose memory is a client's own takes longest and is slow."""
     for kind in CASES:
         if kind.draws:
@@ -134,9 +129,7 @@ def several() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("kind", "tried"), list(several()))
-def test_three_clients_alone_and_in_stacks(
-    kind: type[Case], tried: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_three_clients_alone_and_in_stacks(kind, tried, monkeypatch):
     if not tried:
         without_forks(monkeypatch)
     refused = kind.refused or ("update of a client that trains twice" if kind.crosses else "")
@@ -158,11 +151,11 @@ def test_three_clients_alone_and_in_stacks(
         assert differs(Exact.updates[client], update) <= tolerance(kind, update)
 
 
-def differs(one: Tensor, other: Tensor) -> float:
+def differs(one, other):
     return float((one - other).abs().max())
 
 
-def tolerance(kind: type[Case], update: Tensor) -> float:
+def tolerance(kind, update):
     """Difference of a client in a stack to itself alone, whose sums are in another order.
 
     With bf16 each rounds what it multiplies to half a spacing, 2^-8 of its size, so that the two may be one
@@ -172,9 +165,9 @@ def tolerance(kind: type[Case], update: Tensor) -> float:
     return float(update.abs().max()) * 2**-7 if kind.flags.get("precision") == "bf16-mixed" else 1e-6
 
 
-def test_bf16_s_tolerance_finds_one_sample_that_is_left_out() -> None:
+def test_bf16_s_tolerance_finds_one_sample_that_is_left_out():
     class Skips(Bfloat):
-        def loss(self, batch: Any) -> Tensor:
+        def loss(self, batch):
             each = torch.nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="none")
             return each[1:].sum() / len(each)
 
@@ -198,14 +191,14 @@ class _Scales(Dataset[Any]):
         self.transforms = [functools.partial(self._scaled, draw)]
 
     @staticmethod
-    def _scaled(draw: Any, sample: Tensor) -> Tensor:
+    def _scaled(draw, sample):
         number = torch.rand((), generator=draw) if isinstance(draw, torch.Generator) else draw.random()
         return sample * float(number)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 12
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.transforms[0](torch.ones(6)), index % 2
 
 
@@ -219,10 +212,10 @@ GENERATORS = {
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_generators_of_transforms_draw_for_each_client_and_round(name: str) -> None:
+def test_generators_of_transforms_draw_for_each_client_and_round(name):
     class Drawn(Case):
         class data(Data):
-            def train_dataloader(self) -> Any:
+            def train_dataloader(self):
                 return DataLoader(_Scales(GENERATORS[name]()), batch_size=2)
 
     CASES.remove(Drawn)
@@ -238,14 +231,14 @@ def test_generators_of_transforms_draw_for_each_client_and_round(name: str) -> N
     assert all(not torch.allclose(a, b) for a, b in itertools.combinations(every, 2))
 
 
-def test_closures_of_classes_are_named() -> None:
+def test_closures_of_classes_are_named():
     net = torch.nn.Linear(6, 3)
 
     class Closed(Case):
-        def build(self) -> None:
-            self.net = net  # type: ignore[assignment]
+        def build(self):
+            self.net = net
 
-        def forward(self, inputs: Tensor) -> Any:
+        def forward(self, inputs):
             return net(inputs)
 
     CASES.remove(Closed)
@@ -253,11 +246,11 @@ def test_closures_of_classes_are_named() -> None:
         federate(Closed, 1)
 
 
-def test_where_a_global_has_more_than_is_looked_at_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_global_has_more_than_is_looked_at_it_is_said(monkeypatch):
     monkeypatch.setattr("lightning_fedq.clients.reached._MOST", 100)
     with pytest.warns(UserWarning, match="names MANY, and 100 of its objects were looked at"):
         reached_by([BehindManyInAGlobal.training_step])
 
 
-def test_there_are_so_many() -> None:
+def test_there_are_so_many():
     assert len(CASES) >= 120

@@ -1,16 +1,10 @@
 """Nothing that a client keeps, in whatever shape, moves another client's update or what can be seen."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.isolation.shapes import ROWS
 from tests.isolation.worlds import (
@@ -53,7 +47,7 @@ REFUSED = frozenset(
 """What must or may be refused: a row for each place that is looked at and each way out. Others are slow."""
 
 
-def refused(row: type[Shape], clients_per_step: int, error: ValueError) -> bool:
+def refused(row, clients_per_step, error):
     """Was this row allowed to be refused, in these words, and was nothing sent before?"""
     words = [row.refused] if row.refused else []
     if clients_per_step > 1:
@@ -61,12 +55,12 @@ def refused(row: type[Shape], clients_per_step: int, error: ValueError) -> bool:
     return not Records.updates and any(re.search(pattern, str(error)) for pattern in words)
 
 
-def kind_of(row: type[Shape]) -> str:
+def kind_of(row):
     """The module that it is in."""
     return row.__module__.rpartition(".")[2]
 
 
-def cases() -> Iterator[Any]:
+def cases():
     """All rows, alone. By default, `REFUSED` with the trial, and others without it.
 
     Rows that differ in nothing but what a module keeps run in one module, and each by itself in the slow set.
@@ -81,19 +75,19 @@ def cases() -> Iterator[Any]:
             yield pytest.param(row, True, id=f"{row.__name__}-tried", marks=pytest.mark.slow)
 
 
-def slow_unless(quick: bool) -> Any:
+def slow_unless(quick):
     return () if quick else pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_stays(request):
     """A hook of all modules, say, would keep later rows from training in stacks."""
     yield
     if hasattr(request.node, "callspec") and "row" in request.node.callspec.params:
         request.node.callspec.params["row"].forget()
 
 
-def check(row: type[Shape], changed: Sequence[int], clients_per_step: int, folder: Path) -> None:
+def check(row, changed, clients_per_step, folder):
     """Only the client moves whose data are others, or the row is refused."""
     try:
         before = federate(row, None, clients_per_step, folder)
@@ -113,9 +107,7 @@ def check(row: type[Shape], changed: Sequence[int], clients_per_step: int, folde
 
 
 @pytest.mark.parametrize(("row", "tried"), list(cases()))
-def test_one_client_s_data_move_nobody_else(
-    row: type[Shape], tried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_client_s_data_move_nobody_else(row, tried, tmp_path, monkeypatch):
     if not tried:
         without_forks(monkeypatch)
     # who comes first meets all others; the last one's data reach them in the next round, by what outlives it
@@ -123,7 +115,7 @@ def test_one_client_s_data_move_nobody_else(
 
 
 @pytest.mark.parametrize("kind", TOGETHER)
-def test_nor_do_those_of_all_plain_rows_of_a_kind_in_one_module(kind: str, tmp_path: Path) -> None:
+def test_nor_do_those_of_all_plain_rows_of_a_kind_in_one_module(kind, tmp_path):
     """Where it fails, the slow set says which row it is."""
     rows = [row for row in ROWS if kind_of(row) == kind and is_plain(row)]
     assert len(rows) >= 10
@@ -133,7 +125,7 @@ def test_nor_do_those_of_all_plain_rows_of_a_kind_in_one_module(kind: str, tmp_p
 @pytest.mark.parametrize(
     "row", [pytest.param(row, marks=slow_unless(row.__name__ in SIDE_BY_SIDE | {"Float"})) for row in ROWS]
 )
-def test_nor_does_it_in_stacks(row: type[Shape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_it_in_stacks(row, tmp_path, monkeypatch):
     if not row.refused:  # the same trial as alone
         without_forks(monkeypatch)
     check(row, FIRST_AND_LAST[:1], 2, tmp_path)
@@ -141,7 +133,7 @@ def test_nor_does_it_in_stacks(row: type[Shape], tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
-def test_the_row_has_teeth(row: type[Shape], tmp_path: Path) -> None:
+def test_the_row_has_teeth(row, tmp_path):
     """Where nobody is isolated, the same module does let a client's data through.
 
     It says nothing about the package, and something about the table.
@@ -151,7 +143,7 @@ def test_the_row_has_teeth(row: type[Shape], tmp_path: Path) -> None:
     assert moved_others or any(difference(before.visible, world.visible) for world in after)
 
 
-def test_a_module_without_memory_lets_nothing_through(tmp_path: Path) -> None:
+def test_a_module_without_memory_lets_nothing_through(tmp_path):
     for train in (share, lambda *args: federate(*args[:2], 1, args[2])):
         before = train(Shape, None, tmp_path)
         for client in FIRST_AND_LAST:
@@ -160,23 +152,23 @@ def test_a_module_without_memory_lets_nothing_through(tmp_path: Path) -> None:
             assert difference(before.visible, after.visible) == ""
 
 
-def test_names_are_no_two_rows_name() -> None:
-    names: list[Any] = [row.__name__ for row in ROWS]
+def test_names_are_no_two_rows_name():
+    names = [row.__name__ for row in ROWS]
     assert len(names) == len(set(names)) >= 180
 
 
 class DataAssigned(Shape):
     """In a stack, torch itself crashes where `.data` is replaced by a tensor of the map."""
 
-    def begin(self) -> None:
+    def begin(self):
         self.scale = torch.nn.Parameter(torch.ones(()), requires_grad=False)
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scaled(self, loss):
         self.scale.data = 0.5 * (self.scale.data + loss.detach())
         return loss / self.scale
 
 
-def test_data_assigned_in_a_stack_do_not_end_the_process(tmp_path: Path) -> None:
+def test_data_assigned_in_a_stack_do_not_end_the_process(tmp_path):
     child = multiprocessing.get_context("spawn").Process(
         target=federate, args=(DataAssigned, None, 2, tmp_path)
     )

@@ -1,14 +1,11 @@
 """Averages that callbacks, modules and optimisers keep by step, and put in where the user's fit has none."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel
 
@@ -20,21 +17,21 @@ from tests.isolation.test_published import federate, states, tensors
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def state(module: Any) -> dict[str, Tensor]:
+def state(module):
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 class _Ema(pl.Callback):
     """Of all weights by batch, as most write it."""
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer, pl_module):
         self.shadow = state(pl_module)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, pl_module, *args):
         for name, tensor in pl_module.state_dict().items():
             self.shadow[name].lerp_(tensor, 0.1)
 
-    def swap(self, trainer: Any, pl_module: Any) -> None:
+    def swap(self, trainer, pl_module):
         pl_module.load_state_dict(self.shadow)
 
 
@@ -45,14 +42,14 @@ class AtTheEnd(_Ema):
 class BegunByTheFirstBatch(_Ema):
     shadow: Any = None
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer, pl_module):
         """Nothing."""
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, pl_module, *args):
         self.shadow = self.shadow or state(pl_module)
         super().on_train_batch_end(trainer, pl_module)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer, pl_module):
         if self.shadow is not None:
             self.swap(trainer, pl_module)
 
@@ -60,54 +57,54 @@ class BegunByTheFirstBatch(_Ema):
 class ForValidation(_Ema):
     """In and out again."""
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_start(self, trainer, pl_module):
         self.kept = state(pl_module)
         self.swap(trainer, pl_module)
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_end(self, trainer, pl_module):
         pl_module.load_state_dict(self.kept)
 
 
 class InCheckpoints(_Ema):
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
         checkpoint["state_dict"] = self.shadow
 
 
 class OfTorch(pl.Callback):
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_start(self, trainer, pl_module):
         self.average = AveragedModel(pl_module.net)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, pl_module, *args):
         self.average.update_parameters(pl_module.net)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer, pl_module):
         pl_module.net.load_state_dict(self.average.module.state_dict())
 
 
 class FlatAtFitEnd(pl.Callback):
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer, pl_module):
         self.average = parameters_to_vector(pl_module.parameters()).detach().clone()
 
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+    def on_after_backward(self, trainer, pl_module):
         self.average.lerp_(parameters_to_vector(pl_module.parameters()).detach(), 0.2)
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_end(self, trainer, pl_module):
         vector_to_parameters(self.average, pl_module.parameters())
 
 
 class BestBatch(pl.Callback):
     best: Any = (9.9, None)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, *args):
         self.best = min(self.best, (float(outputs["loss"]), state(pl_module)), key=lambda pair: pair[0])
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer, pl_module):
         if self.best[1] is not None:
             pl_module.load_state_dict(self.best[1])
 
 
 class _SwapsOptimizer(pl.Callback):
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer, pl_module):
         trainer.optimizers[0].swap()
 
 
@@ -116,34 +113,34 @@ class _Averaging(torch.optim.SGD):
         super().__init__(params, lr=0.1)
         self.average = [p.detach().clone() for p in self.param_groups[0]["params"]]
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         loss = super().step(closure)
         for mean, p in zip(self.average, self.param_groups[0]["params"], strict=True):
             mean.lerp_(p.detach(), 0.1)
         return loss
 
-    def swap(self) -> None:
+    def swap(self):
         for mean, p in zip(self.average, self.param_groups[0]["params"], strict=True):
             p.data.copy_(mean)
 
 
 class OfTheOptimizer(Case):
-    def callbacks(self) -> list[pl.Callback]:
+    def callbacks(self):
         return [_SwapsOptimizer()]
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return _Averaging(self.parameters())
 
 
 class OfTheModule(Case):
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         self.shadow = state(self)
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(self, *args):
         for name, tensor in self.state_dict().items():
             self.shadow[name].lerp_(tensor, 0.1)
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         self.load_state_dict(self.shadow)
 
 
@@ -153,21 +150,21 @@ class OfTheModule(Case):
 class BestValidated(pl.Callback):
     best: Any = (9.9, None)
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_end(self, trainer, pl_module):
         found = float(trainer.callback_metrics["val_loss"]), state(pl_module)
         self.best = min(self.best, found, key=lambda pair: pair[0])
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer, pl_module):
         pl_module.load_state_dict(self.best[1])
 
 
 class Rounded(pl.Callback):
     """Keeps something by batch, and puts in what follows from the weights alone."""
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(self, *args):
         self.batches = getattr(self, "batches", 0) + 1
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer, pl_module):
         for parameter in pl_module.parameters():
             parameter.data = (64 * parameter.data).round() / 64
 
@@ -175,14 +172,14 @@ class Rounded(pl.Callback):
 class InASubmodule(Case):
     """The cure: it travels."""
 
-    def build(self) -> None:
+    def build(self):
         self.ema = copy.deepcopy(self.net).requires_grad_(False)
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(self, *args):
         for mean, parameter in zip(self.ema.parameters(), self.net.parameters(), strict=True):
             mean.lerp_(parameter.detach(), 0.1)
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         self.net.load_state_dict(self.ema.state_dict())
 
 
@@ -191,26 +188,24 @@ FINE = [BestValidated, Rounded]
 MODULES = [OfTheOptimizer, OfTheModule, InASubmodule]
 
 
-def row(kind: Any) -> type[Case]:
+def row(kind):
     if kind in MODULES:
-        return kind  # type: ignore[no-any-return]
+        return kind
 
     class WithCallback(Case):
-        def callbacks(self) -> list[pl.Callback]:
+        def callbacks(self):
             return [kind()]
 
     return WithCallback
 
 
 @pytest.mark.parametrize("kind", [*STALE, OfTheOptimizer, OfTheModule])
-def test_an_average_that_the_fit_never_gets_is_refused(kind: Any) -> None:
+def test_an_average_that_the_fit_never_gets_is_refused(kind):
     with pytest.raises(ValueError, match="puts weights in that follow from what hooks of batches or steps"):
         federate(row(kind), 1)
 
 
-def test_where_it_is_not_tried_the_run_and_its_page_say_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_it_is_not_tried_the_run_and_its_page_say_so(monkeypatch, caplog):
     monkeypatch.setattr("lightning_fedq.training.files.why_no_forks", lambda trainer: "no forks here")
     said = "AtTheEnd.on_train_end were not tried (no forks here): weights that such hooks put in"
     module, fed = federate(row(AtTheEnd), 1)
@@ -223,7 +218,7 @@ def test_where_it_is_not_tried_the_run_and_its_page_say_so(
 class Saving(AtTheEnd):
     """Nothing can be written where hooks are tried, so that this one ends before it swaps."""
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer, pl_module):
         torch.save(self.shadow, trainer.default_root_dir + "/shadow.pt")
         open(trainer.default_root_dir + "/shadow.txt", "w").close()
         self.swap(trainer, pl_module)
@@ -232,7 +227,7 @@ class Saving(AtTheEnd):
 class TwoBatches(AtTheEnd):
     """Fails in the rehearsal alone, which goes on with a second step on a client's one batch."""
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, pl_module, *args):
         super().on_train_batch_end(trainer, pl_module)
         if "in_rehearsal" in globals():
             raise RuntimeError("no second batch")
@@ -246,12 +241,10 @@ class TwoBatches(AtTheEnd):
     ],
     ids=["failed", "raised"],
 )
-def test_an_average_that_could_not_be_tried_is_named(
-    kind: Any, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_an_average_that_could_not_be_tried_is_named(kind, why, monkeypatch, tmp_path):
     ordinary = rehearsal.rehearse
 
-    def rehearse(*args: Any) -> Any:  # in its fork
+    def rehearse(*args):  # in its fork
         globals()["in_rehearsal"] = True
         return ordinary(*args)
 
@@ -263,7 +256,7 @@ def test_an_average_that_could_not_be_tried_is_named(
 
 
 @pytest.mark.parametrize("kind", [*FINE, InASubmodule])
-def test_what_follows_from_the_model_ends_as_plain_training(kind: Any) -> None:
+def test_what_follows_from_the_model_ends_as_plain_training(kind):
     after = states(row(kind))[1]
     for name, tensor in tensors(federate(row(kind), 1)[0]):
         torch.testing.assert_close(tensor, after[name], atol=1e-6, rtol=0, msg=name)

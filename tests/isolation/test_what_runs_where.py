@@ -1,12 +1,9 @@
 """The page "what runs where", hook by hook: in whose Trainer, and how often."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ EACH_BATCH = {(CLIENT, ROUNDS * CLIENTS * BATCHES)}
 EACH_CLIENT = {(CLIENT, ROUNDS * CLIENTS)}
 EACH_ROUND, ONCE = {(FIT, ROUNDS)}, {(FIT, 1)}
 
-OF_A_MODULE: dict[str, set[tuple[str, int]]] = {
+OF_A_MODULE = {
     "prepare_data": ONCE,
     "configure_callbacks": ONCE,
     "setup": ONCE,
@@ -61,7 +58,7 @@ OF_A_MODULE: dict[str, set[tuple[str, int]]] = {
     "on_fit_end": ONCE,
     "teardown": ONCE,
 }
-OF_A_DATA_MODULE: dict[str, set[tuple[str, int]]] = {
+OF_A_DATA_MODULE = {
     "prepare_data": ONCE,
     "setup": ONCE,
     "train_dataloader": ONCE,
@@ -89,7 +86,7 @@ EPOCH_HOOKS = {
         EACH_ROUND,
     ),
 }
-OF_A_CALLBACK: dict[str, tuple[tuple[str, ...], dict[str, set[tuple[str, int]]]]] = {
+OF_A_CALLBACK = {
     "epochs": ((*EPOCH_HOOKS, "on_train_epoch_end"), {**EPOCH_HOOKS, "on_train_epoch_end": EACH_ROUND}),
     "batches": (
         (*EPOCH_HOOKS, *BATCH_HOOKS, "on_train_epoch_end"),
@@ -104,29 +101,29 @@ OF_A_CALLBACK: dict[str, tuple[tuple[str, ...], dict[str, set[tuple[str, int]]]]
         },
     ),
 }
-CALLS: Counter[tuple[str, str]] = Counter()
+CALLS = Counter()
 
 
 class FromHereOn(pl.Callback):
     """What a rehearsal calls does not count."""
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer, pl_module):
         for key in [key for key in CALLS if key[1] == CLIENT]:
             del CALLS[key]
 
 
-def found() -> dict[str, set[tuple[str, int]]]:
-    seen: dict[str, set[tuple[str, int]]] = {}
+def found():
+    seen = {}
     for (name, where), number in CALLS.items():
         seen.setdefault(name, set()).add((where, number))
     return seen
 
 
-def recording(kind: type, names: Any, trainer_of: Any) -> type:
+def recording(kind, names, trainer_of):
     """A subclass that notes calls of some hooks."""
 
-    def hook(name: str) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def hook(name):
+        def call(self, *args, **kwargs):
             trainer = trainer_of(self, args)
             if not getattr(trainer, "sanity_checking", False):
                 CALLS[name, CLIENT if is_client(trainer) else FIT] += 1
@@ -140,13 +137,13 @@ def recording(kind: type, names: Any, trainer_of: Any) -> type:
 
 
 class Scheduled(Classifier):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def run(module: Any, *callbacks: Any, kind: type[Digits] = Digits, **flags: Any) -> Any:
+def run(module, *callbacks, kind=Digits, **flags):
     CALLS.clear()
     federated = Federated(FedAvg(), CLIENTS, seed=0, clients_per_step=1)
     trainer = make_trainer(federated, FromHereOn(), *callbacks, max_epochs=ROUNDS, **flags)
@@ -154,50 +151,50 @@ def run(module: Any, *callbacks: Any, kind: type[Digits] = Digits, **flags: Any)
     return trainer
 
 
-def saved_in(folder: Path) -> dict[str, Any]:
+def saved_in(folder):
     """Flags of a Trainer that saves once a round, and looks at nothing before the first."""
     return {"enable_checkpointing": True, "default_root_dir": folder, "num_sanity_val_steps": 0}
 
 
-def test_hooks_of_a_module(tmp_path: Path) -> None:
+def test_hooks_of_a_module(tmp_path):
     run(recording(Scheduled, OF_A_MODULE, lambda self, args: self._trainer)(), **saved_in(tmp_path))
     assert found() == OF_A_MODULE
 
 
-def test_hooks_of_a_data_module(tmp_path: Path) -> None:
+def test_hooks_of_a_data_module(tmp_path):
     kind = recording(Digits, OF_A_DATA_MODULE, lambda self, args: self.trainer)
     run(Classifier(), kind=kind, **saved_in(tmp_path))
     assert found() == OF_A_DATA_MODULE
 
 
 @pytest.mark.parametrize("hook", ["training_step", "validation_step"])
-def test_an_exception_is_the_fits(hook: str, tmp_path: Path) -> None:
+def test_an_exception_is_the_fits(hook, tmp_path):
     """`on_exception` of every callback runs once, in the fit, wherever the exception came from."""
 
     class Fails(Classifier):
         pass
 
-    def fail(self: Any, *args: Any) -> None:
+    def fail(self, *args):
         if not self.trainer.sanity_checking:
             raise RuntimeError("here")
 
     setattr(Fails, hook, fail)
-    callback: Any = recording(pl.Callback, ["on_exception", *BATCH_HOOKS], lambda self, args: args[0])()
+    callback = recording(pl.Callback, ["on_exception", *BATCH_HOOKS], lambda self, args: args[0])()
     with pytest.raises(RuntimeError, match="here"):
         run(Fails(), callback)
     assert CALLS["on_exception", FIT] == 1 and CALLS["on_exception", CLIENT] == 0
 
 
 @pytest.mark.parametrize("kind", OF_A_CALLBACK)
-def test_hooks_of_a_callback(kind: str, tmp_path: Path) -> None:
+def test_hooks_of_a_callback(kind, tmp_path):
     names, wanted = OF_A_CALLBACK[kind]
-    callback: Any = recording(pl.Callback, names, lambda self, args: args[0])()
+    callback = recording(pl.Callback, names, lambda self, args: args[0])()
     callback.crosses_clients = kind == "crosses"
     run(Classifier(), callback, **saved_in(tmp_path))
     assert found() == wanted
 
 
-def test_every_argument_of_the_trainer_is_on_the_page() -> None:
+def test_every_argument_of_the_trainer_is_on_the_page():
     section = PAGE.read_text().partition("## Every argument of the Trainer")[2].partition("\n## ")[0]
     rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
     named = Counter(name for row in rows for name in re.findall(r"`(\w+)`", row))
@@ -214,12 +211,12 @@ def test_every_argument_of_the_trainer_is_on_the_page() -> None:
     ],
     ids=["ordinary", "steps", "numerics", "limits"],
 )
-def test_a_client_s_trainer_has_the_flags_of_the_user_s(flags: dict[str, Any]) -> None:
+def test_a_client_s_trainer_has_the_flags_of_the_user_s(flags):
     """Whatever `Trainer.__init__` has set; what is the fit's alone is named."""
-    seen: dict[str, Any] = {}
+    seen = {}
 
     class Looks(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             seen.update(vars(self.trainer), max_epochs=self.trainer.max_epochs)
             return super().training_step(batch, batch_idx)
 
@@ -242,11 +239,11 @@ def test_a_client_s_trainer_has_the_flags_of_the_user_s(flags: dict[str, Any]) -
     assert {name for name, value in flags.items() if seen.get(name, value) != value} <= own
 
 
-def test_on_round_end_sees_the_new_global_model() -> None:
-    weights: list[Any] = []
+def test_on_round_end_sees_the_new_global_model():
+    weights = []
 
     class Looks(Classifier):
-        def on_round_end(self) -> None:
+        def on_round_end(self):
             weights.append(torch.cat([p.detach().flatten() for p in self.parameters()]).clone())
             self.log("rounds", float(len(weights)))
 

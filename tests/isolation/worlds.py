@@ -10,21 +10,19 @@ of the table can fail.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.mechanisms.interface import Adversary, Message, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim
 from lightning_fedq.privacy.losses import LaplaceLoss
 
 CLIENTS, SAMPLES, BATCH, ROUNDS = 4, 6, 2, 2
@@ -37,12 +35,12 @@ class Records(FedAvg):
 
     updates: ClassVar[dict[tuple[int, int], Tensor]] = {}
 
-    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+    def encode(self, update, context, rand):
         for client, row in zip(rand.clients, update.reshape(len(rand.clients), -1), strict=True):
             self.updates[context.round, client] = row.detach().clone()
         return super().encode(torch.zeros_like(update), context, rand)
 
-    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+    def claims(self, context):
         zeros = ("every message is zero",)
         return tuple(PrivacyClaim(who, LaplaceLoss(1.0), 1, assumptions=zeros) for who in Adversary)
 
@@ -53,9 +51,7 @@ class Blocks(Partition):
 
     needs_labels = False
 
-    def split(
-        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
-    ) -> list[Tensor]:
+    def split(self, labels, num_samples, num_clients, generator):
         return list(torch.arange(num_samples).chunk(num_clients))
 
 
@@ -73,16 +69,16 @@ class Samples(pl.LightningDataModule):
         self.inputs, self.targets = inputs, targets
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self):
         """Where a row makes what its data module keeps."""
 
-    def train_set(self) -> Dataset[Any]:
+    def train_set(self):
         return TensorDataset(self.inputs, self.targets)
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(self.train_set(), batch_size=BATCH, shuffle=True)
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         return DataLoader(TensorDataset(torch.eye(3), torch.ones(3, 1)), batch_size=3)
 
 
@@ -100,53 +96,53 @@ class Shape(pl.LightningModule):
         self.begin()
 
     @classmethod
-    def forget(cls) -> None:
+    def forget(cls):
         """Where a row resets what would outlive a run: classes, globals, files."""
 
-    def begin(self) -> None:
+    def begin(self):
         """Where a row makes what it keeps."""
 
-    def callbacks(self) -> Sequence[pl.Callback]:
+    def callbacks(self):
         return ()
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return nn.functional.mse_loss(self.net(batch[0]), batch[1])
 
-    def scaled(self, loss: Tensor) -> Any:
+    def scaled(self, loss):
         """The loss to be minimised: where most rows use what they keep."""
         return loss
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("train_loss", loss)
         return self.scaled(loss)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-def together(rows: Sequence[type[Shape]]) -> type[Shape]:
+def together(rows):
     """A shape that keeps what all of these keep: each is a part of it and scales a loss of its own."""
 
     class Together(Shape):
-        def begin(self) -> None:
+        def begin(self):
             self.parts = nn.ModuleList([row() for row in rows])
 
-        def loss(self, batch: Any) -> Tensor:
-            parts: Any = self.parts
+        def loss(self, batch):
+            parts = self.parts
             return torch.stack([part.loss(batch) for part in parts]).mean()
 
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            parts: Any = self.parts
+        def training_step(self, batch, batch_idx):
+            parts = self.parts
             return torch.stack([part.scaled(part.loss(batch)) for part in parts]).sum()
 
     return Together
 
 
-def is_plain(row: type[Shape]) -> bool:
+def is_plain(row):
     """Does it differ by nothing but what it keeps in itself, and how it scales its loss?"""
     kinds = row.__mro__[: row.__mro__.index(Shape)]
     own = {name for kind in kinds for name in vars(kind)} - set(vars(object)) - {"begin", "scaled", "loss"}
@@ -161,12 +157,12 @@ class Book(pl.loggers.Logger):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: list[tuple[int | None, dict[str, float]]] = []
+        self.rows = []
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics, step=None):
         self.rows.append((step, {name: v for name, v in metrics.items() if "seconds" not in name}))
 
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, *args, **kwargs):
         """Nothing of a training."""
 
 
@@ -174,9 +170,9 @@ class Looks(pl.Callback):
     """Notes what a callback of the outer fit sees after each round."""
 
     def __init__(self) -> None:
-        self.seen: list[Any] = []
+        self.seen = []
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer, pl_module):
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         state = copy.deepcopy(pl_module.state_dict())
         self.seen.append((metrics, state, trainer.global_step, trainer.should_stop))
@@ -190,9 +186,7 @@ class World(NamedTuple):
     side_by_side: int = 1
 
 
-def _visible(
-    trainer: pl.Trainer, module: nn.Module, looks: Looks, book: Book, folder: Path
-) -> dict[str, Any]:
+def _visible(trainer, module, looks, book, folder):
     trainer.save_checkpoint(path := folder / "end.ckpt")
     return {
         "rounds": trainer.current_epoch,
@@ -204,7 +198,7 @@ def _visible(
     }
 
 
-def _trainer(folder: Path, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
+def _trainer(folder, *callbacks, **settings):
     return pl.Trainer(
         callbacks=list(callbacks),
         accelerator="cpu",
@@ -218,7 +212,7 @@ def _trainer(folder: Path, *callbacks: pl.Callback, **settings: Any) -> pl.Train
     )
 
 
-def federate(row: type[Shape], changed: int | None, clients_per_step: int, folder: Path) -> World:
+def federate(row, changed, clients_per_step, folder):
     """Train a row federated, with isolation promised.
 
     Args:
@@ -249,12 +243,12 @@ class _InTurn(Sampler[int]):
     """Epoch by epoch the samples of the next client."""
 
     def __init__(self) -> None:
-        self.trainer: Any = None
+        self.trainer = None
 
-    def __len__(self) -> int:
+    def __len__(self):
         return SAMPLES
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         start = SAMPLES * (self.trainer.current_epoch % CLIENTS)
         return iter(range(start, start + SAMPLES))
 
@@ -263,20 +257,20 @@ class _NoWalls(pl.Callback):
     """Puts the global weights back into the trained parameters between clients, and nothing else."""
 
     def __init__(self) -> None:
-        self.updates: dict[tuple[int, int], Tensor] = {}
+        self.updates = {}
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer, pl_module):
         self.parameters = [p for p in pl_module.parameters() if p.requires_grad]
         self.start = [parameter.detach().clone() for parameter in self.parameters]
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         place = divmod(trainer.current_epoch, CLIENTS)
         self.updates[place] = torch.cat([p.detach().flatten() for p in self.parameters])
         for parameter, start in zip(self.parameters, self.start, strict=True):
             parameter.data.copy_(start)
 
 
-def share(row: type[Shape], changed: int | None, folder: Path) -> World:
+def share(row, changed, folder):
     """Train all clients of a row in one ordinary fit, one after the other, from the same weights."""
     row.forget()
     module, looks, book, walls = row(), Looks(), Book(), _NoWalls()
@@ -293,7 +287,7 @@ def share(row: type[Shape], changed: int | None, folder: Path) -> World:
     data, sampler = row.data(changed), _InTurn()
     sampler.trainer = trainer
     loader = data.train_dataloader()
-    data.train_dataloader = lambda: DataLoader(  # type: ignore[method-assign]
+    data.train_dataloader = lambda: DataLoader(
         loader.dataset, batch_size=BATCH, sampler=sampler, collate_fn=loader.collate_fn
     )
     trainer.fit(module, datamodule=data)
@@ -307,7 +301,7 @@ _PER_RUN = {"seconds", "id"}
 """A record's time and a ledger's name."""
 
 
-def difference(one: Any, other: Any, path: str = "") -> str:
+def difference(one, other, path=""):
     """The first place in which two values differ, in words; "" where they are equal bit for bit."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         same = one.dtype == other.dtype and one.shape == other.shape
@@ -331,7 +325,7 @@ def difference(one: Any, other: Any, path: str = "") -> str:
     return "" if same else f"{path}: {one!r} and {other!r}"
 
 
-def moved(one: World, other: World) -> list[int]:
+def moved(one, other):
     """Clients whose exact updates differ in any round."""
     places = sorted({*one.updates, *other.updates})
     return sorted({c for r, c in places if difference(one.updates.get((r, c)), other.updates.get((r, c)))})

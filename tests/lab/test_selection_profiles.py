@@ -1,7 +1,5 @@
 """The winner by privacy profiles: the specification's vectors, and exact winners of finite runs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -44,7 +44,7 @@ ROWS = [
 ]
 
 
-def test_rows_survive_the_round_trip(tmp_path: Path) -> None:
+def test_rows_survive_the_round_trip(tmp_path):
     write_rows(tmp_path / "a" / "metrics.csv", ROWS)
     assert read_rows(tmp_path / "a" / "metrics.csv") == ROWS
     assert [path.name for path in (tmp_path / "a").iterdir()] == [
@@ -52,12 +52,12 @@ def test_rows_survive_the_round_trip(tmp_path: Path) -> None:
     ]  # nothing half-written is left
 
 
-def test_a_missing_run_names_the_cure(tmp_path: Path) -> None:
+def test_a_missing_run_names_the_cure(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"folder of a run that had the RunFolder callback"):
         read_rows(tmp_path / "metrics.csv")
 
 
-def test_totals_add_up() -> None:
+def test_totals_add_up():
     expected = {
         "uplink_megabytes": 2,
         "downlink_megabytes": 4,
@@ -69,13 +69,13 @@ def test_totals_add_up() -> None:
     assert totals(ROWS) == expected
 
 
-def test_summary_is_strict_json(tmp_path: Path) -> None:
+def test_summary_is_strict_json(tmp_path):
     write_summary(tmp_path / "s.json", {"a": math.nan, "b": [math.inf, 1], "c": {"d": "x"}})
     text = (tmp_path / "s.json").read_text()
     assert json.loads(text) == {"a": None, "b": [None, 1], "c": {"d": "x"}} and "NaN" not in text
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "f"
     write_atomically(path, "old")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
@@ -83,7 +83,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_atomically(path, "new")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
-    def full(path: Path, content: bytes) -> int:
+    def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
@@ -91,7 +91,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_atomically(path, "new")
 
 
-def test_a_summary_says_nothing_twice() -> None:
+def test_a_summary_says_nothing_twice():
     summary = {
         "mechanism": "LDPQ(1.0)",
         "num_clients": 2,
@@ -111,19 +111,19 @@ def test_a_summary_says_nothing_twice() -> None:
     assert lines["seconds"] == "1.2 in rounds, set-up and files not counted"
 
 
-def test_folders_are_never_reused(tmp_path: Path) -> None:
+def test_folders_are_never_reused(tmp_path):
     assert fresh_folder(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
     write_atomically(tmp_path / "deep" / "run-2" / "x", "1")
     assert fresh_folder(tmp_path / "deep" / "run") == tmp_path / "deep" / "run-3"
 
 
-def test_of_runs_that_ask_at_once_each_has_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_of_runs_that_ask_at_once_each_has_a_folder_of_its_own(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: fresh_folder(tmp_path / "run"), range(40)))
     assert len(set(found)) == 40 and all(path.is_dir() for path in found)
 
 
-def test_pictures_are_drawn_from_what_there_is(tmp_path: Path) -> None:
+def test_pictures_are_drawn_from_what_there_is(tmp_path):
     progress = plot_progress({"a": ROWS, "never": ROWS[:1]}, "val_acc")
     line, nothing = progress.axes[1].lines
     assert line.get_xydata().tolist() == [[2.5, 0.5]]  # megabytes up, with the set-up of round 0
@@ -133,11 +133,11 @@ def test_pictures_are_drawn_from_what_there_is(tmp_path: Path) -> None:
     assert all((tmp_path / name).read_bytes()[:4] == b"\x89PNG" for name in ("progress.png", "aggregate.png"))
 
 
-def drawn(figure, tmp_path: Path) -> None:
+def drawn(figure, tmp_path):
     save_figure(figure, tmp_path / "drawn.png")  # ticks are set when a figure is drawn
 
 
-def test_rounds_are_whole_numbers_from_one(tmp_path: Path) -> None:
+def test_rounds_are_whole_numbers_from_one(tmp_path):
     rows = [{**ROWS[1], "round": float(number)} for number in (1, 2, 3)]
     for figure in (plot_progress({"a": rows}, "val_acc", "a title"), plot_aggregate(rows, "a title")):
         drawn(figure, tmp_path)
@@ -146,7 +146,7 @@ def test_rounds_are_whole_numbers_from_one(tmp_path: Path) -> None:
         assert figure.get_suptitle() == "a title"
 
 
-def test_log_axes_have_plain_numbers(tmp_path: Path) -> None:
+def test_log_axes_have_plain_numbers(tmp_path):
     rows = [
         {**ROWS[1], "round": float(number), "sim_mse": 10.0**-number, "radius_min": 0.3}
         for number in (1, 2, 3)
@@ -160,7 +160,7 @@ def test_log_axes_have_plain_numbers(tmp_path: Path) -> None:
         assert not any(label.get_text() for label in axis.get_ticklabels(minor=True))
 
 
-def test_a_picture_has_no_panel_without_values(tmp_path: Path) -> None:
+def test_a_picture_has_no_panel_without_values(tmp_path):
     """Of a real server nobody knows the exact mean, and one range for all is one line."""
     nan = {"sim_mse": math.nan, "sim_cosine": math.nan, "sim_clip_rate": math.nan}
     served = [{**ROWS[1], **nan, "round": float(number), "radius_max": 0.2} for number in (1, 2)]
@@ -173,7 +173,7 @@ def test_a_picture_has_no_panel_without_values(tmp_path: Path) -> None:
     assert legend is not None and [t.get_text() for t in legend.texts] == ["smallest range", "largest range"]
 
 
-def test_a_legend_only_where_there_is_something_to_tell_apart() -> None:
+def test_a_legend_only_where_there_is_something_to_tell_apart():
     one = plot_progress({"a": ROWS}, "val_acc")
     assert one.axes[0].get_legend() is None and one.axes[1].get_xscale() == "linear"
     lined = plot_progress({"a": ROWS}, "val_acc", baseline=0.9)
@@ -182,7 +182,7 @@ def test_a_legend_only_where_there_is_something_to_tell_apart() -> None:
     assert [line.get_linestyle() for line in two.axes[0].lines] == ["-", "--"]
 
 
-def test_a_picture_has_a_dark_twin_and_nothing_is_cut(tmp_path: Path) -> None:
+def test_a_picture_has_a_dark_twin_and_nothing_is_cut(tmp_path):
     """As narrow as a telephone, with long names: whatever is drawn lies inside the paper."""
     long = [f"run {place} (DistributedDiscreteGaussian, epsilon 8)" for place in range(5)]
     figure = plot_progress(dict.fromkeys(long, ROWS), "val_acc", "accuracy", 0.9)
@@ -193,13 +193,13 @@ def test_a_picture_has_a_dark_twin_and_nothing_is_cut(tmp_path: Path) -> None:
     assert found.x0 >= paper.x0 and found.x1 <= paper.x1 and found.y1 <= paper.y1
 
 
-def test_a_missing_metric_is_named_in_the_picture() -> None:
+def test_a_missing_metric_is_named_in_the_picture():
     figure = plot_progress({"a": [{**ROWS[1], "val_loss": 1.0}]}, "accuracy")
     (text,) = figure.axes[0].texts
     assert "a never logged accuracy; it has" in text.get_text() and "val_loss" in text.get_text()
 
 
-def test_metrics_with_a_slash_are_of_a_stage_too() -> None:
+def test_metrics_with_a_slash_are_of_a_stage_too():
     rows = [{"round": 1.0, "train/loss": 1.0, "val/loss": 2.0, "val/acc": 0.5}]
     assert first_metric(rows) == "val/acc"
     assert first_metric([{"validation_f1": 0.5}]) == "validation_f1"
@@ -208,7 +208,7 @@ def test_metrics_with_a_slash_are_of_a_stage_too() -> None:
     ]  # fmt: skip
 
 
-def test_the_first_metric_and_its_mode() -> None:
+def test_the_first_metric_and_its_mode():
     assert first_metric([{"train_acc": 1.0, "val_loss": 2.0}, {"val_acc": 1.0}]) == "val_acc"
     assert first_metric([{"train_acc": 1.0, "val_iou": 2.0, "val_loss": 2.0}]) == "val_iou"
     assert first_metric([{"train_acc": 1.0}]) is None

@@ -1,8 +1,6 @@
 """Plays a round message by message, with clients that fall silent at a given stage."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,26 +8,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.keys.randomness import SeededKeys, Stream
 from lightning_fedq.secagg import Client, SecAgg, Server, Stage, Terms
-from lightning_fedq.secagg.layout import Layout, sum_layout
+from lightning_fedq.secagg.layout import sum_layout
 
 MODEL = bytes(range(32))
 STAGES = (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK)
 ACTIVE_STAGES = (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK)
 
 
-def make_terms(
-    num_clients: int = 6,
-    size: int = 5,
-    *,
-    active: bool = False,
-    layout: Layout | None = None,
-    **changes: object,
-) -> Terms:
+def make_terms(num_clients=6, size=5, *, active=False, layout=None, **changes):
     layout = layout or sum_layout(size, -3, 12, num_clients)
     return replace(SecAgg(active=active).terms(b"test", 0, 0, range(num_clients), layout), **changes)
 
 
-def make_inputs(terms: Terms, seed: int = 0) -> dict[int, np.ndarray]:
+def make_inputs(terms, seed=0):
     stream = Stream(SeededKeys(seed).public())
     low, high = int(np.min(terms.layout.low)), int(np.max(terms.layout.high))
     return {
@@ -38,7 +29,7 @@ def make_inputs(terms: Terms, seed: int = 0) -> dict[int, np.ndarray]:
     }
 
 
-def seeded_entropy(who: int):
+def seeded_entropy(who):
     """Reproducible bytes, so that a failing pattern fails again."""
     stream = Stream(SeededKeys(who).private(who))
     return lambda count: stream.words((count + 3) // 4).tobytes()[:count]
@@ -65,7 +56,7 @@ class Round:
         self.incoming = {c: self.server.invitation(c) for c in terms.cohort}
         self.stages = ACTIVE_STAGES if terms.active else STAGES
 
-    def client(self, client: int, model: bytes = MODEL) -> Client:
+    def client(self, client, model=MODEL):
         return Client(
             client,
             self.terms,
@@ -75,7 +66,7 @@ class Round:
             entropy=seeded_entropy(client),
         )
 
-    def answer(self, stage: Stage, client: int, symbols: np.ndarray | None = None) -> bytes:
+    def answer(self, stage, client, symbols=None):
         """What one client sends at one stage."""
         state, message = self.clients[client], self.incoming[client]
         if stage is Stage.MASK:
@@ -88,14 +79,9 @@ class Round:
             Stage.UNMASK: state.unmask,
         }[stage](message)
 
-    def run(
-        self,
-        inputs: Mapping[int, np.ndarray],
-        silent: Mapping[int, Stage] | None = None,
-        until: Stage | None = None,
-    ) -> Round:
+    def run(self, inputs, silent=None, until=None):
         """Play on from the start to the end of the stage before `until`."""
-        gone: set[int] = set()
+        gone = set()
         for stage in self.stages:
             if stage is until:
                 break
@@ -107,5 +93,5 @@ class Round:
         return self
 
 
-def total(inputs: Mapping[int, np.ndarray], clients: Iterable[int]) -> np.ndarray:
+def total(inputs, clients):
     return sum(inputs[client] for client in clients)

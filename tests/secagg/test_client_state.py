@@ -1,7 +1,5 @@
 """A client that lives for one message at a time."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -11,7 +9,7 @@ from lightning_fedq.secagg import StageError
 from tests.secagg.play import Round, make_inputs, make_terms, total
 
 
-def moved(played: Round) -> None:
+def moved(played):
     """Every client ends, and another process goes on with what it has written."""
     for number, client in played.clients.items():
         fresh = played.client(number)
@@ -20,7 +18,7 @@ def moved(played: Round) -> None:
 
 
 @pytest.mark.parametrize("active", [False, True])
-def test_a_client_goes_on_in_another_process_after_every_message(active: bool) -> None:
+def test_a_client_goes_on_in_another_process_after_every_message(active):
     terms = make_terms(active=active)
     played, inputs = Round(terms), make_inputs(terms)
     for stage in played.stages:
@@ -31,14 +29,14 @@ def test_a_client_goes_on_in_another_process_after_every_message(active: bool) -
     assert np.array_equal(played.server.total, total(inputs, terms.cohort))
 
 
-def test_after_the_last_message_no_secret_is_left() -> None:
+def test_after_the_last_message_no_secret_is_left():
     terms = make_terms()
     played = Round(terms).run(make_inputs(terms))
     left = json.loads(played.clients[0].to_bytes())
     assert not {"_held", "_seed", "_mask_root", "_channel_secret", "_channel_key", "_pair_keys"} & set(left)
 
 
-def test_a_state_is_no_way_back() -> None:
+def test_a_state_is_no_way_back():
     terms = make_terms()
     played = Round(terms)
     state = played.clients[0].to_bytes()

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_fault_names_tests_that_exist() -> None:
+def test_every_fault_names_tests_that_exist():
     table = (ROOT / "docs/secagg.md").read_text().split("## The fault list")[1]
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| F")]
     numbers = [int(number) for row in rows for number in re.findall(r"F(\d+)", row[0])]

@@ -1,7 +1,5 @@
 """Every pattern of dropouts of six clients: the exact sum of the survivors, or a typed abort."""
 
-from __future__ import annotations
-
 import copy
 from itertools import combinations
 
@@ -13,7 +11,7 @@ from lightning_fedq.secagg import Stage, ThresholdError
 from tests.secagg.play import ACTIVE_STAGES, STAGES, Round, make_inputs, make_terms, total
 
 
-def _fork_one(party: object) -> object:
+def _fork_one(party):
     """Copy a state machine and its containers, but not the keys, which never change."""
     twin = copy.copy(party)
     for name, value in vars(party).items():
@@ -29,7 +27,7 @@ def _fork_one(party: object) -> object:
     return twin
 
 
-def fork(played: Round) -> Round:
+def fork(played):
     twin = copy.copy(played)
     twin.server = _fork_one(played.server)
     twin.clients = {c: _fork_one(state) for c, state in played.clients.items()}
@@ -46,7 +44,7 @@ class Everything:
         self.exact = self.aborted = 0
         self.walk(Round(self.terms), 0)
 
-    def walk(self, played: Round, depth: int) -> None:
+    def walk(self, played, depth):
         stage, here = self.stages[depth], tuple(played.incoming)
         answers = {client: played.answer(stage, client, self.inputs[client]) for client in here}
         for number in range(len(here) + 1):
@@ -72,20 +70,20 @@ class Everything:
                     self.exact += 1
 
 
-def test_all_patterns_against_a_curious_server() -> None:
+def test_all_patterns_against_a_curious_server():
     seen = Everything(active=False)
     assert seen.exact + seen.aborted == 5**6
     # 4 of 6 must be left at the end: sum over k >= 4 of C(6, k) 4^(6 - k).
     assert seen.exact == 1 + 6 * 4 + 15 * 4**2
 
 
-def test_all_patterns_against_an_active_server() -> None:
+def test_all_patterns_against_an_active_server():
     seen = Everything(active=True)
     assert seen.exact + seen.aborted == 6**6
     assert seen.exact == 1 + 6 * 5
 
 
-def test_random_patterns_played_from_the_start() -> None:
+def test_random_patterns_played_from_the_start():
     """The same without forks, on a sparse graph, where one neighbourhood can be too small."""
     stream = Stream(SeededKeys(1).public())
     outcomes = {"exact": 0, "aborted": 0}
@@ -109,13 +107,13 @@ def test_random_patterns_played_from_the_start() -> None:
 
 @pytest.mark.parametrize("num_clients", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("active", [False, True])
-def test_small_and_odd_cohorts(num_clients: int, active: bool) -> None:
+def test_small_and_odd_cohorts(num_clients, active):
     terms = make_terms(num_clients, active=active)
     inputs = make_inputs(terms)
     assert np.array_equal(Round(terms).run(inputs).server.total, total(inputs, range(num_clients)))
 
 
-def test_arrival_order_does_not_matter() -> None:
+def test_arrival_order_does_not_matter():
     terms = make_terms()
     inputs = make_inputs(terms)
     results = []
@@ -130,7 +128,7 @@ def test_arrival_order_does_not_matter() -> None:
     assert np.array_equal(results[0], total(inputs, range(6)))
 
 
-def test_exactly_the_threshold_and_one_less() -> None:
+def test_exactly_the_threshold_and_one_less():
     terms = make_terms()
     inputs = make_inputs(terms)
     assert terms.threshold == 4

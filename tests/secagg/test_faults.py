@@ -1,7 +1,5 @@
 """The fault list: what clients, networks and restarts can do to a round; never a wrong sum."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 
@@ -32,13 +30,13 @@ from tests.secagg.test_malicious_server import LOW_ORDER, public_key
 HEAD = wire.FRAME_BYTES - wire.TAG_BYTES
 
 
-def until(stage: Stage, active: bool = False) -> tuple[Round, dict[int, np.ndarray]]:
+def until(stage, active=False):
     terms = make_terms(active=active)
     inputs = make_inputs(terms)
     return Round(terms).run(inputs, until=stage), inputs
 
 
-def finish(played: Round, inputs: dict[int, np.ndarray], start: int, skip: tuple[int, ...] = ()) -> None:
+def finish(played, inputs, start, skip=()):
     """Play the stages from number `start` on without the clients in `skip`, and check the sum."""
     for stage in played.stages[start:]:
         for client in played.incoming:
@@ -48,7 +46,7 @@ def finish(played: Round, inputs: dict[int, np.ndarray], start: int, skip: tuple
     assert np.array_equal(played.server.total, total(inputs, played.server.survivors))
 
 
-def test_late_message_after_the_stage_was_closed() -> None:
+def test_late_message_after_the_stage_was_closed():
     """A masked input that comes after the others' shares were asked for is refused, and stays masked."""
     played, inputs = until(Stage.MASK)
     late = played.answer(Stage.MASK, 5, inputs[5])
@@ -66,7 +64,7 @@ def test_late_message_after_the_stage_was_closed() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK])
-def test_duplicate_message(stage: Stage) -> None:
+def test_duplicate_message(stage):
     played, inputs = until(stage)
     message = played.answer(stage, 2, inputs[2])
     played.server.receive(message)
@@ -76,7 +74,7 @@ def test_duplicate_message(stage: Stage) -> None:
     finish(played, inputs, finish_from)
 
 
-def test_return_after_missing_a_stage() -> None:
+def test_return_after_missing_a_stage():
     """A client that crashed between shares and mask comes back with fresh keys: it is not let in again."""
     played, inputs = until(Stage.SHARE)
     for client in range(5):
@@ -96,7 +94,7 @@ def test_return_after_missing_a_stage() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK])
-def test_every_flipped_bit_and_every_truncation_is_refused(stage: Stage) -> None:
+def test_every_flipped_bit_and_every_truncation_is_refused(stage):
     played, inputs = until(stage)
     message = played.answer(stage, 3, inputs[3])
     step = max(len(message) * 8 // 800, 1)
@@ -115,7 +113,7 @@ def test_every_flipped_bit_and_every_truncation_is_refused(stage: Stage) -> None
     finish(played, inputs, played.stages.index(stage))
 
 
-def fuzz(count: int) -> None:
+def fuzz(count):
     """Random bytes, and random bodies behind a right header: none is accepted, none is an untyped error."""
     played, inputs = until(Stage.MASK)
     stream = Stream(SeededKeys(3).public())
@@ -128,12 +126,12 @@ def fuzz(count: int) -> None:
     finish(played, inputs, 2)
 
 
-def test_fuzzed_messages() -> None:
+def test_fuzzed_messages():
     fuzz(20_000)
 
 
 @pytest.mark.slow
-def test_a_million_fuzzed_messages() -> None:
+def test_a_million_fuzzed_messages():
     fuzz(1_000_000)
 
 
@@ -151,7 +149,7 @@ def test_a_million_fuzzed_messages() -> None:
         (np.array([0, 2**64 - 1, 0, 0, 0], np.uint64), "must fit 64 signed bits"),
     ],
 )
-def test_symbols_that_are_not_the_mechanisms(symbols: np.ndarray, match: str) -> None:
+def test_symbols_that_are_not_the_mechanisms(symbols, match):
     played, inputs = until(Stage.MASK)
     with pytest.raises(SymbolError, match=match) as caught:
         played.answer(Stage.MASK, 1, symbols)
@@ -164,7 +162,7 @@ def test_symbols_that_are_not_the_mechanisms(symbols: np.ndarray, match: str) ->
 
 @pytest.mark.parametrize("value", [-3, 12])
 @pytest.mark.parametrize("modulus", [None, 91, 97, 2**63])
-def test_extremes_of_the_range_do_not_wrap(value: int, modulus: int | None) -> None:
+def test_extremes_of_the_range_do_not_wrap(value, modulus):
     """All clients at one end: the sum is the largest there is; 6 x 15 + 1 = 91 is the smallest modulus."""
     terms = make_terms(layout=sum_layout(5, -3, 12, 6, modulus))
     inputs = {client: np.full(5, value) for client in range(6)}
@@ -172,7 +170,7 @@ def test_extremes_of_the_range_do_not_wrap(value: int, modulus: int | None) -> N
 
 
 @pytest.mark.parametrize("opened", ["self-mask", "mask key"])
-def test_one_corrupt_share_is_survived(opened: str) -> None:
+def test_one_corrupt_share_is_survived(opened):
     """Client 0 was given a wrong share; the shares of the five others suffice."""
     played, inputs = until(Stage.MASK)
     gone = (5,) if opened == "mask key" else ()
@@ -187,7 +185,7 @@ def test_one_corrupt_share_is_survived(opened: str) -> None:
 
 
 @pytest.mark.parametrize("opened", ["self-mask", "mask key"])
-def test_too_many_corrupt_shares_are_detected(opened: str) -> None:
+def test_too_many_corrupt_shares_are_detected(opened):
     played, inputs = until(Stage.MASK)
     gone = (5,) if opened == "mask key" else ()
     for client in range(6):
@@ -205,7 +203,7 @@ def test_too_many_corrupt_shares_are_detected(opened: str) -> None:
 
 
 @pytest.mark.parametrize("gone", [(), (5,)])
-def test_wrong_commitment_is_detected(gone: tuple[int, ...]) -> None:
+def test_wrong_commitment_is_detected(gone):
     """A client that shares another seed than it committed to loses the round, and is named as the cause."""
     played, _ = until(Stage.UNMASK)
     played.server._commitments[2] = bytes(16)
@@ -217,7 +215,7 @@ def test_wrong_commitment_is_detected(gone: tuple[int, ...]) -> None:
     assert played.server.broken == {2} and not played.server.wrong_shares
 
 
-def lying_holders(liars: tuple[int, ...], num_clients: int = 10, active: bool = False) -> Round:
+def lying_holders(liars, num_clients=10, active=False):
     """A round whose `liars` have opened wrong shares of everybody, up to the server's last step."""
     terms = make_terms(num_clients, active=active)
     played = Round(terms).run(make_inputs(terms), until=Stage.UNMASK)
@@ -233,7 +231,7 @@ def lying_holders(liars: tuple[int, ...], num_clients: int = 10, active: bool = 
 @pytest.mark.parametrize(
     "liars, active", [((2,), False), ((0, 4), False), ((0, 5), False), ((2,), True), ((9,), False)]
 )
-def test_holders_that_open_wrong_shares(liars: tuple[int, ...], active: bool) -> None:
+def test_holders_that_open_wrong_shares(liars, active):
     """Two of ten ended every round, and the log named the owner of a secret in their place."""
     played = lying_holders(liars, active=active)
     played.server.close()
@@ -244,7 +242,7 @@ def test_holders_that_open_wrong_shares(liars: tuple[int, ...], active: bool) ->
     assert {holder for holder, _ in played.server.wrong_shares} <= set(liars) and not played.server.broken
 
 
-def test_more_lying_holders_than_shares_correct_blame_nobody() -> None:
+def test_more_lying_holders_than_shares_correct_blame_nobody():
     played = lying_holders((0, 2, 4))
     with pytest.raises(ShareError):
         played.server.close()
@@ -252,7 +250,7 @@ def test_more_lying_holders_than_shares_correct_blame_nobody() -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_an_owner_whose_shares_lie_on_no_polynomial(gone: bool) -> None:
+def test_an_owner_whose_shares_lie_on_no_polynomial(gone):
     """Every share is of another secret: no holder is blamed, and the owner is."""
     terms = make_terms(10)
     played = Round(terms).run(make_inputs(terms), until=Stage.MASK)
@@ -271,7 +269,7 @@ def test_an_owner_whose_shares_lie_on_no_polynomial(gone: bool) -> None:
     assert played.server.broken == {3}
 
 
-def test_restart_of_the_server_in_every_stage() -> None:
+def test_restart_of_the_server_in_every_stage():
     """State is not kept: the round starts again as a new attempt, and nothing of the old one counts."""
     for stage in (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK):
         played, inputs = until(stage)
@@ -297,7 +295,7 @@ def test_restart_of_the_server_in_every_stage() -> None:
         {"min_survivors": 5},
     ],
 )
-def test_a_client_with_other_terms(changes: dict[str, object]) -> None:
+def test_a_client_with_other_terms(changes):
     """Another round, modulus, shape or threshold: whatever differs, the first message tells."""
     terms = make_terms()
     played = Round(terms)
@@ -308,7 +306,7 @@ def test_a_client_with_other_terms(changes: dict[str, object]) -> None:
         played.server.receive(other.answer(Stage.ADVERTISE, 1))
 
 
-def test_a_client_with_another_model_is_named() -> None:
+def test_a_client_with_another_model_is_named():
     terms = make_terms()
     inputs = make_inputs(terms)
     played = Round(terms, models={4: bytes(32)})
@@ -320,7 +318,7 @@ def test_a_client_with_another_model_is_named() -> None:
 
 @pytest.mark.parametrize("point", LOW_ORDER)
 @pytest.mark.parametrize("field", [0, 1])
-def test_a_client_with_a_low_order_key(point: bytes, field: int) -> None:
+def test_a_client_with_a_low_order_key(point, field):
     played = Round(make_terms())
     message = played.answer(Stage.ADVERTISE, 2)
     start = HEAD + wire.SHORT_BYTES + 32 * field
@@ -330,7 +328,7 @@ def test_a_client_with_a_low_order_key(point: bytes, field: int) -> None:
         played.server.receive(forged)
 
 
-def test_a_client_with_another_clients_key() -> None:
+def test_a_client_with_another_clients_key():
     played = Round(make_terms())
     first = played.answer(Stage.ADVERTISE, 1)
     played.server.receive(first)
@@ -341,7 +339,7 @@ def test_a_client_with_another_clients_key() -> None:
         played.server.receive(wire.seal(Kind.KEYS, played.terms, 2, body, played.clients[2]._channel_key))
 
 
-def test_impersonation_against_a_server_with_a_directory() -> None:
+def test_impersonation_against_a_server_with_a_directory():
     """A stranger who speaks as client 2 with a key of its own can't sign for it."""
     played = Round(make_terms(active=True))
     played.clients[2]._identity = played.identities[3]
@@ -351,7 +349,7 @@ def test_impersonation_against_a_server_with_a_directory() -> None:
         played.server.receive(played.answer(Stage.ADVERTISE, 2))
 
 
-def test_forged_confirmation_is_refused_by_the_server() -> None:
+def test_forged_confirmation_is_refused_by_the_server():
     played, inputs = until(Stage.CONFIRM, active=True)
     played.clients[2]._identity = played.identities[3]
     with pytest.raises(AuthenticationError, match=r"\[consistency, client 2\]"):
@@ -360,7 +358,7 @@ def test_forged_confirmation_is_refused_by_the_server() -> None:
     assert played.server.survivors == tuple(range(6))
 
 
-def test_messages_that_are_not_of_this_protocol() -> None:
+def test_messages_that_are_not_of_this_protocol():
     played, inputs = until(Stage.MASK)
     message = played.answer(Stage.MASK, 0, inputs[0])
     cases = [
@@ -390,7 +388,7 @@ def test_messages_that_are_not_of_this_protocol() -> None:
         Round(played.terms).server.receive(keys)
 
 
-def test_constructors_refuse_what_does_not_fit() -> None:
+def test_constructors_refuse_what_does_not_fit():
     terms, active = make_terms(), make_terms(active=True)
     played = Round(terms)
     with pytest.raises(ValueError, match="client 6 is not in the cohort"):
@@ -403,7 +401,7 @@ def test_constructors_refuse_what_does_not_fit() -> None:
         Server(active, MODEL)
 
 
-def test_masked_inputs_look_uniform() -> None:
+def test_masked_inputs_look_uniform():
     """The same symbols in another round give masked symbols that agree no more often than chance.
 
     20,000 symbols modulo 128: matches are Binomial(20000, 1/128), mean 156; |z| < 5 fails with 6e-7.
@@ -424,7 +422,7 @@ def test_masked_inputs_look_uniform() -> None:
     assert ((counts - 156.25) ** 2 / 156.25).sum() < 240
 
 
-def test_keys_come_from_the_entropy_only() -> None:
+def test_keys_come_from_the_entropy_only():
     """Golden digest: the same entropy gives the same bytes, so a change of the format shows here."""
     terms = make_terms()
     played = Round(terms).run(make_inputs(terms), until=Stage.MASK)

@@ -1,7 +1,5 @@
 """The ring of neighbours: its shape, when it falls apart, and how likely."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 
@@ -25,12 +23,12 @@ from lightning_fedq.secagg.graph import (
 ORDER = [7, 3, 11, 0, 5, 2, 9, 4, 1]
 
 
-def edges(degree: int) -> dict[int, tuple[int, ...]]:
+def edges(degree):
     return {client: neighbours(ORDER, degree, place) for place, client in enumerate(ORDER)}
 
 
 @pytest.mark.parametrize("degree", [2, 4, 6])
-def test_regular_and_symmetric(degree: int) -> None:
+def test_regular_and_symmetric(degree):
     graph = edges(degree)
     for client, near in graph.items():
         assert len(near) == degree
@@ -39,12 +37,12 @@ def test_regular_and_symmetric(degree: int) -> None:
 
 
 @pytest.mark.parametrize("degree", [8, 9, 100])
-def test_complete(degree: int) -> None:
+def test_complete(degree):
     assert all(set(near) == set(ORDER) - {client} for client, near in edges(degree).items())
 
 
 @pytest.mark.parametrize("degree", [2, 4, 6, 8])
-def test_connectedness_of_every_subset(degree: int) -> None:
+def test_connectedness_of_every_subset(degree):
     """Against a search through the graph, for all 511 sets of survivors."""
     graph = edges(degree)
     for size in range(1, 10):
@@ -61,7 +59,7 @@ def test_connectedness_of_every_subset(degree: int) -> None:
 @pytest.mark.parametrize(
     ("population", "marked", "drawn"), [(50, 10, 20), (999, 100, 58), (20, 0, 5), (20, 20, 5)]
 )
-def test_tail_against_scipy(population: int, marked: int, drawn: int) -> None:
+def test_tail_against_scipy(population, marked, drawn):
     for at_least in range(drawn + 2):
         expected = hypergeom.sf(at_least - 1, population, marked, drawn)
         got = 2.0 ** log2_tail(population, marked, drawn, at_least)
@@ -70,7 +68,7 @@ def test_tail_against_scipy(population: int, marked: int, drawn: int) -> None:
         log2_tail(5, 6, 1, 1)
 
 
-def test_bounds_hold_in_simulation() -> None:
+def test_bounds_hold_in_simulation():
     """40 clients, 5 corrupt, 3 dropouts, degree 6: how often 4,000 random orders fail, against the bounds.
 
     A count whose mean is at its bound passes it by 4 standard deviations with probability below 1e-4.
@@ -99,7 +97,7 @@ def test_bounds_hold_in_simulation() -> None:
     ("size", "corrupt", "dropped", "active"),
     [(60, 2, 2, False), (300, 30, 30, False), (300, 6, 6, True), (479, 9, 9, True), (1000, 50, 50, True)],
 )
-def test_smallest_graph_is_safe_and_smallest(size: int, corrupt: int, dropped: int, active: bool) -> None:
+def test_smallest_graph_is_safe_and_smallest(size, corrupt, dropped, active):
     """Against a search through every degree and threshold."""
     degree, threshold = smallest_graph(size, corrupt, dropped, active)
     wanted = wanted_log2(active)
@@ -117,14 +115,14 @@ def test_smallest_graph_is_safe_and_smallest(size: int, corrupt: int, dropped: i
             assert holds[0] == threshold
 
 
-def test_no_ring_is_safe_for_too_many_corrupt_clients() -> None:
+def test_no_ring_is_safe_for_too_many_corrupt_clients():
     assert smallest_graph(100, 40, 10, True) == (99, 67)
     assert smallest_graph(100, 60, 10, False, threshold=70) == (99, 70)
 
 
 @pytest.mark.parametrize("degree", [2, 4, 6, 8, 100])
 @pytest.mark.parametrize("threshold", [1, 2, 3, 5])
-def test_an_owner_has_threshold_less_one_free_holders(degree: int, threshold: int) -> None:
+def test_an_owner_has_threshold_less_one_free_holders(degree, threshold):
     """They are the next ones on the ring; owner and holder say the same, whichever way they count."""
     size, graph = len(ORDER), edges(degree)
     for place, owner in enumerate(ORDER):
@@ -134,7 +132,7 @@ def test_an_owner_has_threshold_less_one_free_holders(degree: int, threshold: in
         assert all(is_free(size, degree, threshold, step - size) == (step in free) for step in steps)
 
 
-def test_complete_graph_is_certain() -> None:
+def test_complete_graph_is_certain():
     assert security_log2(10, 9, 6, 5, 0, True) == -math.inf
     assert security_log2(10, 9, 6, 6, 0, True) == 0.0
     assert correctness_log2(10, 9, 6, 4) == -math.inf

@@ -1,17 +1,15 @@
 """Moduli, packing and masks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from lightning_fedq.keys.randomness import SeededKeys, Stream
-from lightning_fedq.secagg.layout import Block, Layout, modular_layout, sum_layout
+from lightning_fedq.secagg.layout import Block, modular_layout, sum_layout
 
 KEY = SeededKeys(0).public()
 
 
-def random_symbols(layout: Layout, seed: int) -> np.ndarray:
+def random_symbols(layout, seed):
     words = Stream(SeededKeys(seed).public()).words64(layout.size)
     span = (np.asarray(layout.high, np.int64) - layout.low).astype(np.uint64) + np.uint64(1)
     return (words % span).astype(np.int64) + layout.low
@@ -19,7 +17,7 @@ def random_symbols(layout: Layout, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("width", [*range(1, 18), 31, 32, 33, 40, 57, 58, 62, 63])
 @pytest.mark.parametrize("size", [1, 7, 1001])
-def test_packing_takes_exactly_the_width(width: int, size: int) -> None:
+def test_packing_takes_exactly_the_width(width, size):
     layout = modular_layout(size, 2**width)
     residues = layout.split(random_symbols(layout, width))
     packed = layout.pack(residues)
@@ -33,7 +31,7 @@ def test_packing_takes_exactly_the_width(width: int, size: int) -> None:
 @pytest.mark.parametrize(
     "modulus", [2, 3, 1000, 1024, 2**16, 2**16 + 1, 2**32, 10**18 + 9, 2**62 + 1, 2**63 - 25, 2**63]
 )
-def test_masks_cancel_and_are_uniform(modulus: int) -> None:
+def test_masks_cancel_and_are_uniform(modulus):
     layout = modular_layout(70_000, modulus)
     symbols = random_symbols(layout, 1)
     total = layout.split(symbols)
@@ -49,7 +47,7 @@ def test_masks_cancel_and_are_uniform(modulus: int) -> None:
     assert np.array_equal(layout.join(total, 1), symbols)
 
 
-def test_rejection_has_no_modulo_bias() -> None:
+def test_rejection_has_no_modulo_bias():
     """Modulus 3 * 2^61: without rejection the lowest 2^61 residues would come twice as often.
 
     Thirds of 90,000 draws: chi-square with 2 degrees of freedom exceeds 33 with probability 7e-8.
@@ -62,7 +60,7 @@ def test_rejection_has_no_modulo_bias() -> None:
     assert ((counts - 30_000) ** 2 / 30_000).sum() < 33
 
 
-def test_the_last_value_of_the_modulus_is_reached() -> None:
+def test_the_last_value_of_the_modulus_is_reached():
     mask = modular_layout(5000, 5).zeros()
     modular_layout(5000, 5).add_mask(mask, KEY)
     assert set(np.unique(mask[0])) == set(range(5))
@@ -72,7 +70,7 @@ def test_the_last_value_of_the_modulus_is_reached() -> None:
     ("low", "high", "clients", "width"),
     [(0, 1, 2, 2), (0, 1, 1000, 10), (0, 1, 1023, 10), (0, 1, 1024, 11), (-8, 7, 6, 7), (5, 5, 4, 3)],
 )
-def test_the_smallest_power_of_two_that_cannot_wrap(low: int, high: int, clients: int, width: int) -> None:
+def test_the_smallest_power_of_two_that_cannot_wrap(low, high, clients, width):
     layout = sum_layout(3, low, high, clients)
     assert layout.blocks[0].width == width
     for end in (low, high):
@@ -82,7 +80,7 @@ def test_the_smallest_power_of_two_that_cannot_wrap(low: int, high: int, clients
         assert layout.join(total, clients).tolist() == [clients * end] * 3
 
 
-def test_no_silent_wrap_up_to_a_million_clients() -> None:
+def test_no_silent_wrap_up_to_a_million_clients():
     """For every cohort size the modulus is above the largest sum, and an explicit one below it is refused."""
     for clients in [2**k + j for k in range(1, 20) for j in (-1, 0, 1)] + [10**6]:
         if clients < 2:
@@ -93,7 +91,7 @@ def test_no_silent_wrap_up_to_a_million_clients() -> None:
             sum_layout(1, 0, 15, clients, 15 * clients)
 
 
-def test_bounds_that_differ_between_coordinates() -> None:
+def test_bounds_that_differ_between_coordinates():
     low = np.array([0, -100, 0, -(2**40), 3, -1])
     high = np.array([1, 100, 1, 2**40, 3, 2])
     layout = sum_layout(6, low, high, 5)
@@ -113,12 +111,12 @@ def test_bounds_that_differ_between_coordinates() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64, bool])
-def test_integer_types(dtype: type) -> None:
+def test_integer_types(dtype):
     layout = sum_layout(4, 0, 1, 3)
     assert layout.join(layout.split(np.array([0, 1, 1, 0], dtype)), 1).tolist() == [0, 1, 1, 0]
 
 
-def test_modular_sums_come_back_reduced() -> None:
+def test_modular_sums_come_back_reduced():
     layout = modular_layout(2, 100)
     total = layout.zeros()
     for _ in range(3):
@@ -126,7 +124,7 @@ def test_modular_sums_come_back_reduced() -> None:
     assert layout.join(total, 3).tolist() == [97, 20]
 
 
-def test_digest_tells_layouts_apart() -> None:
+def test_digest_tells_layouts_apart():
     layouts = [
         sum_layout(5, 0, 1, 3),
         sum_layout(6, 0, 1, 3),
@@ -140,7 +138,7 @@ def test_digest_tells_layouts_apart() -> None:
     assert sum_layout(5, 0, 1, 3).digest == sum_layout(5, np.zeros(5, np.int64), 1, 3).digest
 
 
-def test_refused_arguments() -> None:
+def test_refused_arguments():
     with pytest.raises(ValueError, match="need size >= 1"):
         sum_layout(0, 0, 1, 3)
     with pytest.raises(ValueError, match="need size >= 1"):

@@ -3,11 +3,8 @@
 The server owns its channel keys, so its tags are right; what it can't do is sign or open for clients.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,34 +40,34 @@ LOW_ORDER = [
 ]
 
 
-def forge(played: Round, client: int, kind: Kind, body: bytes) -> bytes:
+def forge(played, client, kind, body):
     return wire.seal(kind, played.terms, client, body, played.server._channel_keys[client])
 
 
-def roster(played: Round, client: int, keys: dict[int, PublicKeys], digest: bytes | None = None) -> bytes:
+def roster(played, client, keys, digest=None):
     digest = digest or wire.roster_hash(played.terms, keys)
     body = wire.client_bits(keys, played.terms) + digest + b"".join(keys[c].encode() for c in sorted(keys))
     return forge(played, client, Kind.ROSTER, body)
 
 
-def survivors(played: Round, client: int, clients: list[int]) -> bytes:
+def survivors(played, client, clients):
     return forge(played, client, Kind.SURVIVORS, wire.client_bits(clients, played.terms))
 
 
-def fresh_keys(played: Round, client: int, **changes: bytes) -> PublicKeys:
+def fresh_keys(played, client, **changes):
     return replace(played.server._roster[client], **changes)
 
 
-def public_key() -> bytes:
+def public_key():
     return X25519PrivateKey.from_private_bytes(seeded_entropy(77)(32)).public_key().public_bytes_raw()
 
 
-def until(stage: Stage, active: bool = True) -> Round:
+def until(stage, active=True):
     terms = make_terms(active=active)
     return Round(terms).run(make_inputs(terms), until=stage)
 
 
-def out_of_the_round(played: Round, client: int) -> bool:
+def out_of_the_round(played, client):
     """Whatever comes next, the client stays silent."""
     state, message = played.clients[client], played.incoming[client]
     for answer in (state.advertise, state.share_keys, state.accept_shares, state.confirm, state.unmask):
@@ -79,7 +76,7 @@ def out_of_the_round(played: Round, client: int) -> bool:
     return True
 
 
-def test_1_substituted_key() -> None:
+def test_1_substituted_key():
     played = until(Stage.SHARE)
     keys = {**played.server._roster, 3: fresh_keys(played, 3, mask=public_key())}
     with pytest.raises(AuthenticationError, match=r"\[share keys, client 3\] the signature does not verify"):
@@ -87,7 +84,7 @@ def test_1_substituted_key() -> None:
     assert out_of_the_round(played, 0)
 
 
-def test_2_own_key_missing() -> None:
+def test_2_own_key_missing():
     played = until(Stage.SHARE)
     keys = {c: own for c, own in played.server._roster.items() if c != 0}
     with pytest.raises(RosterError, match="client 0\\] this client is missing"):
@@ -95,34 +92,34 @@ def test_2_own_key_missing() -> None:
     assert out_of_the_round(played, 0)
 
 
-def test_3_own_key_changed() -> None:
+def test_3_own_key_changed():
     played = until(Stage.SHARE)
     keys = {**played.server._roster, 0: fresh_keys(played, 0, channel=public_key())}
     with pytest.raises(RosterError, match="another key for this client"):
         played.clients[0].share_keys(roster(played, 0, keys))
 
 
-def test_4_same_key_for_two_clients() -> None:
+def test_4_same_key_for_two_clients():
     played = until(Stage.SHARE)
     keys = {**played.server._roster, 4: played.server._roster[2]}
     with pytest.raises(RosterError, match="clients 2 and 4 have a key in common"):
         played.clients[0].share_keys(roster(played, 0, keys))
 
 
-def test_5_roster_below_the_threshold() -> None:
+def test_5_roster_below_the_threshold():
     played = until(Stage.SHARE)
     keys = {c: played.server._roster[c] for c in (0, 1, 2)}
     with pytest.raises(ThresholdError, match="5 clients are needed, 3 are left"):
         played.clients[0].share_keys(roster(played, 0, keys))
 
 
-def test_6_roster_hash_of_other_keys() -> None:
+def test_6_roster_hash_of_other_keys():
     played = until(Stage.SHARE)
     with pytest.raises(RosterError, match="hash is not that of its keys"):
         played.clients[0].share_keys(roster(played, 0, played.server._roster, bytes(32)))
 
 
-def test_7_different_rosters() -> None:
+def test_7_different_rosters():
     """Client 0 is told that client 5 never came; then no two of them share a key with it."""
     played = until(Stage.SHARE)
     shorter = {c: own for c, own in played.server._roster.items() if c != 5}
@@ -143,11 +140,11 @@ def test_7_different_rosters() -> None:
     assert out_of_the_round(played, 0)
 
 
-def test_8_shares_of_another_client() -> None:
+def test_8_shares_of_another_client():
     played = until(Stage.MASK)
     head = wire.FRAME_BYTES - wire.TAG_BYTES
     order, relayed = played.server._order, played.incoming[0][head + 1 : -wire.TAG_BYTES]
-    pieces: list[bytes] = []
+    pieces = []
     for owner in range(1, 6):
         size = 4 if played.clients[0]._is_free(order.index(0) - order.index(owner)) else 36
         pieces, relayed = [*pieces, relayed[:size]], relayed[size:]
@@ -161,7 +158,7 @@ def test_8_shares_of_another_client() -> None:
         played.clients[0].accept_shares(forge(played, 0, Kind.DELIVERY, body))
 
 
-def test_9_different_models() -> None:
+def test_9_different_models():
     """A server that sends client 2 another model can't get its sum mixed with the others'."""
     terms = make_terms()
     played = Round(terms, models={2: bytes(32)})
@@ -187,27 +184,27 @@ def test_9_different_models() -> None:
         played.server.close()
 
 
-def test_10_survivors_without_this_client() -> None:
+def test_10_survivors_without_this_client():
     played = until(Stage.CONFIRM)
     with pytest.raises(RosterError, match="this client is missing"):
         played.clients[0].confirm(survivors(played, 0, [1, 2, 3, 4, 5]))
     assert out_of_the_round(played, 0)
 
 
-def test_11_too_few_survivors() -> None:
+def test_11_too_few_survivors():
     played = until(Stage.CONFIRM)
     with pytest.raises(ThresholdError, match="5 clients are needed, 2 are left"):
         played.clients[0].confirm(survivors(played, 0, [0, 1]))
 
 
-def test_12_survivor_that_never_shared() -> None:
+def test_12_survivor_that_never_shared():
     terms = make_terms(active=True)
     played = Round(terms).run(make_inputs(terms), {5: Stage.SHARE}, until=Stage.CONFIRM)
     with pytest.raises(RosterError, match=r"clients \[5\] were not in the stage before"):
         played.clients[0].confirm(survivors(played, 0, [0, 1, 2, 3, 4, 5]))
 
 
-def test_13_two_lists_of_survivors() -> None:
+def test_13_two_lists_of_survivors():
     """The attack that the consistency stage is for: half of the clients hear that client 5 dropped out."""
     played = until(Stage.CONFIRM)
     lists = {c: list(range(6)) if c in (0, 1, 5) else list(range(5)) for c in range(6)}
@@ -226,14 +223,14 @@ def test_13_two_lists_of_survivors() -> None:
     assert out_of_the_round(played, 1)
 
 
-def test_14_skipping_the_consistency_stage() -> None:
+def test_14_skipping_the_consistency_stage():
     played = until(Stage.CONFIRM)
     with pytest.raises(StageError, match="expects 'confirm' now, not 'unmask'"):
         played.clients[0].unmask(played.incoming[0])
 
 
 @pytest.mark.parametrize("active", [False, True])
-def test_15_asking_twice_for_the_other_share(active: bool) -> None:
+def test_15_asking_twice_for_the_other_share(active):
     """Client 1 survived; then the server claims that it did not, to get its key share as well."""
     terms = make_terms(active=active)
     inputs = make_inputs(terms)
@@ -251,13 +248,13 @@ def test_15_asking_twice_for_the_other_share(active: bool) -> None:
     assert np.array_equal(played.server.total, total(inputs, range(6)))
 
 
-def test_16_unmasking_before_masking() -> None:
+def test_16_unmasking_before_masking():
     played = until(Stage.MASK, active=False)
     with pytest.raises(StageError, match="expects 'accept_shares' now, not 'unmask'"):
         played.clients[0].unmask(survivors(played, 0, list(range(6))))
 
 
-def test_17_message_of_an_earlier_attempt() -> None:
+def test_17_message_of_an_earlier_attempt():
     terms = make_terms()
     old = Round(terms).run(make_inputs(terms), until=Stage.SHARE)
     new = Round(replace(terms, attempt=1)).run(make_inputs(terms), until=Stage.SHARE)
@@ -265,7 +262,7 @@ def test_17_message_of_an_earlier_attempt() -> None:
         new.clients[0].share_keys(old.incoming[0])
 
 
-def test_18_same_session_id_twice() -> None:
+def test_18_same_session_id_twice():
     """The terms are those of an earlier round to the bit; its messages still fail, as all keys are fresh."""
     terms = make_terms()
     old = Round(terms).run(make_inputs(terms), until=Stage.SHARE)
@@ -277,7 +274,7 @@ def test_18_same_session_id_twice() -> None:
         new.clients[0].share_keys(old.incoming[0])
 
 
-def test_19_survivors_in_two_parts() -> None:
+def test_19_survivors_in_two_parts():
     """On the ring, two gaps wider than half the degree would show two partial sums."""
     terms = make_terms(10, degree=2, threshold=2, min_survivors=4)
     played = Round(terms).run(make_inputs(terms), until=Stage.UNMASK)
@@ -287,7 +284,7 @@ def test_19_survivors_in_two_parts() -> None:
         played.clients[order[0]].unmask(survivors(played, order[0], chosen))
 
 
-def test_20_padding_bits_and_lengths() -> None:
+def test_20_padding_bits_and_lengths():
     played = until(Stage.UNMASK, active=False)
     with pytest.raises(MessageError, match="bits beyond the cohort"):
         played.clients[0].unmask(forge(played, 0, Kind.SURVIVORS, b"\xff"))
@@ -301,7 +298,7 @@ def test_20_padding_bits_and_lengths() -> None:
 
 @pytest.mark.parametrize("point", LOW_ORDER)
 @pytest.mark.parametrize("field", ["channel", "mask"])
-def test_21_low_order_keys(point: bytes, field: str) -> None:
+def test_21_low_order_keys(point, field):
     played = until(Stage.SHARE, active=False)
     keys = {**played.server._roster, 3: fresh_keys(played, 3, **{field: point})}
     with pytest.raises(LowOrderKeyError, match="client 3\\] the public key has low order"):
@@ -314,20 +311,20 @@ def test_21_low_order_keys(point: bytes, field: str) -> None:
 
 
 @pytest.mark.parametrize("point", LOW_ORDER)
-def test_22_low_order_key_of_the_server(point: bytes) -> None:
+def test_22_low_order_key_of_the_server(point):
     played = Round(make_terms())
     with pytest.raises(LowOrderKeyError, match="low order"):
         played.clients[0].advertise(wire.seal(Kind.INVITATION, played.terms, 0, point, wire.NO_KEY))
 
 
-def test_23_no_identity_in_the_directory() -> None:
+def test_23_no_identity_in_the_directory():
     played = until(Stage.SHARE)
     played.clients[0]._directory = {c: key for c, key in played.directory.items() if c != 4}
     with pytest.raises(AuthenticationError, match="client 4\\] the directory holds no identity"):
         played.clients[0].share_keys(played.incoming[0])
 
 
-def test_24_honest_clients_left_out_of_the_ring() -> None:
+def test_24_honest_clients_left_out_of_the_ring():
     """The order hangs on who is in it: leaving out whoever stands between brings no corrupt client near."""
     terms, degree, victim = make_terms(), 18, 7
     keys = {c: PublicKeys(seeded_entropy(c)(32), seeded_entropy(c + 1000)(32), b"") for c in range(1000)}
@@ -348,7 +345,7 @@ def test_24_honest_clients_left_out_of_the_ring() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"session": b"another"}, {"layout": sum_layout(6, -3, 12, 6)}])
-def test_25_a_second_ring_for_the_same_keys(changed: dict[str, Any]) -> None:
+def test_25_a_second_ring_for_the_same_keys(changed):
     """Neither another model nor, for keys that are shown, another session or layout gives another ring."""
     plays = []
     for model in (bytes(32), bytes(31) + b"1"):
@@ -366,7 +363,7 @@ def test_25_a_second_ring_for_the_same_keys(changed: dict[str, Any]) -> None:
     assert out_of_the_round(played, 0)
 
 
-def test_too_few_holders_left() -> None:
+def test_too_few_holders_left():
     terms = make_terms(10, degree=4, threshold=4, min_survivors=4)
     played = Round(terms).run(make_inputs(terms), until=Stage.SHARE)
     near = sorted(played.server._neighbours[0])
@@ -377,7 +374,7 @@ def test_too_few_holders_left() -> None:
         played.clients[0].accept_shares(played.incoming[0])
 
 
-def test_every_error_is_typed_and_names_stage() -> None:
+def test_every_error_is_typed_and_names_stage():
     error = SecAggError("reason", Stage.MASK, 3)
     assert (error.stage, error.client) == (Stage.MASK, 3)
     assert str(error) == "[masked input, client 3] reason"

@@ -4,12 +4,9 @@ The names W1, W2, ... are of a list of variants that are easily written by mista
 message may say are in `test_malicious_server.py` and `test_faults.py`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations, product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,19 +32,19 @@ from tests.secagg.play import Round, make_inputs, make_terms, total
 HEAD, VICTIM = wire.FRAME_BYTES - wire.TAG_BYTES, 2
 
 
-def opened(openings: dict[int, dict[int, bytes]], owner: int, threshold: int) -> bytes | None:
+def opened(openings, owner, threshold):
     """A secret of one owner by what its holders opened, holder -> owner -> share; None without enough."""
     shares = {holder + 1: found[owner] for holder, found in openings.items() if owner in found}
     chosen = dict(sorted(shares.items())[:threshold])
     return element_bytes(interpolate(chosen)) if len(chosen) == threshold else None
 
 
-def shares_in(played: Round, holder: int, message: bytes) -> dict[int, bytes]:
+def shares_in(played, holder, message):
     owners = sorted((*played.server._partners[holder], holder))
     return {owner: message[HEAD + 16 * i :][:16] for i, owner in enumerate(owners)}
 
 
-def peeled(played: Round, masked: bytes, seed: bytes, root: bytes) -> list[int]:
+def peeled(played, masked, seed, root):
     """The victim's symbols under its two secrets, as the server reads them."""
     layout, context = played.terms.layout, played.server._context
     values = layout.unpack(masked[HEAD : -wire.TAG_BYTES])
@@ -60,7 +57,7 @@ def peeled(played: Round, masked: bytes, seed: bytes, root: bytes) -> list[int]:
     return layout.join(values, 1).tolist()
 
 
-def answers(played: Round, stage: Stage, inputs: dict[int, np.ndarray]) -> dict[int, bytes]:
+def answers(played, stage, inputs):
     found = {client: played.answer(stage, client, inputs[client]) for client in played.incoming}
     for message in found.values():
         played.server.receive(message)
@@ -69,7 +66,7 @@ def answers(played: Round, stage: Stage, inputs: dict[int, np.ndarray]) -> dict[
 
 
 @pytest.mark.parametrize("label", ["protocol", "no kind"])
-def test_w3_a_survivors_seed_says_nothing_of_its_mask_key(label: str, monkeypatch: Any) -> None:
+def test_w3_a_survivors_seed_says_nothing_of_its_mask_key(label, monkeypatch):
     """Without the kind in the label the pads cancel: corrections give the polynomials' difference away."""
     if label == "no kind":
         wrong = lambda kind, owner, holder: pack_fields("share", owner, holder)  # noqa: E731
@@ -102,7 +99,7 @@ def test_w3_a_survivors_seed_says_nothing_of_its_mask_key(label: str, monkeypatc
 
 
 @pytest.mark.parametrize("threshold", [3, 4])
-def test_w7_half_of_the_holders_are_told_the_one_and_half_the_other(threshold: int) -> None:
+def test_w7_half_of_the_holders_are_told_the_one_and_half_the_other(threshold):
     """With half of the holders as threshold both secrets open, and nobody is corrupt."""
     terms = make_terms(threshold=threshold, min_survivors=4)
     played, inputs = Round(terms), make_inputs(terms)
@@ -110,7 +107,7 @@ def test_w7_half_of_the_holders_are_told_the_one_and_half_the_other(threshold: i
         answers(played, stage, inputs)
     masked = answers(played, Stage.MASK, inputs)
     told = {c: [*range(6)] if c in (0, 1, VICTIM) else [0, 1, 3, 4, 5] for c in range(6)}
-    openings: dict[int, dict[int, bytes]] = {}
+    openings = {}
     for client, alive in told.items():
         body = wire.client_bits(alive, terms)
         forged = wire.seal(Kind.SURVIVORS, terms, client, body, played.server._channel_keys[client])
@@ -127,7 +124,7 @@ def test_w7_half_of_the_holders_are_told_the_one_and_half_the_other(threshold: i
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_w2_clients_set_back_to_the_same_attempt_mask_afresh(fresh: bool) -> None:
+def test_w2_clients_set_back_to_the_same_attempt_mask_afresh(fresh):
     """With the entropy of before, the difference of two masked inputs is that of the inputs."""
     terms = make_terms(layout=sum_layout(40, 0, 1, 6))
     seen, used = [], []
@@ -144,8 +141,8 @@ def test_w2_clients_set_back_to_the_same_attempt_mask_afresh(fresh: bool) -> Non
     assert np.all((seen[1] - seen[0]) % used[0] == 1) == (not fresh)
 
 
-def test_w9_one_free_holder_too_many_loses_the_round_and_makes_no_wrong_sum(monkeypatch: Any) -> None:
-    def more(size: int, degree: int, threshold: int, step: int) -> bool:
+def test_w9_one_free_holder_too_many_loses_the_round_and_makes_no_wrong_sum(monkeypatch):
+    def more(size, degree, threshold, step):
         return is_free(size, degree, threshold + 1, step)
 
     for side in (clients_side, servers_side):
@@ -156,7 +153,7 @@ def test_w9_one_free_holder_too_many_loses_the_round_and_makes_no_wrong_sum(monk
 
 
 @pytest.mark.parametrize("covers", [True, False])
-def test_w21_the_confirmation_covers_the_corrections(covers: bool, monkeypatch: Any) -> None:
+def test_w21_the_confirmation_covers_the_corrections(covers, monkeypatch):
     if not covers:
         right = wire.confirmation
         monkeypatch.setattr(
@@ -179,7 +176,7 @@ def test_w21_the_confirmation_covers_the_corrections(covers: bool, monkeypatch: 
     assert played.clients[holder].unopened == ((owner,) if covers else ())
 
 
-def test_w22_shares_are_elements_whatever_an_owner_sends(monkeypatch: Any) -> None:
+def test_w22_shares_are_elements_whatever_an_owner_sends(monkeypatch):
     """A correction above the field is one of the field; what is no element is never opened."""
     monkeypatch.setattr(clients_side, "element_bytes", lambda value: element_bytes(value + PRIME))
     terms = make_terms()
@@ -196,12 +193,12 @@ def test_w22_shares_are_elements_whatever_an_owner_sends(monkeypatch: Any) -> No
         assert all(shamir.is_element(share) for share in (pair[:16], pair[16:]))
 
 
-def test_w1_w8_nothing_is_used_twice(monkeypatch: Any) -> None:
+def test_w1_w8_nothing_is_used_twice(monkeypatch):
     """30 attempts of 5 clients: keys, secrets, shares and pads are all new; a pad has one meaning."""
-    meanings: dict[tuple[bytes, bytes], set[tuple[str, int, int]]] = {}
+    meanings = {}
     values = Counter[int]()
 
-    def spy(self: Client, kind: str, owner: int, holder: int) -> int:
+    def spy(self, kind, owner, holder):
         key = self._pair_keys[holder if owner == self.client else owner]
         label = wire.share_label(kind, owner, holder)
         if (key, label) not in meanings:
@@ -230,9 +227,7 @@ def test_w1_w8_nothing_is_used_twice(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("corrupt", list(combinations((1, 2, 3), 2)))
-def test_fewer_than_threshold_shares_and_all_corrections_fit_every_secret(
-    corrupt: tuple[int, ...], monkeypatch: Any
-) -> None:
+def test_fewer_than_threshold_shares_and_all_corrections_fit_every_secret(corrupt, monkeypatch):
     """Exact, in a field of 7 elements: threshold 3, holders 1 and 2 free, 3 corrected, two corrupt."""
     monkeypatch.setattr(shamir, "PRIME", 7)
     shamir._dual_weights.cache_clear()
@@ -248,7 +243,7 @@ def test_fewer_than_threshold_shares_and_all_corrections_fit_every_secret(
     assert all(views == seen[0] for views in seen) and len(seen[0]) == 7**3
 
 
-def test_corrections_look_uniform() -> None:
+def test_corrections_look_uniform():
     """Two bits of 2,000 corrections of equal secrets. |z| < 5: 6e-7, twice."""
     terms, found = make_terms(30, 1), []
     for attempt in range(3):
@@ -265,7 +260,7 @@ def test_corrections_look_uniform() -> None:
 
 
 @pytest.mark.parametrize("active", [False, True])
-def test_w10_exact_sums_on_a_ring_whoever_is_missing_when(active: bool) -> None:
+def test_w10_exact_sums_on_a_ring_whoever_is_missing_when(active):
     """Free holders are those of the whole ring, also where some of them never answered."""
     base = make_terms(14, active=active, degree=6, threshold=5, min_survivors=9)
     inputs, stream, sums = make_inputs(base), Stream(SeededKeys(9).public()), 0

@@ -1,13 +1,9 @@
 """Every mechanism of the contract table behind secure aggregation: its plain decode, or a refusal."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.secagg import Aggregation, SecAgg
 from tests.contract.test_mechanisms import ROWS
 from tests.one_round import context_of, encode, updates_for
@@ -15,7 +11,7 @@ from tests.one_round import context_of, encode, updates_for
 SEGMENTS, CLIENTS = (40, 24), (11, 3, 8, 0, 5, 7, 2)
 
 
-def summed(mechanism: Mechanism, run: str, updates: Tensor | None = None) -> None:
+def summed(mechanism, run, updates=None):
     context = context_of(mechanism, CLIENTS, SEGMENTS)
     rand = PublicRandomness(SeededKeys(0), context.round, context.attempt)
     message = encode(mechanism, updates_for(len(CLIENTS)) if updates is None else updates, context)
@@ -36,18 +32,18 @@ def summed(mechanism: Mechanism, run: str, updates: Tensor | None = None) -> Non
 
 @pytest.mark.parametrize("run", ["masked", "accounted"])
 @pytest.mark.parametrize("mechanism", [row for row in ROWS if row.homomorphic], ids=repr)
-def test_the_sum_decodes_as_the_messages_do(mechanism: Mechanism, run: str) -> None:
+def test_the_sum_decodes_as_the_messages_do(mechanism, run):
     summed(mechanism, run)
 
 
 @pytest.mark.parametrize("mechanism", [row for row in ROWS if not row.homomorphic], ids=repr)
-def test_refused(mechanism: Mechanism) -> None:
+def test_refused(mechanism):
     with pytest.raises(TypeError, match=f"{type(mechanism).__name__} is not homomorphic"):
         summed(mechanism, "accounted")
 
 
 @pytest.mark.parametrize("mechanism", [row for row in ROWS if row.homomorphic], ids=repr)
-def test_the_ends_of_the_range_and_negative_zero(mechanism: Mechanism) -> None:
+def test_the_ends_of_the_range_and_negative_zero(mechanism):
     updates = torch.full((len(CLIENTS), sum(SEGMENTS)), -0.0)
     updates[0], updates[1], updates[2] = 1e6, -1e6, 0.0
     updates[3, ::2], updates[3, 1::2] = 1e6, -1e6

@@ -1,7 +1,5 @@
 """Shamir's secret sharing: enough shares give the secret, fewer give nothing, wrong ones are found out."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest
@@ -23,7 +21,7 @@ SECRET = bytes(range(1, 17))
 LARGEST = element_bytes(PRIME - 1)
 
 
-def shares_of(secret: bytes, points: list[int], threshold: int, seed: int = 0) -> dict[int, bytes]:
+def shares_of(secret, points, threshold, seed=0):
     """Of a polynomial through the secret at 0 and random values at the first threshold - 1 points."""
     entropy = seeded_entropy(seed)
     known = {0: int.from_bytes(secret, "big")} | {p: random_element(entropy) for p in points[: threshold - 1]}
@@ -32,7 +30,7 @@ def shares_of(secret: bytes, points: list[int], threshold: int, seed: int = 0) -
     return {point: element_bytes(values[point]) for point in points}
 
 
-def test_field_order_is_prime() -> None:
+def test_field_order_is_prime():
     """Miller-Rabin with 20 bases: a composite passes with probability below 4^-20."""
     odd, twos = PRIME - 1, 0
     while odd % 2 == 0:
@@ -44,7 +42,7 @@ def test_field_order_is_prime() -> None:
 
 
 @pytest.mark.parametrize("secret", [bytes(16), LARGEST, SECRET])
-def test_every_threshold_subset_gives_the_secret(secret: bytes) -> None:
+def test_every_threshold_subset_gives_the_secret(secret):
     points = [1, 2, 5, 1000, 2**64]
     shares = shares_of(secret, points, 3)
     for chosen in combinations(points, 3):
@@ -52,7 +50,7 @@ def test_every_threshold_subset_gives_the_secret(secret: bytes) -> None:
     assert interpolate(shares) == int.from_bytes(secret, "big")
 
 
-def test_fewer_shares_fit_every_secret() -> None:
+def test_fewer_shares_fit_every_secret():
     """Two shares of a threshold of three: for any other secret there are coefficients that give them too."""
     shares = shares_of(SECRET, [1, 2, 3], 3)
     for other in (bytes(16), LARGEST):
@@ -63,7 +61,7 @@ def test_fewer_shares_fit_every_secret() -> None:
         assert interpolate(fitting) == int.from_bytes(other, "big")
 
 
-def test_shares_are_uniform_field_elements() -> None:
+def test_shares_are_uniform_field_elements():
     """Highest and lowest bit of 4,000 elements, drawn or computed of a key. |z| < 5: 6e-7, four times."""
     entropy = seeded_entropy(1)
     drawn = [random_element(entropy) for _ in range(4000)]
@@ -74,12 +72,12 @@ def test_shares_are_uniform_field_elements() -> None:
             assert abs(ones - 2000) < 5 * 1000**0.5
 
 
-def with_errors(shares: dict[int, bytes], wrong: list[int]) -> dict[int, bytes]:
+def with_errors(shares, wrong):
     return {**shares, **{point: element_bytes((7 + point**3) % PRIME) for point in wrong}}
 
 
 @pytest.mark.parametrize("num, threshold", [(3, 2), (4, 3), (5, 3), (6, 4), (7, 4), (10, 6), (10, 7)])
-def test_wrong_shares_are_corrected_wherever_they_lie(num: int, threshold: int) -> None:
+def test_wrong_shares_are_corrected_wherever_they_lie(num, threshold):
     """Every set of up to (m - t) / 2 holders, and every single one."""
     points = [3 * i + 1 for i in range(num)]
     shares, most = shares_of(SECRET, points, threshold), max(1, (num - threshold) // 2)
@@ -92,14 +90,14 @@ def test_wrong_shares_are_corrected_wherever_they_lie(num: int, threshold: int) 
 
 
 @pytest.mark.parametrize("count", [1, 2, 20, 49])
-def test_a_large_cohort_corrects_a_quarter_of_liars(count: int) -> None:
+def test_a_large_cohort_corrects_a_quarter_of_liars(count):
     points = list(range(1, 201))
     wrong = points[:: 200 // count][:count]
     opened = reconstruct(with_errors(shares_of(SECRET, points, 101), wrong), 101, SECRET.__eq__)
     assert opened is not None and opened.secret == SECRET and list(opened.wrong) == wrong
 
 
-def test_shares_that_agree_on_a_wrong_secret_are_outvoted() -> None:
+def test_shares_that_agree_on_a_wrong_secret_are_outvoted():
     """Two liars of seven send shares of one polynomial; the code's distance tells them all the same."""
     points = list(range(1, 8))
     shares, other = shares_of(SECRET, points, 3), shares_of(bytes(16), points, 3, seed=1)
@@ -107,7 +105,7 @@ def test_shares_that_agree_on_a_wrong_secret_are_outvoted() -> None:
     assert opened is not None and opened.wrong == (1, 2)
 
 
-def test_nothing_is_returned_where_too_many_are_wrong_or_the_commitment_is() -> None:
+def test_nothing_is_returned_where_too_many_are_wrong_or_the_commitment_is():
     points = list(range(1, 11))
     shares = shares_of(SECRET, points, 6)
     assert reconstruct(with_errors(shares, [1, 2, 3]), 6, SECRET.__eq__) is None
@@ -115,11 +113,11 @@ def test_nothing_is_returned_where_too_many_are_wrong_or_the_commitment_is() -> 
     assert reconstruct(with_errors(dict(list(shares.items())[:6]), [2]), 6, SECRET.__eq__) is None
 
 
-def test_doubted_shares_and_shares_that_are_none_are_not_used() -> None:
+def test_doubted_shares_and_shares_that_are_none_are_not_used():
     points = list(range(1, 8))
     shares, asked = shares_of(SECRET, points, 3), []
 
-    def is_right(secret: bytes) -> bool:
+    def is_right(secret):
         asked.append(secret)
         return secret == SECRET
 
@@ -131,11 +129,11 @@ def test_doubted_shares_and_shares_that_are_none_are_not_used() -> None:
         reconstruct({**missing, 4: NO_SHARE, 5: b"short"}, 3, SECRET.__eq__)
 
 
-def test_too_few_shares_are_refused() -> None:
+def test_too_few_shares_are_refused():
     with pytest.raises(ValueError, match="3 shares are needed, got 1"):
         reconstruct({1: bytes(16)}, 3, SECRET.__eq__)
 
 
-def test_an_element_is_drawn_again_where_it_is_none() -> None:
+def test_an_element_is_drawn_again_where_it_is_none():
     tries = [b"\xff" * 16, b"\xff" * 15 + b"\xfd"]
     assert random_element(lambda count: tries.pop(0)) == PRIME - 1 and not tries

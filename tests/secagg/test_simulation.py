@@ -1,7 +1,5 @@
 """What the round engine calls: the same sum and the same bits whether masks run or are accounted for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -22,19 +20,19 @@ KEYS = SeededKeys(0)
 MECHANISM = LDPQ(epsilon=1.0)
 
 
-def context(num_clients: int, dim: int) -> RoundContext:
+def context(num_clients, dim):
     groups = tuple((client,) for client in range(num_clients))
     return RoundContext(
         2, groups, (dim,), torch.zeros(1, dtype=torch.double), torch.ones(1, dtype=torch.double)
     )
 
 
-def aggregation(secagg: SecAgg, num_clients: int = 7, dim: int = 300) -> Aggregation:
+def aggregation(secagg, num_clients=7, dim=300):
     rand = PublicRandomness(KEYS, 2)
     return Aggregation(secagg, MECHANISM, context(num_clients, dim), rand, session=b"s", model_hash=bytes(32))
 
 
-def messages(clients: list[int], num_clients: int, dim: int) -> torch.Tensor:
+def messages(clients, num_clients, dim):
     updates = torch.linspace(-1, 1, len(clients) * dim).reshape(len(clients), dim)
     return MECHANISM.encode(updates, context(num_clients, dim), ClientRandomness(KEYS, clients, 2)).symbols
 
@@ -42,7 +40,7 @@ def messages(clients: list[int], num_clients: int, dim: int) -> torch.Tensor:
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize("dropped", [(), (3,), (0, 6)])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_masked_and_accounted_agree_to_the_bit(active: bool, dropped: tuple[int, ...], sparse: bool) -> None:
+def test_masked_and_accounted_agree_to_the_bit(active, dropped, sparse):
     size, dim = (60, 50) if sparse else (9, 300)
     options = {"degree": "auto", "max_corrupt": 0.02, "max_dropout": 0.04} if sparse else {}
     clients = [client for client in range(size) if client not in dropped]
@@ -63,7 +61,7 @@ def test_masked_and_accounted_agree_to_the_bit(active: bool, dropped: tuple[int,
     assert seen[0].traffic.downlink_bits > 0
 
 
-def test_the_decoded_mean_is_that_of_the_plain_sum() -> None:
+def test_the_decoded_mean_is_that_of_the_plain_sum():
     clients = list(range(7))
     symbols = messages(clients, 7, 300)
     summed = aggregation(SecAgg())
@@ -74,7 +72,7 @@ def test_the_decoded_mean_is_that_of_the_plain_sum() -> None:
 
 
 @pytest.mark.parametrize("run", ["masked", "accounted"])
-def test_bad_input(run: str) -> None:
+def test_bad_input(run):
     summed = aggregation(SecAgg(run=run))
     symbols = messages([0, 1], 7, 300)
     summed.add([0], symbols[:1])
@@ -92,7 +90,7 @@ def test_bad_input(run: str) -> None:
 
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize("answering", [0, 1, 3])
-def test_an_aborted_round_counts_what_was_sent_until_then(active: bool, answering: int) -> None:
+def test_an_aborted_round_counts_what_was_sent_until_then(active, answering):
     seen = []
     for run in ("masked", "accounted"):
         summed = aggregation(SecAgg(run=run, active=active))
@@ -109,7 +107,7 @@ def test_an_aborted_round_counts_what_was_sent_until_then(active: bool, answerin
     assert seen[0].downlink_bits == seen[1].downlink_bits
 
 
-def test_model_digest() -> None:
+def test_model_digest():
     weights = torch.arange(6.0)
     assert model_digest(weights) == model_digest(weights.clone())
     others = (weights + 1e-7, weights.double(), weights.reshape(2, 3), weights.flip(0))

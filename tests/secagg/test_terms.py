@@ -1,9 +1,6 @@
 """The configuration: what it computes, and what it refuses with which cure."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +9,12 @@ import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import IMVU, LDPQ, AdaptiveClip, FedAvg
-from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg.layout import sum_layout
 
 
-def context(num_clients: int = 6, dim: int = 4) -> RoundContext:
+def context(num_clients=6, dim=4):
     groups = tuple((client,) for client in range(num_clients))
     return RoundContext(
         0, groups, (dim,), torch.zeros(1, dtype=torch.double), torch.ones(1, dtype=torch.double)
@@ -30,17 +27,17 @@ RAND = PublicRandomness(SeededKeys(0), 0)
 class Wide(LDPQ):
     """A stand-in with a stated range; only the layout is asked of it."""
 
-    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[object, object]:
+    def symbol_range(self, context, rand):
         return -20, torch.tensor([20, 20, 2000, 20, 20])
 
 
 class Modular(LDPQ):
-    def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
+    def symbol_modulus(self, context):
         return 2**12, 8
 
 
 class Unbounded(LDPQ):
-    def code(self, context: RoundContext) -> object:
+    def code(self, context):
         return object()
 
 
@@ -55,11 +52,11 @@ class Unbounded(LDPQ):
         (31, True, (30, 21, 21)),
     ],
 )
-def test_complete_graph(num_clients: int, active: bool, expected: tuple[int, int, int]) -> None:
+def test_complete_graph(num_clients, active, expected):
     assert SecAgg(active=active).rules(num_clients) == expected
 
 
-def test_sparse_graph() -> None:
+def test_sparse_graph():
     secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
     assert secagg.rules(1000) == (52, 31, 900)
     # In a small cohort the complete graph is the only safe one.
@@ -73,7 +70,7 @@ def test_sparse_graph() -> None:
     assert SecAgg(degree="auto", threshold=34, **given).rules(1000)[:2] == (56, 34)
 
 
-def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said() -> None:
+def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said():
     """Both fractions said: the smallest for them. Else everybody, by the name that ledgers know."""
     said = {"max_corrupt": 0.02, "max_dropout": 0.02}
     assert SecAgg(**said) == SecAgg(degree="auto", **said) and SecAgg(**said).rules(1000) == (20, 13, 980)
@@ -124,12 +121,12 @@ def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said() -> No
         ),
     ],
 )
-def test_refused(make: Callable[[], object], match: str) -> None:
+def test_refused(make, match):
     with pytest.raises(ValueError, match=match):
         make()
 
 
-def test_one_bit_symbols_need_the_bits_of_the_cohort() -> None:
+def test_one_bit_symbols_need_the_bits_of_the_cohort():
     layout = SecAgg().layout(LDPQ(epsilon=1.0), context(100), RAND)
     assert (layout.size, layout.low, layout.high, layout.blocks[0].modulus) == (4, 0, 1, 128)
     assert SecAgg(modulus=101).layout(LDPQ(epsilon=1.0), context(100), RAND).blocks[0].modulus == 101
@@ -137,7 +134,7 @@ def test_one_bit_symbols_need_the_bits_of_the_cohort() -> None:
         SecAgg(modulus=100).layout(LDPQ(epsilon=1.0), context(100), RAND)
 
 
-def test_stated_ranges_and_moduli() -> None:
+def test_stated_ranges_and_moduli():
     layout = SecAgg().layout(Wide(epsilon=1.0), context(), RAND)
     assert (layout.size, [block.width for block in layout.blocks]) == (5, [8, 14])
     layout = SecAgg().layout(Modular(epsilon=1.0), context(), RAND)
@@ -154,12 +151,12 @@ def test_stated_ranges_and_moduli() -> None:
         (Unbounded(epsilon=1.0), "give it a symbol_range"),
     ],
 )
-def test_refused_mechanisms(mechanism: Mechanism, match: str) -> None:
+def test_refused_mechanisms(mechanism, match):
     with pytest.raises(TypeError, match=match):
         SecAgg().layout(mechanism, context(), RAND)
 
 
-def test_terms_and_digest() -> None:
+def test_terms_and_digest():
     layout = sum_layout(4, 0, 1, 3)
     terms = SecAgg().terms(b"s", 3, 1, (5, 2, 9), layout)
     assert (terms.cohort, terms.degree, terms.threshold) == ((2, 5, 9), 2, 2)
@@ -177,7 +174,7 @@ def test_terms_and_digest() -> None:
     assert SecAgg(active=True).terms(b"s", 3, 1, (5, 2, 9), layout).digest not in digests
 
 
-def test_the_report_says_how_likely_the_run_shows_more_than_sums() -> None:
+def test_the_report_says_how_likely_the_run_shows_more_than_sums():
     given = {"degree": "auto", "max_corrupt": 0.1, "max_dropout": 0.1}
     assert SecAgg(**given).statement_of(1024).endswith("of 1024 shows more than its sum is below 2^-40")
     assert SecAgg(**given).statement_of(25).endswith("below 2^-45.3")
@@ -187,7 +184,7 @@ def test_the_report_says_how_likely_the_run_shows_more_than_sums() -> None:
     assert SecAgg().statement_of(25) == SecAgg().statement  # the complete graph leaves nothing to chance
 
 
-def test_configuration_pickles() -> None:
+def test_configuration_pickles():
     secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1, active=True, run="accounted")
     assert pickle.loads(pickle.dumps(secagg)) == secagg
     assert np.isfinite(secagg.rules(50)).all()

@@ -1,10 +1,9 @@
 """Integer dithering and layers of any density, as the papers write them, to hold the package to."""
 
 import torch
-from torch import Tensor
 
 
-def integer_dither_quantize(points: Tensor, dither: Tensor, width: int) -> Tensor:
+def integer_dither_quantize(points, dither, width):
     """Integer form: M = floor((X + V) / width) for a grid point X and V uniform on {0, ..., width - 1}.
 
     Args:
@@ -20,7 +19,7 @@ def integer_dither_quantize(points: Tensor, dither: Tensor, width: int) -> Tenso
     return torch.div(points + dither, width, rounding_mode="floor")
 
 
-def integer_dither_dequantize(symbols: Tensor, dither: Tensor, width: int) -> Tensor:
+def integer_dither_dequantize(symbols, dither, width):
     """Return twice the decoded point, 2 (M width - V) + width - 1, so that it stays an integer.
 
     The error of the point is exactly uniform on the `width` values (1 - width) / 2, ..., (width - 1) / 2,

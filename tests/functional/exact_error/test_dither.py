@@ -18,7 +18,7 @@ from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys, Stream
 from tests.functional.exact_error.reference import integer_dither_dequantize, integer_dither_quantize
 
 
-def stream(purpose: str = "test"):
+def stream(purpose="test"):
     return PublicRandomness(SeededKeys(11), 0).public(purpose)
 
 

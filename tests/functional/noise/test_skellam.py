@@ -49,7 +49,7 @@ def test_a_variance_without_a_sampler_is_refused(variance):
         skellam(variance, 1, Stream(bytes(32)).words64)
 
 
-def log_law(largest: int, variance: float) -> np.ndarray:
+def log_law(largest, variance):
     """ln P(z) for z = 0, ..., largest, also where it is far below the smallest float.
 
     By the ratios I_k / I_(k-1) = 1 / (2 k / v + I_(k+1) / I_k), from outside inwards, where errors die out.
@@ -67,7 +67,7 @@ def test_the_log_law_is_scipy_s_where_scipy_has_one():
     np.testing.assert_allclose(log_law(59, 25.0), np.log(special.ive(z.astype(float), 25.0)), rtol=1e-11)
 
 
-def exact_divergence(order: int, shift: int, variance: float) -> float:
+def exact_divergence(order, shift, variance):
     """ln of the sum over z of P(z - shift)^a Q(z)^(1 - a), over (a - 1), far into both tails."""
     # the tilted law has its middle between the shift and a times the shift
     reach = 60 + order * shift + int(20 * math.sqrt(variance))

@@ -14,20 +14,18 @@ from lightning_fedq.functional.one_bit.privacy import _lower_quantile
 from lightning_fedq.functional.one_bit.threshold_coin import pair_mse, single_mse
 
 
-def randomized_response_rdp(epsilon_bit: float, order: float) -> float:
+def randomized_response_rdp(epsilon_bit, order):
     """Renyi divergence of the given order > 1 of one randomised response."""
     half = 0.5 * epsilon_bit
     # ln(hi^a lo^(1-a) + lo^a hi^(1-a)) with hi / lo = e^eps is ln(cosh((a - 1/2) eps) / cosh(eps / 2))
     return (_log_cosh((2.0 * order - 1.0) * half) - _log_cosh(half)) / (order - 1.0)
 
 
-def _log_cosh(x: float) -> float:
+def _log_cosh(x):
     return abs(x) + math.log1p(math.exp(-2.0 * abs(x))) - math.log(2.0)
 
 
-def blanket_epsilon(
-    low: float, num_coins: int, dim: int, delta: float, failure: float
-) -> tuple[float, int] | None:
+def blanket_epsilon(low, num_coins, dim, delta, failure):
     """Certificate in closed form for one round behind a sum: (epsilon, fair coins k), or None out of range.
 
     A coin with q in [low, high] is a fair coin with probability 2 low whatever its input (the blanket), so in
@@ -54,7 +52,7 @@ def blanket_epsilon(
     return epsilon, k
 
 
-def common_coin_epsilon(epsilon_bit: float, num_coins: int, dim: int, delta: float) -> float | None:
+def common_coin_epsilon(epsilon_bit, num_coins, dim, delta):
     """Theorem 3 of CorBin-FL with its constants corrected, or None outside its condition.
 
     Valid only if all other coins share one probability, so it is not a guarantee of the mechanism; kept as
@@ -72,20 +70,13 @@ def common_coin_epsilon(epsilon_bit: float, num_coins: int, dim: int, delta: flo
     return epsilon + 8.0 * logs / (3.0 * n)
 
 
-def lone_survivor_quantile(num_pairs: int, dropout_probability: float, failure: float) -> int:
+def lone_survivor_quantile(num_pairs, dropout_probability, failure):
     """Largest k with P(fewer than k pairs have exactly one survivor) <= failure (Theorem 4, exact)."""
     chance = 2.0 * dropout_probability * (1.0 - dropout_probability)
     return _lower_quantile(scipy.stats.binom.pmf(np.arange(num_pairs + 1), num_pairs, chance), failure)
 
 
-def mean_mse(
-    values: list[float],
-    groups: tuple[tuple[int, ...], ...],
-    center: float,
-    radius: float,
-    epsilon: float,
-    shared_bits: int | None,
-) -> float:
+def mean_mse(values, groups, center, radius, epsilon, shared_bits):
     """Exact mean squared error of the decoded mean for given pairs and singles.
 
     Args:
@@ -106,9 +97,7 @@ def mean_mse(
     return total / len(values) ** 2
 
 
-def random_pairing_mse(
-    values: list[float], center: float, radius: float, epsilon: float, shared_bits: int | None
-) -> float:
+def random_pairing_mse(values, center, radius, epsilon, shared_bits):
     """The same for an even number of clients, averaged over uniformly random pairings."""
     pairs = (pair_mse(a, b, center, radius, epsilon, shared_bits) for a, b in combinations(values, 2))
     return sum(pairs) / (len(values) - 1) / len(values) ** 2

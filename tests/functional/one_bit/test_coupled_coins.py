@@ -16,7 +16,7 @@ BITS = 10
 GRID = torch.linspace(-1.0, 1.0, 129, dtype=torch.float64)
 
 
-def thresholds(epsilon: float, word_bits: int = BITS) -> tuple[list[int], list[int]]:
+def thresholds(epsilon, word_bits=BITS):
     """For every x of the grid: the threshold where the secret is 1, and where it is 0."""
     inner, one = inner_coin(coin_thresholds(epsilon, word_bits)), torch.ones(1, dtype=torch.float64)
     told, untold = (

@@ -20,16 +20,16 @@ from tests.functional.one_bit.closed_forms import (
 GRID = np.linspace(-3.0, 6.0, 61)
 
 
-def extremes(epsilon: float) -> tuple[float, float]:
+def extremes(epsilon):
     return 1.0 / (1.0 + math.exp(epsilon)), 1.0 / (1.0 + math.exp(-epsilon))
 
 
-def envelope(pairs) -> np.ndarray:
+def envelope(pairs):
     curves = [hockey_stick(np.array(p), np.array(q), GRID) for p, q in pairs]
     return np.max(curves, axis=0)
 
 
-def knots(low: float, high: float, shared_bits: int) -> list[float]:
+def knots(low, high, shared_bits):
     cells = 2**shared_bits
     inner = [k / cells for k in range(cells + 1) if low < k / cells < high]
     return [low, *inner, high]

@@ -5,10 +5,7 @@ hook, and say in `refused` what an error must name if the shape need not be isol
 class's; one that begins with an underscore is a part of rows.
 """
 
-from __future__ import annotations
-
 from inspect import isclass
-from types import ModuleType
 
 from tests.isolation.shapes import (
     callbacks,
@@ -26,7 +23,7 @@ from tests.isolation.shapes import (
 from tests.isolation.worlds import Shape
 
 
-def _rows(module: ModuleType) -> list[type[Shape]]:
+def _rows(module):
     kinds = [kind for kind in vars(module).values() if isclass(kind) and issubclass(kind, Shape)]
     return [k for k in kinds if k.__module__ == module.__name__ and not k.__name__.startswith("_")]
 

@@ -1,7 +1,5 @@
 """What the audit sees of real rounds: the victim's messages on their way through an engine or a Trainer."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import ClassVar
 
@@ -11,7 +9,7 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.lab.audit.views import Finding, View
+from lightning_fedq.lab.audit.views import View
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, Tampering
@@ -35,7 +33,7 @@ class Uplink(Tampering):
 # ---- not a number -----------------------------------------------------------------------------------------
 
 
-def audit_not_finite(engine_class, mechanism, bad, rounds=40) -> Finding:
+def audit_not_finite(engine_class, mechanism, bad, rounds=40):
     """Is a client with a non-finite update as hidden as the claim says, from a client that sends zeros?"""
     counted, dim = [], len(bad)
     for world, update in enumerate((bad, torch.zeros(dim))):
@@ -83,7 +81,7 @@ class VictimSends(pl.Callback):
         return updates
 
 
-def audit_resumption(folder, plant=None, rounds=2) -> Finding:
+def audit_resumption(folder, plant=None, rounds=2):
     """Two worlds of a real training that is stopped and resumed, the victim's signs (+, -) and (-, +).
 
     The messages of a round before and its counterpart after the resumption are one outcome; independent
@@ -133,12 +131,12 @@ class Recorder(LDPQ):
         return super().encode(update, context, rand)
 
 
-def server(kind=RoundEngine) -> RoundEngine:
+def server(kind=RoundEngine):
     Recorder.used.clear()
     return kind(Recorder(1.0), RoundPlanner(3, 0), SeededKeys(0), torch.zeros(4), [4], FixedRange(1.0))
 
 
-def unpaid(engine: RoundEngine) -> bool:
+def unpaid(engine):
     """Did a client use more streams than it was charged for, or one of them twice?"""
     streams = Counter(client for client, _, _ in Recorder.used)
     return any(n > 1 for n in Recorder.used.values()) or any(
@@ -146,7 +144,7 @@ def unpaid(engine: RoundEngine) -> bool:
     )
 
 
-def play(engine: RoundEngine) -> None:
+def play(engine):
     """A round that is given up after its messages were sent, and its repetition."""
     plan = engine.start()
     engine.receive(plan.survivors, torch.zeros(3, 4))

@@ -1,14 +1,10 @@
 """Plants in noise that is handed on: who knows a share, and how much of it there is."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
-from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.lab.audit import audit
 from lightning_fedq.lab.audit.knowledge import audit_knowledge
 from lightning_fedq.lab.commands import audit as command
@@ -18,19 +14,15 @@ from lightning_fedq.mechanisms.interface import Adversary
 CASE = command.cases(HandedOnGaussian)[0]
 
 
-def known_to_members(producer: int, successor: int, since: tuple[int, int], rand: ClientRandomness) -> object:
+def known_to_members(producer, successor, since, rand):
     return rand.members(f"{producer} {successor} {since}").words64
 
 
-def known_to_everybody(
-    producer: int, successor: int, since: tuple[int, int], rand: ClientRandomness
-) -> object:
+def known_to_everybody(producer, successor, since, rand):
     return rand.public(f"{producer} {successor} {since}").words64
 
 
-def known_to_the_server(
-    producer: int, successor: int, since: tuple[int, int], rand: ClientRandomness
-) -> object:
+def known_to_the_server(producer, successor, since, rand):
     return rand.shared_with_server(producer, f"{successor} {since}").words64
 
 
@@ -43,9 +35,7 @@ def known_to_the_server(
         (known_to_everybody, ["outsider", "secagg_server", "client"]),
     ],
 )
-def test_who_knows_a_share_is_found_out(
-    share: Callable[..., object] | None, seen_by: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_knows_a_share_is_found_out(share, seen_by, monkeypatch):
     if share is not None:
         monkeypatch.setattr(handed_on_gaussian, "_share", share)
     against = (Adversary.OUTSIDER, Adversary.SECAGG_SERVER, Adversary.CLIENT)
@@ -58,11 +48,11 @@ def test_who_knows_a_share_is_found_out(
 class Quiet(HandedOnGaussian):
     """Shares of half the size that is claimed."""
 
-    def _noise(self, count, words):  # type: ignore[no-untyped-def]
+    def _noise(self, count, words):
         return discrete_gaussian(0.5 * self.share_std, count, words)
 
 
-def test_half_of_the_noise_is_refuted_and_the_whole_is_not() -> None:
+def test_half_of_the_noise_is_refuted_and_the_whole_is_not():
     m = CASE.mechanism
     assert isinstance(m, HandedOnGaussian)
     assert not any(finding.alarm for finding in audit(m, 100_000))

@@ -35,11 +35,11 @@ class ChargesSurvivorsOnly(RoundEngine):
         return plan
 
 
-def uncharged(kind=RoundEngine, ledger=None) -> Counter:
+def uncharged(kind=RoundEngine, ledger=None):
     """Rounds and attempts that a client was asked in, less those that it is charged for."""
     planner = RoundPlanner(9, 0, 5, dropout_probability=0.3)
     engine = kind(LDPQ(1.0), planner, SeededKeys(0), torch.zeros(4), [4], FixedRange(1.0), ledger=ledger)
-    asked: Counter = Counter()
+    asked = Counter()
     for round in range(12):
         for attempt in range(1 + round % 2):
             plan = engine.start()

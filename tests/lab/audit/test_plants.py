@@ -40,26 +40,26 @@ TIMES = 4
 """Layers of either length in a round, as many as `fedq audit` plays with 10^6 draws."""
 
 
-def simulated(mechanism, draws=200_000, **options) -> str:
+def simulated(mechanism, draws=200000, **options):
     finding = next((found for found in audit(mechanism, draws, times=TIMES, **options) if found.alarm), None)
     return f"{finding.view}: {finding.alarm}" if finding else ""
 
 
-def enumerated(differs) -> str:
+def enumerated(differs):
     return f"{len(differs)} counts differ, {differs[0]}" if differs else ""
 
 
-def not_finite(engine, mechanism=CLIPS, update=ONE_NAN) -> str:
+def not_finite(engine, mechanism=CLIPS, update=ONE_NAN):
     finding = audit_not_finite(engine, mechanism, update)
     return f"the message of a client with NaN: {finding.alarm}" if finding.alarm else ""
 
 
-def ledger(kind) -> str:
+def ledger(kind):
     play(engine := server(kind))
     return "streams were used that nobody was charged for" if unpaid(engine) else ""
 
 
-def resumed(folder, plant) -> str:
+def resumed(folder, plant):
     finding = audit_resumption(folder, plant)
     return f"a message before and one after the resumption: {finding.alarm}" if finding.alarm else ""
 
@@ -68,7 +68,7 @@ Case = tuple[str, str, Callable[..., str]]
 ONE_PLACE = {"last coordinate in the clear": 1_000_000, "padding bits in the clear": 1_000_000}
 """Faults of one place only, which each round shows once: draws of `fedq audit` as it is."""
 MECHANISMS = {type(mechanism).__name__: mechanism for mechanism in plants.MECHANISMS}
-CASES: list[Case] = [
+CASES = [
     *(
         (
             title,
@@ -106,12 +106,12 @@ CASES: list[Case] = [
 ]
 
 
-def skipped_grid() -> str:
+def skipped_grid():
     with patch.object(running_sum, "round_to_grid", plants.skip_the_grid):
         return simulated(LayeredGaussian(1.0, 1 / 32, entropy_code="elias"), 40_000)
 
 
-def elsewhere(test, name) -> str:
+def elsewhere(test, name):
     """A plant that is caught by a test of its own, which exists."""
     assert callable(getattr(importlib.import_module(test), name))
     return f"{test}.{name}"
@@ -120,7 +120,7 @@ def elsewhere(test, name) -> str:
 KNOWLEDGE = "tests.lab.audit.test_knowledge", "test_streams_that_the_adversary_holds_are_caught"
 UNSEEN = "tests.lab.audit.test_unseen", "test_an_engine_that_looks_at_exact_updates_is_caught"
 TRAINING = "tests.lab.commands.test_audit_training"
-LETTERS: list[Case] = [
+LETTERS = [
     (
         "A private stream without the round, odd clients only",
         "B",
@@ -158,7 +158,7 @@ LETTERS: list[Case] = [
 CASES += LETTERS
 
 
-def among_cases(mechanism, draws) -> str:
+def among_cases(mechanism, draws):
     """The first alarm in any of a mechanism's own cases."""
     found = (
         simulated(case, draws // command.EVERYBODY_SHARE if case.everybody else draws)
@@ -167,7 +167,7 @@ def among_cases(mechanism, draws) -> str:
     return next((text for text in found if text), "")
 
 
-USEFUL: list[Case] = [
+USEFUL = [
     (
         "pair's secret flipped half as often",
         "B",

@@ -1,7 +1,5 @@
 """Every planted fault of the specification's lists can still be planted, and fails the test that it names."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -24,11 +22,11 @@ class Plant(NamedTuple):
     caught_by: str
 
 
-def read(block: str) -> Plant:
+def read(block):
     """A fault as `source_plants.txt` has it."""
     name, place, *lines = block.splitlines()
     file, _, caught_by = place.removeprefix("@ ").partition(" ")
-    passages: list[tuple[str, list[str]]] = []
+    passages = []
     for line in lines:
         if not passages or passages[-1][0] != line[0]:
             passages.append((line[0], []))
@@ -42,20 +40,20 @@ PLANTS = [read(block.partition("\n\n")[0]) for block in BLOCKS]
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
-def test_every_fault_can_still_be_planted(plant: Plant) -> None:
+def test_every_fault_can_still_be_planted(plant):
     text = (ROOT / "lightning_fedq" / plant.file).read_text()
     assert [text.count(clean) for clean, _ in plant.change] == [1] * len(plant.change)
     file, _, name = plant.caught_by.partition("::")
     assert f"def {name.partition('[')[0]}(" in (ROOT / "tests" / file).read_text()
 
 
-def test_the_page_lists_every_fault() -> None:
+def test_the_page_lists_every_fault():
     rows = {f"| {plant.name} | `{plant.caught_by.partition('::')[2]}` |" for plant in PLANTS}
     page = (ROOT / "docs" / "audit.md").read_text().partition("## Faults planted in the source")[2]
     assert {line for line in page.partition("\n## ")[0].splitlines() if line.endswith("` |")} == rows
 
 
-def outcome(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+def outcome(folder, *tests):
     """Tests with the library of a folder, in an interpreter of their own."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=line", *tests]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
@@ -63,7 +61,7 @@ def outcome(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy(tmp_path):
     """A copy of the library and its tests."""
     for name in ("lightning_fedq", "tests", "pyproject.toml"):
         source = ROOT / name
@@ -73,7 +71,7 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
-def test_every_planted_fault_is_caught(copy: Path, plant: Plant) -> None:
+def test_every_planted_fault_is_caught(copy, plant):
     path = copy / "lightning_fedq" / plant.file
     text = path.read_text()
     for clean, faulty in plant.change:
@@ -84,6 +82,6 @@ def test_every_planted_fault_is_caught(copy: Path, plant: Plant) -> None:
 
 
 @pytest.mark.slow
-def test_the_clean_library_passes_the_same_tests(copy: Path) -> None:
+def test_the_clean_library_passes_the_same_tests(copy):
     found = outcome(copy, *sorted({f"tests/{plant.caught_by}" for plant in PLANTS}))
     assert found.returncode == 0, found.stdout[-2000:]

@@ -14,12 +14,12 @@ from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 CLIENTS = 4
 
 
-def mechanism(budget: float = 0.5, **changes) -> NearOptimalUtility:
+def mechanism(budget=0.5, **changes):
     settings = {"clip_norm": 20.0, "leakage_budget": budget, "noise_std": 1e-3, "measured_leakage": 0.0}
     return NearOptimalUtility(**{**settings, **changes})
 
 
-def federation(budget: float = 0.5, **settings) -> Federated:
+def federation(budget=0.5, **settings):
     return Federated(mechanism(budget), CLIENTS, **{"seed": 0, **settings})
 
 
@@ -37,9 +37,9 @@ class Seen(pl.Callback):
 
     def __init__(self, federated: Federated) -> None:
         self.federated = federated
-        self.noise: list[float] = []
-        self.sizes: list[tuple[int, ...]] = []
-        self.moved: list[bool] = []
+        self.noise = []
+        self.sizes = []
+        self.moved = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 0 and self.federated.engine.round == len(self.noise):

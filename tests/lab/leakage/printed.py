@@ -3,12 +3,11 @@
 import math
 
 import torch
-from torch import Tensor
 
 from lightning_fedq.lab.leakage.total_variation import _check
 
 
-def paper_tv_bounds(dim: int, ratio: float) -> tuple[float, float]:
+def paper_tv_bounds(dim, ratio):
     """Lemma 6.7's lower and upper bound: 1/100 and 3/2 of min(1, ratio sqrt(dim)); true and loose.
 
     The lower one is at least 16 times too small; the upper one can exceed 1.
@@ -18,7 +17,7 @@ def paper_tv_bounds(dim: int, ratio: float) -> tuple[float, float]:
     return size / 100.0, 1.5 * size
 
 
-def paper_ratio(dim: int, gap: float) -> float:
+def paper_ratio(dim, gap):
     """Lemma 6.8's variance ratio for a leakage that is to fall by `gap`; UNSOUND as a calibration.
 
     It makes the distance at least `gap`, which the paper takes for enough (Lemma 6.6, false): with
@@ -37,7 +36,7 @@ def paper_ratio(dim: int, gap: float) -> float:
     return 100.0 * gap / math.sqrt(dim)
 
 
-def diagonal_tv(ratios: Tensor, normals: Tensor) -> tuple[float, float]:
+def diagonal_tv(ratios, normals):
     """Distance of N(m, diag s^2) and N(m, diag (1 + ratio) s^2) by sampling.
 
     It is the mean of max(0, 1 - likelihood ratio) under the first law.
@@ -55,12 +54,12 @@ def diagonal_tv(ratios: Tensor, normals: Tensor) -> tuple[float, float]:
     return parts.mean().item(), (parts.std() / math.sqrt(len(parts))).item()
 
 
-def attempts_needed(num_candidates: int, rate: float, relative_error: float, level: float) -> int:
+def attempts_needed(num_candidates, rate, relative_error, level):
     """Lemma Q.1: attempts after which every hit rate is known to a relative error, with chance 1 - level."""
     return math.ceil(3.0 * math.log(2.0 * num_candidates / level) / (relative_error**2 * rate))
 
 
-def divergence_error(relative_error: float) -> float:
+def divergence_error(relative_error):
     """Lemma Q.2, repaired: how far the JS divergence can be off if every hit rate is off by this much."""
     e = relative_error
     if not 0.0 < e < 1.0:
@@ -68,6 +67,6 @@ def divergence_error(relative_error: float) -> float:
     return 0.5 * ((1.0 + e) * math.log((1.0 + e) / (1.0 - e)) + e - math.log1p(-e))
 
 
-def necessary_tv(c1: float, budget: float, c2: float) -> float:
+def necessary_tv(c1, budget, c2):
     """Distance below which the leakage can't have fallen from C1 to the budget; necessary, not sufficient."""
     return min(1.0, max(0.0, c1 - budget) / c2)

@@ -1,41 +1,37 @@
 """Digits and small models for the tests of attacks."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedq.lab.leakage import Analytic, Study
 from tests.digits_run import digits
 
 
-def generator(seed: int = 0) -> torch.Generator:
+def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def linear() -> nn.Module:
+def linear():
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
 
 
-def mlp(activation: nn.Module | None = None) -> nn.Module:
+def mlp(activation=None):
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         layers = (nn.Flatten(), nn.Linear(64, 32), activation or nn.Sigmoid(), nn.Linear(32, 10))
         return nn.Sequential(*layers).eval()
 
 
-def candidates(count: int = 100) -> tuple[Tensor, Tensor]:
+def candidates(count=100):
     inputs, labels = digits()
     return (2 * inputs - 1)[:count].reshape(-1, 1, 8, 8), labels[:count]
 
 
-def study(**changes: Any) -> Study:
+def study(**changes):
     inputs, labels = candidates()
-    settings: dict[str, Any] = {
+    settings = {
         "model": linear(),
         "loss": nn.functional.cross_entropy,
         "inputs": inputs,

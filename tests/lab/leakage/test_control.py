@@ -19,11 +19,11 @@ from lightning_fedq.mechanisms.interface import Adversary
 from tests.lab.leakage.settings import candidates, study
 
 
-def seeded(seed: int = 0) -> torch.Generator:
+def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def updates(count: int = 12, dim: int = 40) -> torch.Tensor:
+def updates(count=12, dim=40):
     common = torch.randn(dim, generator=seeded(1))
     return torch.randn(count, dim, generator=seeded(2)) + 0.5 * common
 
