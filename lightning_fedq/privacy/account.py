@@ -11,14 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lightning_fedq.functional.drawn import num_marked
-from lightning_fedq.mechanisms.interface import (
-    Adversary,
-    Mechanism,
-    Neighbours,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import Spending, spent
 from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.collusion import CHANCE, num_corrupt_in_cohort
@@ -42,7 +35,6 @@ class Account:
     """Claims about a run, and what they have spent, at one delta.
 
     Args:
-        run: The run.
         delta: In (0, 1).
     """
 
@@ -77,12 +69,6 @@ class Account:
         colluding = num_corrupt_in_cohort(run.max_corrupt, run.num_clients, size, self.delta, honest)
         return min(colluding + run.threat.num_byzantine, size)
 
-    @property
-    def _bets_on_the_draw(self) -> bool:
-        """May a cohort hold more colluders than are counted, with a small chance that delta pays for?"""
-        run = self.run
-        return run.num_clients > run.cohort_size and run.max_corrupt > 0.0 and run.min_survivors is None
-
     def _known_to(self, adversary: Adversary) -> int:
         """Clients whose part of a sum hides nobody from an adversary, as far as it comes from the setting."""
         if adversary is Adversary.SECAGG_SERVER:
@@ -95,12 +81,14 @@ class Account:
 
         Dropouts of a sum take half, and every round in which more may collude than are counted `CHANCE`.
         """
-        after_drops = claim.loss.counts_answers and self.run.sampling.dropout_probability > 0.0
-        if claim.adversary in _WIDER_VIEW and self.run.min_survivors is not None:
+        run = self.run
+        after_drops = claim.loss.counts_answers and run.sampling.dropout_probability > 0.0
+        if claim.adversary in _WIDER_VIEW and run.min_survivors is not None:
             after_drops = False  # whoever is missing, so many are there
         share = 0.5 if after_drops else 1.0
-        if claim.adversary is Adversary.SECAGG_SERVER and self._bets_on_the_draw:
-            share -= CHANCE * max(rounds, self.run.horizon)
+        bets_on_the_draw = run.num_clients > run.cohort_size and run.min_survivors is None
+        if claim.adversary is Adversary.SECAGG_SERVER and run.max_corrupt > 0.0 and bets_on_the_draw:
+            share -= CHANCE * max(rounds, run.horizon)
         return max(share, 0.0) * self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
@@ -185,7 +173,6 @@ class Account:
         """Epsilon of some rounds of one client, between any two updates, infinite where nothing is claimed.
 
         Args:
-            adversary: Towards whom.
             charges: Rounds of one client, or released rounds if `secret`.
             secret: Does the adversary never learn who took part?
         """
@@ -196,17 +183,18 @@ class Account:
 
     def claims(self, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
         """The claim that fits, for every adversary: about every client, or about one."""
-        mechanism = self.run.mechanism
-        context = replace(self.run.context, num_corrupt=self.num_corrupt)
-        own = _claims(mechanism, client, context)
+        own = self._claims(client, self.num_corrupt)
         if self.run.max_corrupt and self.run.num_clients > len(self.run.context.cohort):
-            behind = own[Adversary.SECAGG_SERVER]
-            own[Adversary.SECAGG_SERVER] = replace(
-                behind, assumptions=(*behind.assumptions, self._colluders())
-            )
+            own[Adversary.SECAGG_SERVER] = _given(own[Adversary.SECAGG_SERVER], self._colluders())
         if self.run.threat.num_byzantine:
-            own |= {who: self._among_byzantine(mechanism, client, own, who) for who in _WIDER_VIEW}
-        return {who: self._fitting(own, who, mechanism) for who in Adversary}
+            own |= {who: self._among_byzantine(client, own, who) for who in _WIDER_VIEW}
+        return {who: self._fitting(own, who) for who in Adversary}
+
+    def _claims(self, client: int | None, num_corrupt: int) -> dict[Adversary, PrivacyClaim]:
+        """The mechanism's own claims, about every client, or about one."""
+        mechanism, context = self.run.mechanism, replace(self.run.context, num_corrupt=num_corrupt)
+        claims = mechanism.claims(context) if client is None else mechanism.claims_about(client, context)
+        return {claim.adversary: claim for claim in claims}
 
     def _colluders(self) -> str:
         clients, size = self.run.num_clients, len(self.run.context.cohort)
@@ -220,11 +208,7 @@ class Account:
         )
 
     def _among_byzantine(
-        self,
-        mechanism: Mechanism,
-        client: int | None,
-        own: dict[Adversary, PrivacyClaim],
-        adversary: Adversary,
+        self, client: int | None, own: dict[Adversary, PrivacyClaim], adversary: Adversary
     ) -> PrivacyClaim:
         """A claim about a sum when some of its clients lie.
 
@@ -236,116 +220,95 @@ class Account:
             return own[adversary]
         count = self.run.threat.num_byzantine
         lie = f"{count} clients lie and count as known to the adversary; all others run their coins"
-        honest, colluding = (
-            _claims(mechanism, client, replace(self.run.context, num_corrupt=n))[Adversary.SECAGG_SERVER]
-            for n in (0, known)
-        )
+        honest, colluding = (self._claims(client, n)[Adversary.SECAGG_SERVER] for n in (0, known))
         if isinstance(colluding.loss, NonPrivate) or colluding.loss == honest.loss:
-            return _as_wider(wider, adversary, f"{lie}, so this is the claim of a view of all messages")
-        return replace(colluding, adversary=adversary, assumptions=(*colluding.assumptions, lie))
+            return _as_wider(wider, adversary, lie)
+        return replace(_given(colluding, lie), adversary=adversary)
 
-    def _fitting(
-        self, claims: dict[Adversary, PrivacyClaim], adversary: Adversary, mechanism: Mechanism
-    ) -> PrivacyClaim:
-        claim = claims[adversary]
-        wider = _WIDER_VIEW.get(adversary)
-        if wider is None:
+    def _fitting(self, claims: dict[Adversary, PrivacyClaim], adversary: Adversary) -> PrivacyClaim:
+        claim, run, wider_view = claims[adversary], self.run, _WIDER_VIEW.get(adversary)
+        if wider_view is None:
             return claim
-        if adversary is Adversary.SECAGG_SERVER and self.run.threat.secure_sum is None:
-            off = f"secure aggregation is off: see the row of {wider.value}"
+        wider = claims[wider_view]
+        if adversary is Adversary.SECAGG_SERVER and run.threat.secure_sum is None:
+            off = f"secure aggregation is off: see the row of {wider_view.value}"
             return replace(claim, loss=NonPrivate(off))
-        if not self.run.threat.plain_sum:
-            return _as_wider(
-                claims[wider],
-                adversary,
-                "the mean is weighted, or no mean, so this is the claim of a view of all messages; weights "
-                "(sample counts) are public",
-            )
-        if claim.loss == claims[wider].loss:
+        if not run.threat.plain_sum:
+            why = "the mean is weighted, or no mean"
+            return _as_wider(wider, adversary, why, "; weights (sample counts) are public")
+        if claim.loss == wider.loss or isinstance(claim.loss, NonPrivate):
             return claim
-        if not self.run.threat.num_byzantine and not isinstance(claim.loss, NonPrivate):
-            claim = replace(claim, assumptions=(*claim.assumptions, _HONEST))
-        zeros = mechanism.fixed_cohort and adversary is not Adversary.SECAGG_SERVER
+        if not run.threat.num_byzantine:
+            claim = _given(claim, _HONEST)
+        fixed = run.mechanism.fixed_cohort
         # what a Byzantine client releases has no more coins in it
-        if self.run.min_survivors is not None and not zeros:
-            return self._against_a_liar(claim, claims[wider], mechanism, self.run.min_survivors)
-        if self.run.sampling.dropout_probability > 0.0:
-            return self._after_dropouts(claim, claims[wider], mechanism)
-        if self.run.min_answers is not None and not mechanism.fixed_cohort:
-            return self._of_real_clients(claim, claims[wider], mechanism, self.run.min_answers)
+        if run.min_survivors is not None and (not fixed or adversary is Adversary.SECAGG_SERVER):
+            return self._against_a_liar(claim, wider, run.min_survivors)
+        if run.sampling.dropout_probability > 0.0:
+            return self._after_dropouts(claim, wider)
+        if run.min_answers is not None and not fixed:
+            return self._of_real_clients(claim, wider, run.min_answers)
         return claim
 
-    def _against_a_liar(
-        self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism, survivors: int
-    ) -> PrivacyClaim:
+    def _against_a_liar(self, claim: PrivacyClaim, wider: PrivacyClaim, survivors: int) -> PrivacyClaim:
         """The claim of the worst cohort of survivors that a lying server can make the clients confirm."""
-        if isinstance(claim.loss, NonPrivate) or claim.loss == wider.loss:
-            return claim
         size = len(self.run.context.cohort)
-        left_out = size - survivors
-        tolerated = mechanism.tolerated_dropouts(self.run.context)
+        left_out, tolerated = size - survivors, self.run.mechanism.tolerated_dropouts(self.run.context)
         confirmed = f"at least {survivors} of {size} clients confirm that they survived, whoever they are"
-        if tolerated is not None and tolerated < left_out:
-            lie = (
-                f"a lying server may declare {left_out} of {size} clients dropped, and the noise of all but "
-                f"{tolerated} is counted on; allow for max_dropped >= {left_out}"
-            )
-            return replace(claim, loss=NonPrivate(lie))
-        if tolerated is not None:
-            return replace(claim, assumptions=(*claim.assumptions, confirmed))
-        loss = claim.loss.left_out(left_out)
-        if loss is None:
-            why = "a lying server may leave clients out, so this is the claim of a view of all messages"
-            return _as_wider(wider, claim.adversary, why)
-        return replace(claim, loss=loss, assumptions=(*claim.assumptions, confirmed))
+        if tolerated is None:
+            why = "a lying server may leave clients out"
+            return _reduced(claim, claim.loss.left_out(left_out), confirmed, wider, why)
+        if tolerated >= left_out:
+            return _given(claim, confirmed)
+        lie = (
+            f"a lying server may declare {left_out} of {size} clients dropped, and the noise of all but "
+            f"{tolerated} is counted on; allow for max_dropped >= {left_out}"
+        )
+        return replace(claim, loss=NonPrivate(lie))
 
-    def _of_real_clients(
-        self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism, answers: int
-    ) -> PrivacyClaim:
+    def _of_real_clients(self, claim: PrivacyClaim, wider: PrivacyClaim, answers: int) -> PrivacyClaim:
         """The claim of the worst clients that may be silent."""
-        size, tolerated = len(self.run.context.cohort), mechanism.tolerated_dropouts(self.run.context)
-        if isinstance(claim.loss, NonPrivate) or answers == size:
+        size = len(self.run.context.cohort)
+        if answers == size:
             return claim
+        tolerated = self.run.mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
-            enforced = f"a round with more than {tolerated} dropouts is aborted"
-            return replace(claim, assumptions=(*claim.assumptions, enforced))
-        loss = claim.loss.left_out(size - answers)
-        if loss is None:
-            why = "clients may be silent, so this is the claim of a view of all messages"
-            return _as_wider(wider, claim.adversary, why)
+            return _given(claim, f"a round with more than {tolerated} dropouts is aborted")
         counted = f"no more than {answers} of {size} clients are sure to answer, whoever they are"
-        return replace(claim, loss=loss, assumptions=(*claim.assumptions, counted))
+        return _reduced(claim, claim.loss.left_out(size - answers), counted, wider, "clients may be silent")
 
-    def _after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism) -> PrivacyClaim:
-        if isinstance(claim.loss, NonPrivate):
-            return claim
-        if mechanism.fixed_cohort:
-            zeros = (
-                "a client that does not answer counts as one that sent zeros, so the noise stays what it was"
+    def _after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim) -> PrivacyClaim:
+        if self.run.mechanism.fixed_cohort:
+            return _given(
+                claim,
+                "a client that does not answer counts as one that sent zeros, so the noise stays what it was",
             )
-            return replace(claim, assumptions=(*claim.assumptions, zeros))
-        tolerated = mechanism.tolerated_dropouts(self.run.context)
+        tolerated = self.run.mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
-            enforced = f"a round with more than {tolerated} dropouts is aborted"
-            return replace(claim, assumptions=(*claim.assumptions, enforced))
+            return _given(claim, f"a round with more than {tolerated} dropouts is aborted")
         failure = self.delta / (2 * max(self.run.horizon, 1))
         sizes = [len(group) for group in self.run.context.groups]
         corrupt = self._known_to(claim.adversary)
         loss = claim.loss.after_dropouts(sizes, self.run.sampling.dropout_probability, failure, corrupt)
-        if loss is None:
-            why = (
-                "the aggregate claim needs every client to answer, so this is the claim of a view of all "
-                "messages"
-            )
-            return _as_wider(wider, claim.adversary, why)
         independent = "clients drop out independently of data and adversary; half of delta pays for it"
-        return replace(claim, loss=loss, assumptions=(*claim.assumptions, independent))
+        return _reduced(claim, loss, independent, wider, "the aggregate claim needs every client to answer")
 
 
-def _claims(mechanism: Mechanism, client: int | None, context: RoundContext) -> dict[Adversary, PrivacyClaim]:
-    claims = mechanism.claims(context) if client is None else mechanism.claims_about(client, context)
-    return {claim.adversary: claim for claim in claims}
+_WIDER = "so this is the claim of a view of all messages"
 
 
-def _as_wider(wider: PrivacyClaim, adversary: Adversary, why: str) -> PrivacyClaim:
-    return replace(wider, adversary=adversary, assumptions=(*wider.assumptions, why))
+def _given(claim: PrivacyClaim, assumption: str) -> PrivacyClaim:
+    return replace(claim, assumptions=(*claim.assumptions, assumption))
+
+
+def _as_wider(wider: PrivacyClaim, adversary: Adversary, why: str, more: str = "") -> PrivacyClaim:
+    return replace(_given(wider, f"{why}, {_WIDER}{more}"), adversary=adversary)
+
+
+def _reduced(
+    claim: PrivacyClaim, loss: Loss | None, assumption: str, wider: PrivacyClaim, why: str
+) -> PrivacyClaim:
+    """The claim with a loss of fewer clients, or, where there is none, that of the wider view."""
+    if loss is None:
+        return _as_wider(wider, claim.adversary, why)
+    return replace(_given(claim, assumption), loss=loss)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lightning_fedq.mechanisms.interface import NO_SLACK, Slack
-from lightning_fedq.privacy.grid import SMALLEST_DELTA, LossGrid, check_loss, loss_grid
+from lightning_fedq.privacy.grid import SMALLEST_DELTA, LossGrid, added_up, check_loss, loss_grid
 from lightning_fedq.privacy.losses import Loss, composed_mass
 
 _TAIL_SHARE = 1e-3
@@ -107,13 +107,15 @@ def spent(
     if run_mass > delta:
         return Spending(math.inf, delta, run_mass, "infinite-loss mass above delta")
 
+    simple = closed_form(loss, participation)
+
     def exact(left: float) -> float:
         # epsilon of a run whose infinite mass is below delta
-        if _closed_form(loss, participation):
+        if simple:
             return loss.epsilon(left, compositions * rounds)
         return composed_grid(loss, left, compositions, rounds, participation).epsilon(left)
 
-    method = _method(loss, participation)
+    method = loss.method if simple else "privacy loss distribution, connect-the-dots, pessimistic"
     if slack == NO_SLACK:
         return Spending(exact(delta), delta, run_mass, method)
     total = Slack(composed_mass(min(participation * slack.distance, 1.0), rounds), rounds * slack.log_ratio)
@@ -157,19 +159,9 @@ def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> f
     return math.inf
 
 
-def closed_form(loss: Loss) -> bool:
+def closed_form(loss: Loss, participation: float = 1.0) -> bool:
     """Does an epsilon of a loss cost next to nothing, where no lottery is averaged over?"""
-    return _closed_form(loss, 1.0)
-
-
-def _closed_form(loss: Loss, participation: float) -> bool:
     return bool(loss.method) and (participation == 1.0 or loss.every_round)
-
-
-def _method(loss: Loss, participation: float) -> str:
-    if _closed_form(loss, participation):
-        return loss.method
-    return "privacy loss distribution, connect-the-dots, pessimistic"
 
 
 def composed_grid(
@@ -266,15 +258,8 @@ class ClaimAccountant:
             return total.epsilon(delta, 1)
         if total is not None:
             parts.append((total, 1, 1))
-        grids = [
-            composed_grid(loss, delta / len(parts), compositions, rounds)
-            for loss, compositions, rounds in parts
-        ]
-        step = max(grid.coarser().step for grid in grids)
-        run = grids[0].on(step)
-        for grid in grids[1:]:
-            run = run.plus(grid.on(step))
-        return run.epsilon(delta)
+        share = delta / len(parts)
+        return added_up([composed_grid(loss, share, *counts) for loss, *counts in parts]).epsilon(delta)
 
     def __len__(self) -> int:
         """Rounds spent."""

@@ -45,9 +45,6 @@ class _Kind:
 class Population:
     """The clients of a federation, by what protects them and by how often they were charged.
 
-    Args:
-        account: The run, at a delta.
-
     Raises:
         ValueError: If there is not one charge a client, or one is negative.
     """
@@ -128,8 +125,6 @@ def spent_so_far(account: Account, adversary: Adversary, rounds: int, secret: bo
     """Epsilon of the client that an adversary has learnt most about, between any two updates.
 
     Args:
-        account: A run so far.
-        adversary: Towards whom.
         rounds: Rounds where cohorts are secret, and charges are not known.
         secret: Does the adversary never learn who took part?
     """

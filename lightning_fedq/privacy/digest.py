@@ -65,7 +65,11 @@ def digest(
     for row in report.with_secure_keys or report.rows:
         adversary = Adversary[row.adversary]
         when = _when(adversary, report, masked)
-        group = ASKED if adversary is asked and not asked_secret else _group(adversary, masked)
+        group = WITH_MASKS if adversary is Adversary.SECAGG_SERVER else FAILING
+        if is_met(adversary, masked):
+            group = ALSO
+        if adversary is asked and not asked_secret:
+            group = ASKED
         has_run = adversary is not Adversary.SECAGG_SERVER or report.secure_aggregation
         epsilon = format_epsilon(row.epsilon) if has_run else NOT_RUN
         lines.append(Line(group, row.adversary, row.title, epsilon, row.verdict, _joined(when, _own(row))))
@@ -85,10 +89,6 @@ def _secret_line(row: Row, asked: bool) -> Line:
 def is_met(adversary: Adversary, masked: bool) -> bool:
     """Whether a run as it was run has this adversary, and not only where an assumption fails.
 
-    Args:
-        adversary: One view of the run.
-        masked: Whether the masks of secure aggregation really ran.
-
     Example:
         >>> is_met(Adversary.SECAGG_SERVER, masked=False)
         False
@@ -101,21 +101,10 @@ def is_met(adversary: Adversary, masked: bool) -> bool:
 
 
 def least(report: PrivacyReport, masked: bool) -> Row:
-    """Row of the least epsilon among the adversaries that a run as it was run has.
-
-    Args:
-        report: Report of the run.
-        masked: Whether the masks of secure aggregation really ran.
-    """
+    """Row of the least epsilon among the adversaries that a run as it was run has."""
     return min(
         (row for row in report.rows if is_met(Adversary[row.adversary], masked)), key=lambda row: row.epsilon
     )
-
-
-def _group(adversary: Adversary, masked: bool) -> str:
-    if is_met(adversary, masked):
-        return ALSO
-    return WITH_MASKS if adversary is Adversary.SECAGG_SERVER else FAILING
 
 
 def _when(adversary: Adversary, report: PrivacyReport, masked: bool) -> str:

@@ -17,9 +17,9 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -257,6 +257,14 @@ def check_loss(loss: Loss) -> None:
             "Subclass lightning_fedq.privacy.losses.Loss, or use one of its kinds (PmfPairs, GaussianLoss, "
             "RenyiLoss)"
         )
+
+
+def added_up(grids: Sequence[LossGrid]) -> LossGrid:
+    """The sum of losses that are independent of each other, on the coarsest of their grids."""
+    if len(grids) == 1:
+        return grids[0]
+    step = max(grid.coarser().step for grid in grids)
+    return reduce(LossGrid.plus, [grid.on(step) for grid in grids])
 
 
 def _lower_hull(places: Array, values: Array) -> Array:

@@ -62,7 +62,6 @@ class Journal:
     Args:
         path: The file; it is created with its folder where it does not exist.
         mechanism: What is charged for, as text.
-        num_clients: Clients of the federation.
         position: Bytes that the owner knows already; 0 reads from the first entry on.
 
     Raises:
@@ -175,7 +174,6 @@ class Journal:
         """Write one entry behind `position` and return when it is on the disk. First read what is `unread`.
 
         Args:
-            attempt: Attempt at this round.
             state: Names what the round began with.
             clients: Clients to charge; None is everybody.
             dim: Coordinates of the vector that is charged for.

@@ -26,7 +26,6 @@ def epsilon_of(row: Row, masks: bool = True) -> str:
     """Epsilon over the run. One about an update and zero never stands alone.
 
     Args:
-        row: A row of a report.
         masks: Was there secure aggregation? Without it the row of sums has no epsilon.
     """
     if not masks and row.adversary == Adversary.SECAGG_SERVER.name:
@@ -93,13 +92,6 @@ def _charged(report: PrivacyReport) -> list[str]:
     ]
 
 
-def _leaves(report: PrivacyReport) -> list[str]:
-    """Outputs that no epsilon is about."""
-    if not report.leaves:
-        return []
-    return ["", "## What also leaves, without noise", "", *(f"- {line}" for line in report.leaves)]
-
-
 def markdown(report: PrivacyReport) -> str:
     """Two tables, one to read and one to check. Then what has to hold, and samples where DP-SGD ran."""
     common = set.intersection(*(set(row.assumptions) for row in report.rows))
@@ -125,7 +117,9 @@ def markdown(report: PrivacyReport) -> str:
         if special:
             lines.append(f"- {row.title}: {special}.")
     lines += ["", "## How to read the numbers", ""]
-    lines += [*(f"- {note}" for note in report.notes), *_charged(report), *_leaves(report)]
+    lines += [*(f"- {note}" for note in report.notes), *_charged(report)]
+    if report.leaves:
+        lines += ["", "## What also leaves, without noise", "", *(f"- {line}" for line in report.leaves)]
     if report.with_secure_keys:
         lines += [
             "",

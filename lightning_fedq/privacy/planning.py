@@ -103,20 +103,16 @@ class Problem:
             raise ValueError(f"num_byzantine must be >= 0, got {self.num_byzantine}")
         check_delta(self.target.delta, self.clients, "clients")
         if self.target.secret:
-            self._check_secret()
-
-    def _check_secret(self) -> None:
-        """Refuse what secret cohorts do not go with, by the name of the condition."""
-        broken = {
-            f"S1, a draw: clients_per_round below {self.clients}": self.cohort == self.clients,
-            "S1, a fresh draw every round: participation='random'": self.in_turn,
-            "S3, everybody who is drawn answers: dropout_probability=0": self.dropout_probability > 0.0,
-            "S3, everybody who is drawn answers: no deadline": self.may_be_silent,
-            "S4, a plain mean: weighting='uniform' and no aggregator": not self.plain_sum,
-            "S4, clients that run the protocol: no ByzantineClients": self.num_byzantine > 0,
-        }
-        if why := [name for name, is_broken in broken.items() if is_broken]:
-            raise ValueError(f"secret cohorts need {'; '.join(why)}; or leave cohorts out")
+            broken = {
+                f"S1, a draw: clients_per_round below {self.clients}": self.cohort == self.clients,
+                "S1, a fresh draw every round: participation='random'": self.in_turn,
+                "S3, everybody who is drawn answers: dropout_probability=0": self.dropout_probability > 0.0,
+                "S3, everybody who is drawn answers: no deadline": self.may_be_silent,
+                "S4, a plain mean: weighting='uniform' and no aggregator": not self.plain_sum,
+                "S4, clients that run the protocol: no ByzantineClients": self.num_byzantine > 0,
+            }
+            if why := [name for name, is_broken in broken.items() if is_broken]:
+                raise ValueError(f"secret cohorts need {'; '.join(why)}; or leave cohorts out")
 
     @property
     def cohort(self) -> int:
@@ -168,7 +164,6 @@ class Option:
     """One way to reach the target, or the reason why there is none.
 
     Args:
-        name: The candidate.
         mechanism: Set to the target, for updates of norm 1; or None.
         participation: Whether a client takes part in every round, or once, with its whole budget.
         epsilon: What a client then spends over the run, at the target's delta.
@@ -210,7 +205,6 @@ def plan(
     """Calibrate every candidate to the target, and rank them by error.
 
     Args:
-        problem: The federation and the target.
         candidates: Mechanisms for updates of norm 1, by name; the value of the free parameter does not count.
         once: Is a participation in one round only tried, too, where no sum hides a client?
         told: Is given each option as it is found, in the order of the candidates.

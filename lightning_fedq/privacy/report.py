@@ -113,6 +113,21 @@ class Row:
         """Epsilon over the run between any two updates, which every verdict is about."""
         return max(self.epsilon_run, self.epsilon_any_two)
 
+    def refused(self, reason: str, advice: str = "") -> Row:
+        """The row without a guarantee."""
+        return replace(
+            self,
+            epsilon_unit=None,
+            epsilon_round=math.inf,
+            epsilon_run=math.inf,
+            epsilon_any_two=math.inf,
+            infinite_mass=1.0,
+            method="none",
+            verdict=NO_GUARANTEE,
+            reason=reason,
+            advice=advice,
+        )
+
     @property
     def words(self) -> str:
         """The row in a sentence or two."""
@@ -138,7 +153,6 @@ class PrivacyReport:
         mechanism: The mechanism, as it would be written in Python.
         dim: Parameters sent each round.
         cohort_size: Clients per round.
-        num_clients: Clients in the federation.
         rounds: Rounds accounted for.
         delta: Chance with which the guarantee may fail.
         secure_keys: Were the keys drawn from the operating system?
@@ -212,9 +226,7 @@ def privacy_report(run: Run, delta: float | None) -> PrivacyReport:
         broken = run.sampling.broken or ("" if threat.secure_keys else f"S1, a secret key: {_SECURE_ONLY}")
         outsider = next(row for row in rows if row.adversary == Adversary.OUTSIDER.name)
         hidden = secret_row(outsider, account, broken)
-    shown = (
-        rows if threat.secure_keys else tuple(_refused(row, _SECURE_ONLY, "use seed=None") for row in rows)
-    )
+    shown = rows if threat.secure_keys else tuple(row.refused(_SECURE_ONLY, "use seed=None") for row in rows)
     return PrivacyReport(
         repr(run.mechanism),
         run.context.dim,
@@ -354,21 +366,6 @@ def _with_remark(row: Row, protocol: str, run: Run) -> Row:
             protocol += f"; at least {run.min_survivors} of {run.cohort_size} clients confirm each sum"
         return replace(row, remark=protocol, assumptions=(*row.assumptions, protocol))
     return row
-
-
-def _refused(row: Row, reason: str, advice: str) -> Row:
-    return replace(
-        row,
-        epsilon_unit=None,
-        epsilon_round=math.inf,
-        epsilon_run=math.inf,
-        epsilon_any_two=math.inf,
-        infinite_mass=1.0,
-        method="none",
-        verdict=NO_GUARANTEE,
-        reason=reason,
-        advice=advice,
-    )
 
 
 def _row(claim: PrivacyClaim, rounds: int, account: Account) -> Row:

@@ -250,7 +250,6 @@ class Run:
         plain, keys are secure, and nothing is released beside the rounds.
 
         Args:
-            mechanism: Mechanism that encodes every message.
             rounds: Rounds of the run, >= 0.
             secure_sum: Guarantee that the server is handed sums only. None where it is handed messages.
         """

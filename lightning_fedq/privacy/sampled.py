@@ -104,11 +104,7 @@ def secretly_drawn(base: LossGrid, drawn: int, population: int) -> LossGrid:
 
 
 def why_no_own_draws(mechanism: Mechanism, participation: Participation) -> str:
-    """Name what speaks against clients that draw for themselves, with the cure. "" where nothing does.
-
-    Args:
-        participation: How clients come to take part.
-    """
+    """Name what speaks against clients that draw for themselves, with the cure. "" where nothing does."""
     if participation not in ("poisson", "allocated") or mechanism.noise_of_adder:
         return ""
     return (
@@ -127,7 +123,6 @@ def why_no_secret(
         claim: Its claim towards outsiders, as it fits the setting.
         drawn: Clients in a cohort; their expected number where every client draws for itself.
         population: Clients that could be drawn.
-        participation: How they are drawn.
     """
     name = type(mechanism).__name__
     if isinstance(claim.loss, NonPrivate):

@@ -6,7 +6,6 @@ that would tell who was drawn.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.run import Participation, Run
 from lightning_fedq.privacy.sampled import why_no_secret
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, verdict
+from lightning_fedq.privacy.verdict import VACUOUS, VACUOUS_EPSILON, verdict
 
 if TYPE_CHECKING:
     from lightning_fedq.privacy.report import Row
@@ -123,16 +122,7 @@ def secret_row(blank: Row, account: Account, broken: str) -> Row:
     broken = broken or _broken_by(run)
     drawn = run.sampling.participation
     if why := broken or why_no_secret(run.mechanism, claim, size, population, drawn):
-        return replace(
-            row,
-            epsilon_round=math.inf,
-            epsilon_run=math.inf,
-            epsilon_any_two=math.inf,
-            infinite_mass=1.0,
-            method="none",
-            verdict=NO_GUARANTEE,
-            reason=f"secret cohorts need {why}",
-        )
+        return row.refused(f"secret cohorts need {why}")
     spent = account.secret(claim, rounds)
     word, reason = verdict(spent), ""
     if word == VACUOUS:

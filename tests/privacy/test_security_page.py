@@ -29,32 +29,31 @@ def of_mechanisms():
 
 
 def of_account():
-    """What `Account` adds: texts of its source that are assigned to a name which an assumption is made of."""
-    tree = ast.parse(Path(account.__file__).read_text())
-    names = {
-        name.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.keyword) and node.arg == "assumptions"
-        for name in ast.walk(node.value)
-        if isinstance(name, ast.Name)
-    } | {"why", "_HONEST"}
-    found = set()
+    """What `Account` adds: texts of its source, or their names, that are handed to what adds assumptions."""
+    tree, found = ast.parse(Path(account.__file__).read_text()), set()
+    named = {}
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id in names
-        ):
-            text = "".join(str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant))
-            no_claim = "allow for max_dropped" in text  # the reason of a `NonPrivate`
-            found |= {text} if " " in text and not no_claim else set()
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            named.setdefault(node.targets[0].id, []).append(node.value)
+    added = {"_given": {1: ""}, "_as_wider": {2: account._WIDER}, "_reduced": {2: "", 4: account._WIDER}}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in added:
+            for place, behind in added[node.func.id].items():
+                one = node.args[place]
+                for value in named.get(one.id, []) if isinstance(one, ast.Name) else [one]:
+                    found |= {f"{_text(value)}, {behind}" if behind else _text(value)}
         if isinstance(node, ast.FunctionDef) and node.name == "_colluders":
             found |= {
-                "".join(str(part.value) for part in one.value.values if isinstance(part, ast.Constant))
+                _text(one.value)
                 for one in ast.walk(node)
                 if isinstance(one, ast.Return) and isinstance(one.value, ast.JoinedStr)
             }
-    return found
+    return {text for text in found if text.strip(", ") and "allow for max_dropped" not in text}
+
+
+def _text(value):
+    parts = [part.value for part in ast.walk(value) if isinstance(part, ast.Constant)]
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def of_protocols():

@@ -72,7 +72,6 @@ class AllocatedGaussianLoss(Loss):
     Args:
         noise_multiplier: Std of a trusted adder's noise over twice the clip, > 0, as in `GaussianLoss`.
         rounds: Rounds of a block, >= 1.
-        note: Origin of the noise, in words.
 
     Raises:
         ValueError: If a number is out of range.

@@ -107,7 +107,6 @@ class RenyiLoss(_OfDivergences):
         orders: Ascending, each > 1.
         divergences: The larger of D_a(P || Q) and D_a(Q || P), or a bound, at every order; >= 0, in nats. An
             infinite one leaves its order out.
-        note: Where the curve comes from, one line for the report.
 
     Raises:
         ValueError: If there is no order, or the numbers make no sense.

@@ -54,7 +54,6 @@ class GaussianSumLoss(GaussianLoss):
 
     Args:
         noise_multiplier: Std of all of it over the sensitivity, > 0: sqrt(num_noises) times one client's.
-        note: Where the noise comes from.
         num_noises: Clients whose noise the adversary does not know, >= 1.
     """
 
@@ -114,7 +113,6 @@ class SampledGaussianLoss(Loss):
     Args:
         noise_multiplier: Std over the coordinate's contribution when it takes part, > 0.
         sampling_probability: In (0, 1].
-        note: Where it comes from, one line for the report.
     """
 
     noise_multiplier: float
@@ -168,7 +166,6 @@ class PoissonGaussianLoss(Loss):
     Args:
         noise_multiplier: Std of the noise over twice the clip, > 0, as in `GaussianLoss`.
         chance: Chance q of taking part in a round, in (0, 1].
-        note: Where it comes from, one line for the report.
 
     Raises:
         ValueError: If a number is out of range.

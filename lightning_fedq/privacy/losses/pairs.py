@@ -66,7 +66,6 @@ class PmfPairs(_OfPairs):
 
     Args:
         pairs: `(p, q)` pairs, in either order, as both are looked at; each p and q sums to 1.
-        note: Where the pairs come from, one line for the report.
     """
 
     pairs: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
@@ -156,7 +155,6 @@ class CoinSum(_OfPairs):
         low: Smallest probability of a one, in (0, 1/2).
         high: Largest, 1 - low.
         victims: One pair for every place that the victim may have in the round.
-        note: Where the pairs come from, one line for the report.
 
     Raises:
         ValueError: If low is not in (0, 1/2), or high is not 1 - low.
