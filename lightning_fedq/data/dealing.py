@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.batches import LocalWork, Stack
@@ -45,7 +44,6 @@ class Dealt:
 
     Args:
         client_indices: Samples of each client; of streams, which do not say, none.
-        work: How each client passes over them.
         loader: Makes the clients' loader of what gives a round's stacks and its length.
         own_loaders: Whether every client has loaders of its own. Clients then train one at a time.
         renew: What the clients' loader takes for a new one of the user's.
@@ -72,8 +70,6 @@ def deal(
 
     Args:
         given: What the user's `train_dataloader` returns.
-        split: Returns who holds what.
-        generator: Randomness of a partition.
         labels: Place of the labels; None looks in the usual places.
         passes: Over each client's data.
         rule: What draws the batches instead, or None.
@@ -88,7 +84,17 @@ def deal(
     several = isinstance(given, pl.utilities.CombinedLoader)
     if not several and not isinstance(given, LoadersOfClients):
         check = check_loader if rule is None else check_plain
-        return _of_one_loader(check(given), split(), num_clients, generator, labels, passes, check, held_out)
+        loader = check(given)
+        held = deal_out(loader, split(), num_clients, generator, labels)
+        if held_out is not None:
+            batching = batching_of(loader)
+            held = held_out.take(held, batching.batch_size if batching.drop_last else 1)
+        work = LocalWork.of(loader, held, passes.local_epochs, passes.local_steps, passes.limit_batches)
+        if not passes.shuffle:
+            work = replace(work, shuffle=False)
+        if work.sampling is not None:
+            work.sampling.check(held)
+        return Dealt(held, work, lambda *coming: ClientLoader(loader, work, *coming), False, check)
     if held_out is not None:
         raise ValueError(
             "samples are held out of one data set with a length, and clients have loaders or streams "
@@ -111,28 +117,6 @@ def deal(
         return _of_own_loaders(shares.held(), shares.together, shares.renew, numbers, passes)
     split()  # nothing else may say who holds what
     return _of_clients_loaders(given, num_clients, passes)
-
-
-def _of_one_loader(
-    loader: DataLoader[Any],
-    split: Split,
-    num_clients: int,
-    generator: torch.Generator,
-    labels: Labels,
-    passes: LocalPasses,
-    check: Callable[[Any], DataLoader[Any]],
-    held_out: HeldOut | None,
-) -> Dealt:
-    held = deal_out(loader, split, num_clients, generator, labels)
-    if held_out is not None:
-        batching = batching_of(loader)
-        held = held_out.take(held, batching.batch_size if batching.drop_last else 1)
-    work = LocalWork.of(loader, held, passes.local_epochs, passes.local_steps, passes.limit_batches)
-    if not passes.shuffle:
-        work = replace(work, shuffle=False)
-    if work.sampling is not None:
-        work.sampling.check(held)
-    return Dealt(held, work, lambda *coming: ClientLoader(loader, work, *coming), False, check)
 
 
 def _of_clients_loaders(given: LoadersOfClients, num_clients: int, passes: LocalPasses) -> Dealt:

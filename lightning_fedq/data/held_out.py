@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_NAMED = 10
+from lightning_fedq.data.sampling import in_short
 
 
 class HeldOut:
@@ -39,11 +39,10 @@ class HeldOut:
         pairs = enumerate(zip(held, sizes, strict=True))
         small = [client for client, (part, size) in pairs if len(part) - size < least]
         if small:
-            shown = ", ".join(map(str, small[:_NAMED])) + (", ..." if len(small) > _NAMED else "")
             raise ValueError(
-                f"clients {shown} hold too few samples to keep {self.fraction:g} of them out of the training "
-                f"and still train on {least}; use fewer clients, a partition with a larger least, "
-                "such as Dirichlet(alpha, least=...), or "
+                f"clients {in_short(small)} hold too few samples to keep {self.fraction:g} of them out of "
+                f"the training and still train on {least}; use fewer clients, a partition with a larger "
+                "least, such as Dirichlet(alpha, least=...), or "
                 "ClientEvaluation(held_out=[dataset, ...]) with a data set for each client"
             )
         left = []

@@ -36,7 +36,7 @@ from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.generator_turns import GeneratorTurns, draw_from, generators_in
 from lightning_fedq.data.labels import Labels, labels_of
 from lightning_fedq.data.partition import Partition, larger_shares
-from lightning_fedq.data.sampling import batching_of, collation_of, sampling_of
+from lightning_fedq.data.sampling import batching_of, collation_of, in_short, sampling_of
 from lightning_fedq.functional.batch_stack import stacked
 
 _APART = 0x9E3779B97F4A7C15
@@ -101,7 +101,6 @@ def deal_out(
     Args:
         loader: The loader whose dataset is dealt out.
         partition: A rule, or the sample indices of each client.
-        generator: Randomness of the rule.
         labels: Place of the labels, if the partition needs any; None looks in the usual places.
 
     Returns:
@@ -135,9 +134,9 @@ def deal_out(
     least = batching.batch_size if batching.drop_last else 1
     small = [client for client, part in enumerate(parts) if len(part) < least]
     if small:
-        shown = ", ".join(map(str, small[:10])) + (", ..." if len(small) > 10 else "")
         raise ValueError(
-            f"clients {shown} hold fewer than {least} samples; use {larger_shares(partition, parts, least)}"
+            f"clients {in_short(small)} hold fewer than {least} samples; use "
+            + larger_shares(partition, parts, least)
             + (", or a smaller batch_size, or drop_last=False" if batching.drop_last else "")
         )
     return parts
@@ -168,20 +167,17 @@ class ClientBatches(Dataset[Any]):
         self._tensors: tuple[Tensor, ...] | None = None
         self._subset: Tensor | None = None
         if collate_fn is default_collate:
-            self._find_tensors(dataset)
+            subset, inner = None, dataset
+            while type(inner) is Subset:
+                own = torch.as_tensor(inner.indices, dtype=torch.int64)
+                subset, inner = own if subset is None else own[subset], inner.dataset
+            if type(inner) is TensorDataset:
+                self._tensors, self._subset = inner.tensors, subset
 
     @property
     def dataset(self) -> Dataset[Any]:
         """The user's data set."""
         return self._dataset
-
-    def _find_tensors(self, dataset: Dataset[Any]) -> None:
-        subset: Tensor | None = None
-        while type(dataset) is Subset:
-            inner = torch.as_tensor(dataset.indices, dtype=torch.int64)
-            subset, dataset = inner if subset is None else inner[subset], dataset.dataset
-        if type(dataset) is TensorDataset:
-            self._tensors, self._subset = dataset.tensors, subset
 
     def __getitem__(self, asked: Tensor | tuple[Tensor, Sequence[int] | bytes]) -> Any:
         """Fetch one batch, each client in its turn, or from its own seed, or a secret, where there is one."""
@@ -240,6 +236,13 @@ class OnUsersData:
             self.begin(number)
 
 
+def worker_settings(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Settings of a loader's worker processes, for those of another loader."""
+    names = "num_workers", "pin_memory", "timeout", "multiprocessing_context", "prefetch_factor"
+    own = {name: getattr(loader, name) for name in names}
+    return {**own, "worker_init_fn": OnUsersData(loader.worker_init_fn)}
+
+
 class ClientLoader:
     """Deals out the batches of one round after another, to the round loop alone.
 
@@ -266,7 +269,16 @@ class ClientLoader:
         alike = len({len(held) for held in work.held}) == 1
         self._table = torch.stack(list(work.held)) if alike else None
         self._generator = torch.Generator()
-        self._workers = self._start_workers() if loader.num_workers else None
+        self._workers = None
+        if loader.num_workers:
+            self._workers = DataLoader(
+                self._batches,
+                sampler=_Indices(self),
+                batch_size=None,
+                persistent_workers=loader.persistent_workers,
+                generator=self._generator,
+                **worker_settings(loader),
+            )
 
     @property
     def dataset(self) -> Dataset[Any]:
@@ -319,22 +331,6 @@ class ClientLoader:
             )
         work = replace(self._work, sampling=sampling_of(loader)[0])  # its weights may be new
         return ClientLoader(loader, work, self._stacks, self._length)
-
-    def _start_workers(self) -> DataLoader[Any]:
-        loader = self.loader
-        return DataLoader(
-            self._batches,
-            sampler=_Indices(self),
-            batch_size=None,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=OnUsersData(loader.worker_init_fn),
-            multiprocessing_context=loader.multiprocessing_context,
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-            generator=self._generator,
-        )
 
     def __len__(self) -> int:
         """Number of steps of the round to come."""

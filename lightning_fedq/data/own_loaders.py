@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.generator_turns import GeneratorTurns, generators_in, reseed
-from lightning_fedq.data.loader import ClientLoader, OnUsersData, check_loader, deal_out
+from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out, worker_settings
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.data.sampling import OrderOfAll, RandomSampling, batching_of, collation_of, sampling_of
 
@@ -80,7 +80,6 @@ class OwnClientLoader(ClientLoader):
     """Yields the batches of one round after another, client by client from loaders of their own.
 
     Args:
-        passes: Passes of each client over its data.
         work: Counts a batch as one sample.
         stacks: Returns the stacks of the round to come, of one client each.
         length: Returns the number of its steps.
@@ -182,8 +181,6 @@ class SeveralLoaders:
     Args:
         combined: Lightning's `CombinedLoader` of them.
         partition: Deals each out.
-        num_clients: How many clients there are.
-        generator: Randomness of the partition.
 
     Raises:
         ValueError: If who holds what is given by indices, or the loaders follow one another.
@@ -270,12 +267,7 @@ def _share(loader: DataLoader[Any], held: Tensor) -> DataLoader[Any]:
         sampler=own,
         drop_last=drop_last,
         collate_fn=collation_of(loader),
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=OnUsersData(loader.worker_init_fn),
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
+        **worker_settings(loader),
     )
 
 

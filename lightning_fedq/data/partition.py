@@ -20,7 +20,7 @@ from lightning_fedq.functional.checks import check_fields, check_positive
 class Partition(ABC):
     """Partition of samples over clients. Children are frozen dataclasses."""
 
-    needs_labels: ClassVar[bool]
+    needs_labels: ClassVar[bool] = False
     of_one_data_set: ClassVar[bool] = False
     """Would several data sets at once be dealt out by rules that do not fit together?"""
 
@@ -116,8 +116,6 @@ class IID(Partition):
         >>> [len(part) for part in parts]
         [4, 3, 3]
     """
-
-    needs_labels = False
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator

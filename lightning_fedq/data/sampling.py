@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,15 +65,25 @@ def collation_of(loader: DataLoader[Any]) -> Callable[[list[Any]], Any]:
     return _OfOneSample(collate) if loader.batch_sampler is None else collate
 
 
-class Sampling(Protocol):
+class Sampling(ABC):
     """A client's way of drawing a pass over its data, where that is no plain permutation."""
+
+    rate: float
+    """Samples of a pass, as a share of those there are, > 0."""
 
     def size(self, num_samples: int) -> int:
         """Samples of one pass of a client that holds `num_samples`."""
+        return max(1, round(self.rate * num_samples))
 
+    @abstractmethod
     def draw(self, held: Tensor, generator: torch.Generator) -> Tensor:
-        """The samples of one pass, `(size,)`."""
+        """The samples of one pass, `(size,)`.
 
+        Raises:
+            ValueError: If there are none of the client's.
+        """
+
+    @abstractmethod
     def check(self, clients: Sequence[Tensor]) -> None:
         """Refuse a client that can't draw a pass.
 
@@ -82,25 +93,19 @@ class Sampling(Protocol):
 
 
 @dataclass(frozen=True)
-class RandomSampling:
+class RandomSampling(Sampling):
     """Draws of torch's own random samplers: with weights, with replacement, more or fewer than there are.
 
     Args:
         weights: `(samples of the data set,)`, of which every client uses its own; None are equal ones.
         replacement: May a sample come twice in a pass?
-        rate: Samples of a pass, as a share of those there are, > 0.
     """
 
     weights: Tensor | None
     replacement: bool
     rate: float
 
-    def size(self, num_samples: int) -> int:
-        """Samples of one pass of a client that holds `num_samples`."""
-        return max(1, round(self.rate * num_samples))
-
     def draw(self, held: Tensor, generator: torch.Generator) -> Tensor:
-        """The samples of one pass, `(size,)`."""
         size = self.size(len(held))
         if self.weights is not None:
             own = self.weights[held]
@@ -111,11 +116,6 @@ class RandomSampling:
         return held[torch.cat(passes)[:size]]
 
     def check(self, clients: Sequence[Tensor]) -> None:
-        """Refuse a client that can't draw a pass.
-
-        Raises:
-            ValueError: Naming the clients.
-        """
         if self.weights is None:
             return
         found = [int((self.weights[held] > 0).sum()) for held in clients]
@@ -123,36 +123,23 @@ class RandomSampling:
         unable = [client for client in range(len(clients)) if found[client] < least[client]]
         if unable:
             raise ValueError(
-                f"clients {_shown(unable)} hold too few samples with a weight above zero to draw a pass from "
-                "the WeightedRandomSampler; use another partition, fewer clients, or replacement=True"
+                f"clients {in_short(unable)} hold too few samples with a weight above zero to draw a pass "
+                "from the WeightedRandomSampler; use another partition, fewer clients, or replacement=True"
             )
 
 
 @dataclass(frozen=True)
-class OrderOfAll:
+class OrderOfAll(Sampling):
     """The order of a sampler of the user's own, which knows all samples, without those of other clients.
 
     A pass has the client's share of the sampler's. Where its samples come too seldom, the sampler begins
     anew. Torch's generator is seeded for each pass; a sampler that draws otherwise is not reproducible.
-
-    Args:
-        order: The sampler.
-        rate: Samples of a pass, as a share of those there are, > 0.
     """
 
     order: Iterable[int]
     rate: float
 
-    def size(self, num_samples: int) -> int:
-        """Samples of one pass of a client that holds `num_samples`."""
-        return max(1, round(self.rate * num_samples))
-
     def draw(self, held: Tensor, generator: torch.Generator) -> Tensor:
-        """The samples of one pass, `(size,)`.
-
-        Raises:
-            ValueError: If the sampler gives none of the client's.
-        """
         own, size = set(held.tolist()), self.size(len(held))
         seed = int(torch.randint(2**62, (), generator=generator))
         found: list[int] = []
@@ -166,16 +153,11 @@ class OrderOfAll:
         return torch.tensor(found[:size])
 
     def check(self, clients: Sequence[Tensor]) -> None:
-        """Refuse clients whose samples the sampler leaves out.
-
-        Raises:
-            ValueError: Naming them.
-        """
         given = torch.tensor([int(index) for index in self.order])
         unable = [client for client, held in enumerate(clients) if not torch.isin(held, given).any()]
         if unable:
             raise ValueError(
-                f"the sampler {type(self.order).__name__} gives no sample of clients {_shown(unable)}; use "
+                f"the sampler {type(self.order).__name__} gives no sample of clients {in_short(unable)}; use "
                 "another partition, or fewer clients"
             )
         rank_zero_info(
@@ -184,7 +166,8 @@ class OrderOfAll:
         )
 
 
-def _shown(clients: Sequence[int]) -> str:
+def in_short(clients: Sequence[int]) -> str:
+    """Numbers of the first ten."""
     return ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
 
 

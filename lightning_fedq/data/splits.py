@@ -45,7 +45,6 @@ class Natural(Partition):
         Natural(by='writer', merge=False)
     """
 
-    needs_labels = False
     of_one_data_set = True
 
     by: By
@@ -118,8 +117,6 @@ class QuantitySkew(Partition):
         [1, 5, 28, 66]
     """
 
-    needs_labels = False
-
     alpha: float
     least: int = 1
 
@@ -154,8 +151,6 @@ class FeatureShards(Partition):
         >>> FeatureShards("brightness", shards_per_client=2)
         FeatureShards(by='brightness', shards_per_client=2)
     """
-
-    needs_labels = False
 
     by: By | None = None
     shards_per_client: int = 1

@@ -29,7 +29,6 @@ class Linear(nn.Sequential):
 
     Args:
         in_features: Numbers per sample; images are flattened.
-        num_classes: Number of classes.
     """
 
     def __init__(self, in_features: int = 784, num_classes: int = 10) -> None:
@@ -43,7 +42,6 @@ class MLP(nn.Sequential):
     Args:
         in_features: Numbers per sample; images are flattened.
         hidden: Width of each hidden layer.
-        num_classes: Number of classes.
         activation: "relu", or "tanh", whose bounded outputs bear noisy weights better.
 
     Raises:
@@ -97,7 +95,6 @@ class CNN2(nn.Sequential):
     Args:
         in_channels: 1 for grey, 3 for colour.
         image_size: Side of the square image.
-        num_classes: Number of classes.
         widths: Channels of the two convolutions.
     """
 
@@ -121,7 +118,6 @@ class CNN3(nn.Sequential):
     Args:
         in_channels: 1 for grey, 3 for colour.
         image_size: Side of the square image.
-        num_classes: Number of classes.
         widths: Channels of the three convolutions.
     """
 
@@ -146,7 +142,6 @@ class VGG2(nn.Sequential):
     Args:
         in_channels: 1 for grey, 3 for colour.
         image_size: Side of the square image.
-        num_classes: Number of classes.
         widths: Channels of the two blocks.
     """
 
@@ -170,7 +165,6 @@ class ResNet18(nn.Module):
 
     Args:
         in_channels: 1 for grey, 3 for colour.
-        num_classes: Number of classes.
         norm: "group", or "batch" as published, whose running statistics are 9,600 more coordinates.
 
     Raises:
