@@ -23,7 +23,6 @@ class SecAggError(AbortedRoundError):
 
     Args:
         reason: What was wanted and what came.
-        stage: Stage of the protocol.
         client: Client that caused it, or whose secret it is about; None if there is none.
     """
 

@@ -122,8 +122,6 @@ class Reader:
     """Cuts a body into fields of exact length.
 
     Args:
-        data: The body.
-        stage: Stage of the protocol, for errors.
         client: Sender, for errors.
     """
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -48,7 +48,6 @@ class Server:
     """The server's part of one attempt at one round.
 
     Args:
-        terms: The round.
         model_hash: SHA-256 of the model that was sent out.
         directory: Everybody's verification key; required iff `terms.active`.
         entropy: Source of the server's own key.
@@ -345,23 +344,20 @@ class Server:
         if len(shares) < self.terms.threshold:
             reason = f"{self.terms.threshold} shares of its {what} are needed, {len(shares)} came"
             raise ThresholdError(reason, Stage.UNMASK, owner)
+
+        def is_right(secret: bytes) -> bool:
+            # by the owner's commitment, or by its public key
+            if survived:
+                own = wire.self_mask_commitment(self._context, owner, secret)
+                return own == self._commitments[owner]
+            public = wire.mask_secret(self.terms, owner, secret).public_key()
+            return public.public_bytes_raw() == self._roster[owner].mask
+
         wrong = Counter(holder + 1 for holder, _ in self.wrong_shares)
         doubted = {point for point, times in wrong.items() if times > 1}
-        opened = reconstruct(shares, self.terms.threshold, self._test_of(owner, survived), doubted)
+        opened = reconstruct(shares, self.terms.threshold, is_right, doubted)
         if opened is None:
             reason = f"the shares of its {what} do not give back what it committed to; the round is lost"
             raise ShareError(reason, Stage.UNMASK, owner)
         self.wrong_shares += [(point - 1, owner) for point in opened.wrong]
         return opened.secret
-
-    def _test_of(self, owner: int, survived: bool) -> Callable[[bytes], bool]:
-        """Tells the right secret by the owner's commitment, or by its public key."""
-        if survived:
-            commitment = self._commitments[owner]
-            return lambda seed: wire.self_mask_commitment(self._context, owner, seed) == commitment
-
-        def is_right(secret: bytes) -> bool:
-            public = wire.mask_secret(self.terms, owner, secret).public_key()
-            return public.public_bytes_raw() == self._roster[owner].mask
-
-        return is_right

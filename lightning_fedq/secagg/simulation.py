@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness
@@ -20,6 +18,8 @@ from lightning_fedq.secagg.errors import Stage, StageError, SymbolError, Thresho
 from lightning_fedq.secagg.server import Server
 from lightning_fedq.secagg.shamir import SHARE_BYTES
 from lightning_fedq.secagg.terms import SecAgg, Terms
+
+_Step = tuple[Stage, Callable[[Client, bytes], bytes]]
 
 
 @dataclass
@@ -68,19 +68,15 @@ def expected_traffic(terms: Terms, num_survivors: int) -> Traffic:
     It is the length of the messages, so a masked run of such a round measures the same to the bit.
     """
     traffic = _set_up_traffic(terms)
-    for _ in range(num_survivors):
-        _count_masked_input(terms, traffic)
+    traffic.sent(Stage.MASK, num_survivors * (wire.FRAME_BYTES + terms.layout.num_bytes))
     _count_unmasking(terms, num_survivors, traffic)
     return traffic
 
 
-def _neighbours(terms: Terms) -> int:
-    return min(terms.degree, len(terms.cohort) - 1)
-
-
 def _set_up_traffic(terms: Terms) -> Traffic:
     """Keys and shares of the whole cohort, the shares' delivery included."""
-    size, active, near = len(terms.cohort), terms.active, _neighbours(terms)
+    size, active = len(terms.cohort), terms.active
+    near = min(terms.degree, size - 1)
     shares = near * wire.CONFIRMATION_BYTES + (near + 1 - terms.threshold) * wire.CORRECTION_BYTES
     bits, keys = (size + 7) // 8, 2 * wire.KEY_BYTES + (wire.SIGNATURE_BYTES if active else 0)
     frame, traffic = wire.FRAME_BYTES, Traffic()
@@ -95,12 +91,9 @@ def _set_up_traffic(terms: Terms) -> Traffic:
     return traffic
 
 
-def _count_masked_input(terms: Terms, traffic: Traffic) -> None:
-    traffic.sent(Stage.MASK, wire.FRAME_BYTES + terms.layout.num_bytes)
-
-
 def _count_unmasking(terms: Terms, num_survivors: int, traffic: Traffic) -> None:
-    bits, frame = (len(terms.cohort) + 7) // 8, wire.FRAME_BYTES
+    size, frame = len(terms.cohort), wire.FRAME_BYTES
+    bits, holders = (size + 7) // 8, min(terms.degree + 1, size)
     if terms.active:
         traffic.sent(
             Stage.CONFIRM, num_survivors * (frame + wire.SIGNATURE_BYTES), num_survivors * (frame + bits)
@@ -108,7 +101,7 @@ def _count_unmasking(terms: Terms, num_survivors: int, traffic: Traffic) -> None
     signatures = num_survivors * wire.SIGNATURE_BYTES if terms.active else 0
     traffic.sent(
         Stage.UNMASK,
-        num_survivors * (frame + (_neighbours(terms) + 1) * SHARE_BYTES),
+        num_survivors * (frame + holders * SHARE_BYTES),
         num_survivors * (frame + bits + signatures),
     )
 
@@ -123,11 +116,9 @@ class Aggregation:
     the costliest place, and `traffic` is what was sent so far: also in a round that ends with an error.
 
     Args:
-        secagg: The configuration.
         mechanism: Homomorphic.
         context: The round; its cohort is asked.
         rand: What the server knows; symbol ranges may hang on it.
-        session: Names the federation.
         model_hash: SHA-256 of the model that was sent out (`model_digest`).
 
     Raises:
@@ -168,16 +159,26 @@ class Aggregation:
             c: Client(c, terms, model_hash, identity=identities.get(c), directory=directory)
             for c in terms.cohort
         }
-        incoming: Mapping[int, bytes] = {client: server.invitation(client) for client in terms.cohort}
-        for stage, answer in ((Stage.ADVERTISE, Client.advertise), (Stage.SHARE, Client.share_keys)):
-            for client, message in incoming.items():
+        invited = {client: server.invitation(client) for client in terms.cohort}
+        steps = (Stage.ADVERTISE, Client.advertise), (Stage.SHARE, Client.share_keys)
+        for client, message in self._exchange(server, invited, *steps).items():
+            self._clients[client].accept_shares(message)
+            self.traffic.sent(Stage.MASK, down=len(message))
+
+    def _exchange(
+        self,
+        server: Server,
+        sent: Mapping[int, bytes],
+        *steps: tuple[Stage, Callable[[Client, bytes], bytes]],
+    ) -> Mapping[int, bytes]:
+        """Let clients answer what the server has sent, stage by stage. Return what it sends last."""
+        for stage, answer in steps:
+            for client, message in sent.items():
                 reply = answer(self._clients[client], message)
                 self.traffic.sent(stage, len(reply), len(message))
                 server.receive(reply)
-            incoming = server.close()
-        for client, message in incoming.items():
-            self._clients[client].accept_shares(message)
-            self.traffic.sent(Stage.MASK, down=len(message))
+            sent = server.close()
+        return sent
 
     def add(self, clients: Sequence[int], symbols: Tensor) -> None:
         """Add the messages of some clients.
@@ -203,7 +204,7 @@ class Aggregation:
                     self.terms.layout.add(self._sum, self.terms.layout.split(row))
                 except ValueError as error:
                     raise SymbolError(str(error), Stage.MASK, client) from error
-                _count_masked_input(self.terms, self.traffic)
+                self.traffic.sent(Stage.MASK, wire.FRAME_BYTES + self.terms.layout.num_bytes)
             self._received.add(client)
 
     def finish(self) -> Tensor:
@@ -212,21 +213,12 @@ class Aggregation:
         Raises:
             SecAggError: If the round can't be finished; there is no partial answer.
         """
-        if self._server is not None:
-            return torch.from_numpy(self._unmask(self._server))
+        if (server := self._server) is not None:
+            steps = [(Stage.CONFIRM, Client.confirm)] if self.terms.active else []
+            self._exchange(server, server.close(), *steps, (Stage.UNMASK, Client.unmask))
+            return torch.from_numpy(server.total)
         if len(self._received) < self.terms.min_summands:
             reason = f"{self.terms.min_summands} clients are needed, {len(self._received)} are left"
             raise ThresholdError(reason, Stage.MASK)
         _count_unmasking(self.terms, len(self._received), self.traffic)
         return torch.from_numpy(self.terms.layout.join(self._sum, len(self._received)))
-
-    def _unmask(self, server: Server) -> NDArray[np.int64]:
-        incoming = server.close()
-        steps = [(Stage.CONFIRM, Client.confirm)] if self.terms.active else []
-        for stage, answer in (*steps, (Stage.UNMASK, Client.unmask)):
-            for client, message in incoming.items():
-                reply = answer(self._clients[client], message)
-                self.traffic.sent(stage, len(reply), len(message))
-                server.receive(reply)
-            incoming = server.close()
-        return server.total

@@ -37,10 +37,8 @@ class Terms:
 
     Args:
         session: Names the federation, 32 bytes or less.
-        round: Round number.
         attempt: Earlier attempts at this round.
         cohort: The clients that were asked, sorted.
-        layout: Ranges and moduli of a message.
         degree: Neighbours of a client; at least len(cohort) - 1 is the complete graph.
         threshold: Shares that open a secret.
         min_survivors: Smallest number of clients with which anybody goes on, at any stage.
@@ -328,10 +326,8 @@ class SecAgg:
         """Fix one attempt at one round.
 
         Args:
-            session: Names the federation.
             attempt: Earlier attempts at this round.
             cohort: The clients that are asked.
-            layout: Ranges and moduli of a message.
             max_silent: `Mechanism.tolerated_dropouts`: with more clients missing no sum is opened. None does
                 not count.
 
