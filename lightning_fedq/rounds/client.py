@@ -61,7 +61,6 @@ def encode_updates(
     """Encode the updates of one client or of a stack. What float32 can't hold, NaN too, counts as zero.
 
     Args:
-        mechanism: Encodes.
         target: What is encoded: "updates" (local - global), or local weights.
         keys: Keys of these clients.
         clients: Clients that the updates belong to.
@@ -196,7 +195,6 @@ class StreamLog:
         """Use up one stream. When it returns, the disk knows.
 
         Args:
-            attempt: Attempt at this round.
             dim: Coordinates of the vector that is encoded.
             mechanism: Mechanism that encodes the message, as text.
             terms: Terms of the round, as text.
@@ -258,7 +256,6 @@ class RoundClient:
         How long a training takes is seen by the server, so it is for rounds that are paid for.
 
         Args:
-            task: Task that the server sent.
             weights: `(dim,)` the global model of the round.
 
         Raises:
@@ -284,7 +281,6 @@ class RoundClient:
         """Encode this client's update. Its stream is used up, whatever happens to the message.
 
         Args:
-            task: Task that the server sent.
             weights: `(dim,)` the global model of the round.
             update: `(dim,)` local - global; a NaN, or what float32 can't hold, makes it a zero update.
 

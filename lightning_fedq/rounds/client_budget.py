@@ -81,7 +81,6 @@ class ClientBudget:
         """Refuse one more message.
 
         Args:
-            mechanism: Mechanism that encodes the message.
             log: What was sent before; all of it counts as encoded by `mechanism` and as long as the longest.
 
         Raises:

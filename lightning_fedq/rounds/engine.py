@@ -32,12 +32,9 @@ class RoundEngine(RoundServer):
     `plan.survivors` once, in stacks of any size, then `record = engine.finish()`.
 
     Args:
-        mechanism: Turns updates into messages and messages into a sum.
-        planner: Draws the rounds.
         keys: Source of all coins, the server's and everybody's.
         weights: `(dim,)` initial global model; copied.
         segments: Length of each segment (layer); they sum to `dim`.
-        ranges: Rule for centre and radius.
         diagnostics: Also keep the exact sum of the updates, for MSE, SNR, cosine and `exact_mean`.
         **options: See `RoundServer`.
 

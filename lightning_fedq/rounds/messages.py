@@ -208,7 +208,6 @@ def open_frame(
 
     Args:
         message: Bytes made by `frame`, or by anybody.
-        rand: What the server knows of it.
         expected: Clients that have not answered yet.
 
     Raises:

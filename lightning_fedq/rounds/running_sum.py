@@ -24,7 +24,6 @@ class RunningSum:
     """Running sum of the messages that the server has received in one round.
 
     Args:
-        mechanism: Decodes the messages.
         context: What everybody knows about the round.
         public: The streams that the server may know.
         like: `(dim,)` the model; its dtype and device are those of the mean.
@@ -200,7 +199,16 @@ class RunningSum:
         Raises:
             AbortedRoundError: If too few have answered.
         """
-        self._check_answers()
+        answers, silent = len(self.received), len(self.absent())
+        tolerated = self._mechanism.tolerated_dropouts(self._context)
+        if tolerated is not None and silent > tolerated:
+            raise AbortedRoundError(
+                f"{silent} clients did not answer, the claims of {self._mechanism} allow for {tolerated}"
+            )
+        if self._aggregator is not None and answers < self._aggregator.min_clients:
+            raise AbortedRoundError(
+                f"{self._aggregator} needs {self._aggregator.min_clients} clients, {answers} answered"
+            )
         self.untrusted = False
         if not self.received and self._secure is None:
             if self._divisor is None:
@@ -226,15 +234,3 @@ class RunningSum:
             total = round_to_grid(total, grid)
         # divided in float64: a sum of finite answers may be more than float32 holds
         return (total.double() * self._unit / self.total_weight()).to(self._like)
-
-    def _check_answers(self) -> None:
-        answers, silent = len(self.received), len(self.absent())
-        tolerated = self._mechanism.tolerated_dropouts(self._context)
-        if tolerated is not None and silent > tolerated:
-            raise AbortedRoundError(
-                f"{silent} clients did not answer, the claims of {self._mechanism} allow for {tolerated}"
-            )
-        if self._aggregator is not None and answers < self._aggregator.min_clients:
-            raise AbortedRoundError(
-                f"{self._aggregator} needs {self._aggregator.min_clients} clients, {answers} answered"
-            )

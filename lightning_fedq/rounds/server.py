@@ -39,12 +39,8 @@ class RoundServer:
     what they answer, in any order, then `record = server.finish()`.
 
     Args:
-        mechanism: Turns updates into messages and messages into a sum.
-        planner: Draws the rounds.
-        keys: What the server knows.
         weights: `(dim,)` initial global model; copied.
         segments: Length of each segment (layer); they sum to `dim`.
-        ranges: Rule for centre and radius.
         target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
         server_lr: Server learning rate lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
         server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
@@ -128,9 +124,6 @@ class RoundServer:
 
     def agree(self, run: Run) -> None:
         """Agree with the ledger on the terms of the rounds to come. Each `start` asks again.
-
-        Args:
-            run: The run to come.
 
         Raises:
             ValueError: If the ledger's charges are of other terms.
@@ -274,14 +267,11 @@ class RoundServer:
         self._expected = set(plan.survivors)
         self._uplink_bits = 0
         self._aborted = ""
-        self._sum = self._open_sum(plan)
-
-    def _open_sum(self, plan: RoundPlan) -> RunningSum:
         public, secure = PublicRandomness(self.keys, plan.round, self.attempt), None
         if self.secure_sums is not None:
             session, weights = self.keys.public(), self.weights
             secure = self.secure_sums(self.mechanism, self._context, public, session=session, weights=weights)
-        return RunningSum(
+        self._sum = RunningSum(
             self.mechanism,
             self._context,
             public,

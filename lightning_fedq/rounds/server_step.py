@@ -63,10 +63,10 @@ class ServerStep:
         zeros = [torch.zeros_like(part) for part in parts]
         state = self._optimizer.state.pop(old, {})
         self._optimizer.param_groups[0]["params"] = [self._parameter]
-        self._optimizer.state[self._parameter] = {
-            name: rearrange(value, segments, origins, zeros) if _is_vector(value, old) else value
-            for name, value in state.items()
-        }
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == old.shape:  # one value a coordinate
+                state[name] = rearrange(value, segments, origins, zeros)
+        self._optimizer.state[self._parameter] = state
 
     def is_finite(self) -> bool:
         """Is the optimiser's state finite?"""
@@ -101,8 +101,3 @@ class ServerStep:
                 "the state and this federation must both have a server_optimizer, or neither; "
                 "use the checkpoint's own setting"
             )
-
-
-def _is_vector(value: Any, parameter: Tensor) -> bool:
-    """Is this part of the optimiser's state one value a coordinate?"""
-    return isinstance(value, Tensor) and value.shape == parameter.shape
