@@ -69,8 +69,16 @@ class SampleAccounts:
             if client in self._histories:
                 account.accountant.history = self._histories.pop(client)
             self.of_client[client] = account
-        if self._charges:
-            self._check_prices()
+        prices = zip(self._loaded_prices, self._prices(), strict=True) if self._charges else ()
+        for client, (theirs, own) in enumerate(prices):
+            if theirs != own:
+                words = "noise multiplier {:.6g}, sampling rate {:.6g} and {:.0f} steps".format
+                raise ValueError(
+                    f"rounds of client {client} had {words(*theirs)}, here they have {words(*own)}, and what "
+                    "the rounds of a killed process have spent would be unknown; resume with the noise, "
+                    "batch_size, local_epochs, local_steps and limit_train_batches of the checkpoint, or "
+                    "load only its weights: what is spent from then on comes on top"
+                )
 
     def history(self, client: int) -> list[list[float]]:
         """Charges of a client, in plain numbers."""
@@ -86,17 +94,6 @@ class SampleAccounts:
             [account.noise_multiplier, account.sample_rate, float(self._batches.steps[client])]
             for client, account in self.of_client.items()
         ]
-
-    def _check_prices(self) -> None:
-        for client, (theirs, own) in enumerate(zip(self._loaded_prices, self._prices(), strict=True)):
-            if theirs != own:
-                words = "noise multiplier {:.6g}, sampling rate {:.6g} and {:.0f} steps".format
-                raise ValueError(
-                    f"rounds of client {client} had {words(*theirs)}, here they have {words(*own)}, and what "
-                    "the rounds of a killed process have spent would be unknown; resume with the noise, "
-                    "batch_size, local_epochs, local_steps and limit_train_batches of the checkpoint, or "
-                    "load only its weights: what is spent from then on comes on top"
-                )
 
     def begin_round(self) -> None:
         """Nobody has taken a step of this round."""

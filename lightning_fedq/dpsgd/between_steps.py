@@ -36,7 +36,6 @@ def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor,
         home: The user's Trainer, in its fit, whose module has no hooks of Opacus's.
         fetch: Batch of some samples.
         held: Samples that may be tried; their order decides which ones are.
-        loader: Loader of the training data.
 
     Raises:
         ValueError: If it does, with the cure.

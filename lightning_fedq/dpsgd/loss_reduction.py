@@ -61,7 +61,6 @@ def loss_reduction(
     Layers are in the mode in which they train, unless the loss is random there (dropout): then in eval mode.
 
     Args:
-        trainer: Trainer of the fit in progress.
         module: Not trained, and not hooked into, yet.
         batch: Batch of `samples_to_try` samples, as the loader gives it.
         hooks: Give the gradients of samples.

@@ -30,7 +30,7 @@ from scipy import special
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.imports import extra
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.grid import POINTS_PER_STD, LossGrid
+from lightning_fedq.privacy.grid import POINTS_PER_STD, LossGrid, added_up
 
 with extra("opacus", "DP-SGD"):
     from opacus.accountants import IAccountant, register_accountant
@@ -198,14 +198,7 @@ def _composed(history: list[tuple[float, float, int]], delta: float, removal: bo
     for grid in grids:
         if not grid.masses.any():  # hardly any noise: one step gives everything away
             return grid
-    parts = [grid.composed(steps, share) for grid, (_, _, steps) in zip(grids, history, strict=True)]
-    if len(parts) == 1:
-        return parts[0]
-    step = max(part.coarser().step for part in parts)
-    total = parts[0].on(step)
-    for part in parts[1:]:
-        total = total.plus(part.on(step))
-    return total
+    return added_up([grid.composed(steps, share) for grid, (_, _, steps) in zip(grids, history, strict=True)])
 
 
 register_accountant("fedq", SampledGaussianAccountant, force=True)
@@ -307,7 +300,6 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
     """Clips every sample, sums integers, adds an exact discrete Gaussian, and steps the user's optimiser.
 
     Args:
-        optimizer: The user's optimiser.
         noise_multiplier: sigma / max_grad_norm, > 0.
         max_grad_norm: Clipping norm of one sample's gradient, > 0.
         expected_batch_size: Divides the noisy sum; the caller changes it where clients take turns.

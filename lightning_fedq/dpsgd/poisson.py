@@ -57,7 +57,6 @@ class PoissonEpoch(Sampler[tuple[Tensor, bytes]]):
     """The batches of client 0, one pass over the data on average, with the secrets of their random draws.
 
     Args:
-        batches: Draws them.
         next_step: Returns the number of the epoch's first step.
         key: Returns the secret of a step's random draws.
 

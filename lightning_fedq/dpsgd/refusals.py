@@ -66,9 +66,14 @@ def check_layers(module: nn.Module) -> None:
     Raises:
         ValueError: Naming the layers.
     """
-    mixing = [
-        f"{name} ({type(layer).__name__})" for name, layer in module.named_modules() if _mixes_samples(layer)
-    ]
+    mixing = []
+    for name, layer in module.named_modules():
+        mixes = False
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            mixes = layer.training or layer.running_mean is None
+        elif isinstance(layer, nn.modules.batchnorm._NormBase):
+            mixes = layer.training and layer.track_running_stats
+        mixing += [f"{name} ({type(layer).__name__})"] if mixes else []
     if mixing:
         raise ValueError(
             f"layers {', '.join(mixing)} mix the samples of a batch, so one sample changes the gradients of "
@@ -76,14 +81,6 @@ def check_layers(module: nn.Module) -> None:
             "opacus.validators.ModuleValidator.fix(model.backbone), or freeze them: eval mode, with running "
             "statistics, requires_grad False"
         )
-
-
-def _mixes_samples(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        return layer.training or layer.running_mean is None
-    if isinstance(layer, nn.modules.batchnorm._NormBase):
-        return layer.training and layer.track_running_stats
-    return False
 
 
 class UnchangedBuffers:
@@ -112,7 +109,7 @@ class UnchangedBuffers:
         for name in now.keys() & self._seen.keys():
             buffer, version = self._seen[name]
             known = now[name] is buffer and buffer._version == version
-            if not known or (content and not _equal(now[name], self._content[name])):
+            if not known or (content and not equal(now[name], self._content[name])):
                 changed.append(name)
         if changed:
             raise ValueError(
@@ -123,11 +120,7 @@ class UnchangedBuffers:
 
 
 class UnchangedParameters:
-    """Watches that a training step leaves a module's parameters to the noisy step that follows.
-
-    Args:
-        module: Module to check.
-    """
+    """Watches that a training step leaves a module's parameters to the noisy step that follows."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -147,7 +140,7 @@ class UnchangedParameters:
         for name in now.keys() & before.keys():
             parameter, version, content = before[name]
             known = now[name] is parameter and parameter._version == version
-            if not known or not _equal(_content(now[name]), content):
+            if not known or not equal(_content(now[name]), content):
                 changed.append(name)
         if changed:
             self._error = (
@@ -175,7 +168,8 @@ def _content(parameter: Tensor) -> Tensor:
     return parameter.detach().sum(dtype=torch.complex128 if parameter.is_complex() else torch.float64)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Are two tensors the same, where NaN is itself?"""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     same = (one == other) | (one != one) & (other != other)
