@@ -72,8 +72,6 @@ class KeptOffsets(Correction):
 
     Args:
         pull: Weight of (w - x) in the term, >= 0.
-        num_clients: Clients in the federation.
-        dim: Trained parameters.
     """
 
     def __init__(self, pull: float, num_clients: int, dim: int) -> None:
@@ -128,19 +126,10 @@ class LocalAlgorithm(ABC):
 
     @abstractmethod
     def begin(self, num_clients: int, dim: int) -> Correction:
-        """State of a new fit.
-
-        Args:
-            num_clients: Clients in the federation.
-            dim: Trained parameters.
-        """
+        """State of a new fit."""
 
     def num_handed(self, dim: int) -> int | None:
-        """Coordinates that clients hand to the mechanism and then forget. None: all.
-
-        Args:
-            dim: Trained parameters.
-        """
+        """Coordinates that clients hand to the mechanism and then forget. None: all."""
         return None
 
     def check(self, optimizers: Sequence[Optimizer]) -> None:

@@ -49,7 +49,6 @@ class DeployedClient(RemoteClient):
     """A client that trains with a `Trainer` of its own.
 
     Args:
-        own: Its settings, folder, number and keys.
         module: Makes the client's own module.
         data: Makes the client's own data.
         trainer: Arguments of its `Trainer`.

@@ -26,7 +26,6 @@ def wait_for_enough(
 
     Args:
         server: Server of the federation, between two rounds.
-        roster: Roster of clients and their nodes.
         secagg: Secure aggregation, or None.
         name: What is waited for; "" is the round.
         cure: What the error ends with.
@@ -45,13 +44,7 @@ def wait_for_enough(
 
 
 class Cohort:
-    """The clients of one open round: what each is asked, and what their answers come to.
-
-    Args:
-        server: Server of the open round.
-        exchange: Exchange of messages with the nodes.
-        roster: Roster of clients and their nodes.
-    """
+    """The clients of one open round: what each is asked, and what their answers come to."""
 
     def __init__(self, server: RoundServer, exchange: Exchange, roster: Roster) -> None:
         assert server.plan is not None

@@ -42,7 +42,6 @@ class _TrainFunction(RemoteClient):
     """A client that trains with a Flower app's own train function.
 
     Args:
-        own: Its settings, folder, number and keys.
         call: The train function; takes the message's own records, returns the reply's.
         content: The message's own records.
     """

@@ -21,7 +21,6 @@ class Exchange:
     """Messages to nodes, and their answers. Whoever is silent is missing from them.
 
     Args:
-        grid: Flower's.
         timeout: Seconds after which an exchange ends with those who have answered.
         warn: Told who refused, or failed, and why.
         message_type: Flower's name of every message, which then carries what is asked as a field; None

@@ -111,11 +111,6 @@ class RemoteClients(Population):
     """Clients on other machines, of which the server knows how many samples they say that they hold.
 
     Args:
-        federation: The federation.
-        trainer: The server's Trainer, in the setup of its fit.
-        module: The global model.
-        exchange: Exchange of messages with the nodes.
-        roster: Roster of clients and their nodes.
         undo: Gives the user's objects their own back.
 
     Raises:
@@ -299,13 +294,7 @@ def plain_values(module: pl.LightningModule) -> dict[str, Any]:
 
 
 class FederatedServer(Federated):
-    """The federation of real clients, in a Trainer that trains nobody.
-
-    Args:
-        federated: The settings, which are the simulation's.
-        exchange: Exchange of messages with the nodes.
-        roster: Roster of clients and their nodes.
-    """
+    """The federation of real clients, in a Trainer that trains nobody."""
 
     def __init__(self, federated: Federated, exchange: Exchange, roster: Roster) -> None:
         local = federated.local
@@ -344,7 +333,6 @@ class Deployment:
 
     Args:
         module: Makes the module, whose weights are the first global model.
-        federated: The settings, which are the simulation's.
         data: Makes the data module with the server's validation data; None validates nothing.
         trainer: Arguments of the server's `Trainer`: `max_epochs` is the number of rounds.
         home: The server's folder: keys, roster, checkpoints with the ledger's journal.

@@ -30,7 +30,6 @@ class KeptState:
     """A client's state, in its folder.
 
     Args:
-        store: Its folder.
         owner: The client and its federation, in words.
     """
 
@@ -92,7 +91,6 @@ def check_names(state: State, names: Sequence[str]) -> None:
     """Refuse a state of other tensors.
 
     Args:
-        state: State of a client.
         names: Names of what it would keep now.
 
     Raises:

@@ -123,7 +123,6 @@ class LocalRound(pl.Callback):
     """One client's local training in one round.
 
     Args:
-        federated: The federation's settings.
         number: The client's number in it.
         seed: Seed of data order and of the training's random numbers.
         task: The round; None only looks at what would travel. A number measures the model after this round.
@@ -492,10 +491,6 @@ _COUNTED = "use momentum=0.1, or buffers='local' or 'frozen'"
 def check_counted(module: torch.nn.Module, local: Local) -> list[str]:
     """Layers whose running statistics depend on how many batches all rounds before have had.
 
-    Args:
-        module: A side's module.
-        local: How clients train.
-
     Returns:
         Their names; none where statistics stay with each client, or as they are.
 
@@ -521,7 +516,6 @@ def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
     """Refuse schedules whose steps nobody knows.
 
     Args:
-        trainer: A side's Trainer.
         local_steps: Steps of every client in a round, where they are given.
 
     Raises:
@@ -559,10 +553,8 @@ def train_locally(
     """Train one client for one round, or measure it after one.
 
     Args:
-        federated: The federation's settings.
         module: The client's own; its weights are overwritten.
         data: The client's own.
-        number: The client's number.
         seed: Seed of data order and of the training's random numbers.
         task: The round; None trains nothing and looks at what would travel. A number measures the model after
             this round.

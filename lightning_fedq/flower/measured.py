@@ -31,10 +31,6 @@ class RemoteEvaluator(ClientEvaluator):
     """Asks real clients to measure after rounds of one fit.
 
     Args:
-        federation: The federation.
-        trainer: The server's Trainer.
-        exchange: Exchange of messages with the nodes.
-        roster: Roster of clients and their nodes.
         model: Returns what gives a client the model and all that belongs to it.
         remote: Makes the server of the releases, see `Releases`.
     """

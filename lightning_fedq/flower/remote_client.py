@@ -105,11 +105,7 @@ class Own(NamedTuple):
 
 
 class RemoteClient(ABC):
-    """One client's answers, message by message, without a transport. A subclass knows how it trains.
-
-    Args:
-        own: Its settings, folder, number and keys.
-    """
+    """One client's answers, message by message, without a transport. A subclass knows how it trains."""
 
     def __init__(self, own: Own) -> None:
         self._federated, self._store, self._partition, self._identities, budget = own

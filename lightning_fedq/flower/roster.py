@@ -34,9 +34,6 @@ class Roster:
     """Who is who: the clients' numbers, their public keys and the nodes that they sit at.
 
     Args:
-        federated: The federation's settings.
-        exchange: Exchange of messages with the nodes.
-        store: The server's folder.
         words: The server's fingerprint.
         directory: Everybody's verification key; with it a number is given to its identity only.
 

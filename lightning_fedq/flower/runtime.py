@@ -225,11 +225,7 @@ class SuperNode:
 
 
 class Queue:
-    """Tasks of a SuperNode, of all kinds: one that nobody takes holds it up for good.
-
-    Args:
-        node: The SuperNode.
-    """
+    """Tasks of a SuperNode, of all kinds: one that nobody takes holds it up for good."""
 
     def __init__(self, node: SuperNode) -> None:
         proof = SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods={_ACQUIRE})
@@ -275,9 +271,7 @@ class Delivery:
     of the next one's, that one in the place of its successor's, and all of them too late.
 
     Args:
-        task: Flower's.
         token: The task's, with which its message is pulled.
-        node: The SuperNode.
         has_gone_on: Says whether the SuperNode has another task already.
     """
 
@@ -393,7 +387,6 @@ class Delivery:
         """Answer a message that was opened with an error, where the SuperNode waits for an answer.
 
         Args:
-            code: Flower's.
             words: For the server.
             at_once: Leave a message whose content is not there to the SuperNode, and wait for nothing.
         """

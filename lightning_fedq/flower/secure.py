@@ -37,11 +37,7 @@ class RemoteSum:
     """One round behind secure aggregation: the server sees masked messages, and opens their sum.
 
     Args:
-        secagg: The configuration.
         mechanism: Homomorphic.
-        context: The round.
-        rand: What the server knows.
-        session: Names the federation.
         weights: The model that is sent out.
         directory: Everybody's verification key, where the configuration is active; else None.
     """
@@ -90,7 +86,6 @@ class RemoteSum:
 
         Args:
             first: Answers to the invitations.
-            exchange: Exchange of messages in the following stages.
             warn: Told about messages that are refused; their senders count as dropped out.
 
         Raises:

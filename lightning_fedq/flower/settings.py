@@ -48,7 +48,6 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
     """In words, by name: versions, settings that a client's message follows from, and the model's shape.
 
     Args:
-        federated: The settings.
         rounds: Rounds of the run, on which a privacy target depends (`deployed_mechanism`).
     """
     mechanism = repr(deployed_mechanism(federated, module, rounds))
@@ -62,8 +61,6 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
     """The mechanism, which each side sets to the privacy target by itself, where there is one.
 
     Args:
-        federated: The settings.
-        module: The module, whose size a target hangs on.
         rounds: Rounds of the run; `max_epochs` of both sides' trainers.
 
     Raises:
@@ -195,7 +192,6 @@ def check_identities(federated: Federated, given: bool, where: str) -> None:
     """Refuse secure aggregation against an active server without identities that it does not control.
 
     Args:
-        federated: The settings.
         given: Whether this side has them.
         where: Place at which the settings are given.
 
@@ -215,7 +211,6 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
     """Budget that a client enforces by itself, or None.
 
     Args:
-        federated: The settings.
         target: Privacy target of this client, over all that it sends.
         signed: Whether peers' keys are accepted signed only.
 
@@ -250,7 +245,6 @@ def check_client_callbacks(callbacks: Sequence[object], federated: Federated) ->
 
     Args:
         callbacks: Callbacks of its Trainer.
-        federated: The settings.
 
     Raises:
         ValueError: With the cure.

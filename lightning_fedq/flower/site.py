@@ -58,8 +58,6 @@ class Site:
     """All that a site's operator has set. Nothing here comes from a run.
 
     Args:
-        app: The app that is installed here.
-        node: The site's SuperNode.
         node_config: What the app sees as `context.node_config`.
         apps: SHA-256 of the apps (FAB) whose runs are answered; empty answers all, with the same local app.
     """

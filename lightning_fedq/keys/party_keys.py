@@ -121,7 +121,6 @@ class HeldServerKeys(ServerKeys):
     """Keys of the server of a secure federation: its own key pair and everybody's public keys.
 
     Args:
-        secrets: Its own.
         roster: Public key of each client.
         entropy: Source of the key of its own noise, which is another one in every process, so that a folder
             that is set back does not bring it back.
@@ -266,8 +265,6 @@ class HeldClientKeys(OneOwner, Keys):
     draw the same coins for another payload.
 
     Args:
-        client: Its number.
-        secrets: Its own.
         federation: Key that names the federation, 32 bytes, as for `ServerSecrets`.
         server_key: The server's public key.
         salt: `HeldServerKeys.salt`; with another one it has no key in common with anybody.

@@ -376,9 +376,6 @@ class AgreedKeys(OneOwner, Keys):
     contribution of every member, which real members would send to each other under their pairwise keys.
 
     They can't be copied or pickled: two owners would draw the same secret coins for different payloads.
-
-    Args:
-        clients: Client ids.
     """
 
     mode = "secure"
@@ -433,7 +430,6 @@ class PublicRandomness:
 
     Args:
         keys: What a server may hold.
-        round: Round number.
         attempt: Number of earlier attempts at this round.
 
     Attributes:
@@ -477,9 +473,7 @@ class ClientRandomness(PublicRandomness):
     """Random streams of the clients of one stack: the public ones, their peers' and their own.
 
     Args:
-        keys: The federation's keys.
         clients: The clients of the stack, in the order of its rows.
-        round: Round number.
         attempt: Number of earlier attempts at this round.
     """
 

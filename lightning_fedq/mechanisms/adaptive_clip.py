@@ -86,7 +86,6 @@ class QuantileRule(RangeRule):
         """Share of updates that were shorter than the clip, as released: noisy, held to [0, 1].
 
         Args:
-            clip: Clip of the round.
             last: Mean of the last coordinate, in units of the update.
         """
         return min(max((last / (self.weight * clip) + 1.0) / 2.0, 0.0), 1.0)

@@ -61,7 +61,6 @@ class _HiddenSelection(Loss):
         noise_multiplier: Std of the noise over the largest level, > 0.
         around: Distance from 0 of the two levels that an update of zero is sent as, in (0, 1].
         probability: g in (0, 1].
-        note: Where the loss comes from, one line for the report.
 
     References:
         Balle, Barthe, Gaboardi, Privacy Amplification by Subsampling, NeurIPS 2018, theorem 2 (advanced joint

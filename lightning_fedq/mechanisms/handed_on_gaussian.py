@@ -109,7 +109,6 @@ class HandedOnLoss(ConcentratedLoss):
 
     Args:
         rho: Concentration of all of them.
-        note: Where the noise comes from.
         limit: What one of very many participations costs.
         separation: Rounds from one participation to the next, at least.
         count: Participations.

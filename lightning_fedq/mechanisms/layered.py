@@ -61,9 +61,7 @@ def layered_quantizer(
 
     Args:
         stream: What the client shares with the server; four 64-bit words a coordinate are read.
-        dim: Coordinates.
         sigma: Std of the client's error, > 0.
-        layering: Direct or shifted.
     """
     quantizer = Quantizer(*(np.empty(dim) for _ in range(3)))
 
@@ -85,7 +83,6 @@ def selected_quantizer(
         words: `(4 n,)`, what `layered_quantizer` reads for the stretch.
         selected: `(n,)`; None for all.
         sigma: Std of the client's error, > 0.
-        layering: Direct or shifted.
     """
     taken, size = words, words.size // WORDS_PER_COORDINATE
     if selected is not None:

@@ -33,11 +33,7 @@ _FLOATS = FixedLength(32, signed=True)
 
 @dataclass(frozen=True)
 class PlacesFirst(Code):
-    """Places of a few bits, then as many float32 as 32 bits.
-
-    Args:
-        places: Code of the places.
-    """
+    """Places of a few bits, then as many float32 as 32 bits."""
 
     places: FixedLength
 

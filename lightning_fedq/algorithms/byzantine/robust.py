@@ -173,7 +173,6 @@ def breakdown_point(rule: Rule, num_rows: int, num_byzantine: int = 0) -> int:
     """Most rows that may lie arbitrarily without the result leaving the honest rows' reach.
 
     Args:
-        rule: Name of a rule.
         num_rows: n.
         num_byzantine: What the rule was told to withstand, for trimmed mean and Krum.
     """
@@ -194,7 +193,6 @@ def check_breakdown(rule: Rule, num_rows: int, fraction: float, num_byzantine: i
     """Warn if the share of Byzantine clients exceeds what the rule withstands.
 
     Args:
-        rule: Name of a rule.
         num_rows: n, the rows that the rule will see.
         fraction: Share of Byzantine clients, in [0, 1).
         num_byzantine: What the rule was told to withstand.

@@ -63,13 +63,9 @@ class Played:
     """One round of one world.
 
     Args:
-        mechanism: Mechanism that encoded the messages.
-        context: The round.
-        clients: Clients that answered.
         victim: Client whose update differs between the worlds; one of `clients`.
         symbols: `(len(clients), m)` messages, in their order.
         labels: `(dim,)` which of the two inputs each coordinate of the victim held, or -1.
-        public: What the server knows.
         decoded_sum: `(dim,)` the sum as the engine released it.
         everybody: Does every client hold what the victim holds?
         own_weight: Weight of the victim's round where several are looked at.

@@ -82,7 +82,6 @@ def judge_guesses(
     """Bound epsilon from below by the right guesses.
 
     Args:
-        view: Name of the view, for the report.
         coins: `(canaries,)`, +1 or -1.
         guesses: `(canaries,)`, +1, -1 or 0.
         claim: The epsilon that is claimed for one canary in the whole run.

@@ -180,8 +180,6 @@ def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before
     group are no function of one.
 
     Args:
-        bench: Bench of the streams that these adversaries hold.
-        adversaries: Adversaries whose views are simulated.
         rounds: How many there will be.
         before: What was promised to those who have looked already, with more streams.
     """

@@ -44,7 +44,6 @@ class Finding:
     """Result of the audit for one view: claim, lower bound, verdict.
 
     Args:
-        view: What was looked at.
         claim: The claimed pure epsilon; where the claim is a curve, the claimed delta at `epsilon`, or the
             claimed Renyi divergence of `order`.
         lower_bound: Largest pure epsilon, delta at `epsilon` or divergence of `order` that the draws prove at
@@ -148,10 +147,8 @@ class View:
     """Histograms of one view, [half, label, position, outcome], and the claim that they have to meet.
 
     Args:
-        name: Name for the report.
         loss: Claimed for one composition.
         copies: Compositions that one outcome shows.
-        positions: Number of positions.
         outcomes: Number of outcomes of a position.
         failure: Chance of rounds that the loss does not speak of, which delta pays for.
         period: Positions of one stretch, where the positions are several ones and some that pad them. A place

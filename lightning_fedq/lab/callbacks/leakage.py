@@ -36,7 +36,6 @@ class LeakageMonitor(pl.Callback):
     `leak/candidates` and `leak/seconds`.
 
     Args:
-        adversary: Adversary whose view is attacked.
         attack: Attack to run; `Matching` works on every model, searches need one that differentiates twice.
         every_n_rounds: >= 1.
         seconds_per_round: Time limit of one measurement, > 0; one step of a search may exceed it, no more.

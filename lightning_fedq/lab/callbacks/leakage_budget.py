@@ -52,7 +52,6 @@ class ClientSetting(NamedTuple):
     """Measured leakage of one client, and the noise and sampling that follow.
 
     Args:
-        round: When.
         std: Noise std that the client needs.
         leakage: Upper confidence limit of its leakage at that std.
         unprotected: C1, its leakage without noise.

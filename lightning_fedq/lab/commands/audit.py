@@ -85,7 +85,6 @@ def cases(kind: type[Mechanism], times: int = 1) -> tuple[AuditCase, ...]:
     """Cases in which a mechanism is audited. None if it claims nothing.
 
     Args:
-        kind: Class of the mechanism.
         times: How often both layers stand in a round.
     """
     found = example(kind).audit_cases(times * _DIM)

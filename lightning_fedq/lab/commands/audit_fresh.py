@@ -101,11 +101,7 @@ class Draw:
 
 
 class Watch:
-    """Keys that were drawn from, as digests, and what for.
-
-    Args:
-        fit: Name of the fit that is watched.
-    """
+    """Keys that were drawn from, as digests, and what for."""
 
     def __init__(self, fit: str = "") -> None:
         self.fit, self.moment = fit, 0

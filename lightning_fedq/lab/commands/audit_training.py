@@ -65,14 +65,11 @@ class CanaryRun:
     """A federated training with canaries.
 
     Args:
-        mechanism: What is audited.
         adversary: Adversary whose view is scored: the outsider or the eavesdropper.
         clients: Are the canaries clients? Else they are coordinates of one client.
         canaries: How many; at most 640.
         honest: Clients that train.
-        rounds: Rounds of the training.
         guesses: How many of the surest guesses are made.
-        seed: Seed of all random numbers.
     """
 
     mechanism: Mechanism
@@ -161,10 +158,8 @@ class SampleCanaries:
 
     Args:
         noise_multiplier: Noise multiplier of `DPSGD`.
-        canaries: How many.
         epochs: Passes over the data, on average.
         guesses: How many of the surest guesses are made.
-        seed: Seed of all random numbers.
         sgd: The callback; tests plant others.
     """
 
@@ -231,9 +226,7 @@ class ManySamples:
 
     Args:
         noise_multiplier: Noise multiplier of `DPSGD`.
-        canaries: How many.
         epochs: Passes over the data, on average, of ten steps each.
-        seed: Seed of all random numbers.
         sgd: The callback; tests plant others.
     """
 

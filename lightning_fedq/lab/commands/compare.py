@@ -81,7 +81,6 @@ def compare(
     Args:
         runs: Run folders by name.
         monitor: The metric to compare; None is `val_acc`, or else the first `val_*` metric of the runs.
-        out: Where to write.
         mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name.
         adversary: Towards whom every run's epsilon is shown; None is whom all of them were asked about, or
             an outsider, whom every run has, where they differ.

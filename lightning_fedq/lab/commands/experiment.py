@@ -100,7 +100,6 @@ def composed(
         costs: Costs of the runs that were made.
         charges: Rounds of the most charged client of each.
         adversary: Adversary that sees every run.
-        delta: Chance with which the epsilon of the whole sweep may fail.
     """
     accountant = ClaimAccountant()
     for cost, rounds in zip(costs, charges, strict=True):
@@ -118,7 +117,6 @@ def of_winner(costs: Sequence[RunCost], trials: NegativeBinomialTrials, delta: f
     Args:
         costs: Costs of every candidate, whether it will be drawn or not: the worst one counts.
         trials: Law of the number of runs.
-        delta: Chance with which the epsilon of the whole sweep may fail.
 
     Raises:
         ValueError: If a candidate's claim is none of which a winner's follows.
@@ -145,11 +143,7 @@ def page_of_runs(
     """The page of everybody who sees the runs.
 
     Args:
-        costs: Costs of the runs that were made.
-        charges: Rounds of the most charged client of each.
-        delta: Chance with which the epsilon of the whole sweep may fail.
         fixed: Was the number of runs fixed beforehand, so that the winner costs as much as all?
-        title: First line.
     """
     lines = [
         f"# {title}",
@@ -194,9 +188,6 @@ def page_of_winner(
 
     Args:
         costs: Costs of every candidate.
-        trials: Law of the number of runs.
-        delta: Chance with which the epsilon of the whole sweep may fail.
-        candidates: Names of the candidates.
         minutes: When the winner is exported, in minutes after the start; None for as soon as it is known.
 
     Raises:

@@ -152,10 +152,8 @@ class _Costs:
     not forgotten.
 
     Args:
-        path: File of the page.
         delta: Chance with which the whole sweep's epsilon may fail.
         fixed: Was the number of runs fixed beforehand?
-        title: First line of the page.
     """
 
     def __init__(self, path: Path, delta: float, fixed: bool, title: str) -> None:
@@ -207,7 +205,6 @@ class _Selection:
 
     Args:
         configs: Candidates, by name.
-        trials: Law of the number of runs.
         delta: Chance with which the epsilon of the whole sweep may fail.
         monitor: Score, a metric of the validation.
         minutes: When the winner is exported, in minutes after the start; None for as soon as it is known.

@@ -64,7 +64,6 @@ def update_variance(
     """Trace of the covariance of one client's update when each sample is in the batch by its own coin.
 
     Args:
-        moments: Moments of the client's gradients.
         probability: Sampling probability of each sample, in [0, 1].
         learning_rate: > 0.
         normalization: "sum" adds the gradients of the batch (the paper's Lemma 6.9), "fixed" divides by
@@ -151,7 +150,6 @@ def solve_probability(
     the largest batches, hence the least noise that does it.
 
     Args:
-        moments: Moments of the client's gradients.
         wanted: C6 TV, in squared units of the update, >= 0.
         learning_rate: > 0.
         normalization: Normalisation of the update, the same as in `update_variance`.

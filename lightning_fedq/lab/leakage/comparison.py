@@ -54,7 +54,6 @@ class TradeOff:
     """One mechanism's place between leakage and utility.
 
     Args:
-        name: Name of the run.
         unprotected: What the attack finds in the update itself; its leakage is C1.
         protected: Result of the attack behind the mechanism.
         utility_loss: Trace of the declared noise covariance: the exact expected growth of the squared
@@ -132,10 +131,6 @@ def trade_off(
     """Measure leakage with and without the mechanism, and check every bound against it.
 
     Args:
-        name: Name of the run.
-        study: Setting of the attack.
-        mechanism: What the clients send through.
-        adversary: Adversary whose view is attacked.
         generator: Random generator of the attempts.
         attempts: Attempts of each of the two measurements.
     """

@@ -91,8 +91,6 @@ def membership_inference(
 
     Args:
         study: Model, candidates and learning rate; its attack and batch size are not used.
-        mechanism: What the clients send through.
-        adversary: Adversary whose view is attacked.
         generator: Chooses the batches.
         rate: False-positive rate.
         shadows: >= 8.

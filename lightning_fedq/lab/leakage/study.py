@@ -34,9 +34,7 @@ class StudyResult:
 
     Args:
         mechanism: Its parameters, in words.
-        adversary: Adversary whose view was attacked.
         attack: Its parameters, in words.
-        estimate: Counts and leakage.
         psnr: Mean over the attempts, in dB.
         seconds: Time of all attempts together.
         truth: `(kept, ...)` originals of the first attempts.
@@ -63,7 +61,6 @@ class Study:
         inputs: `(n, ...)` candidates; the prior is uniform on them.
         labels: `(n,)`.
         learning_rate: Learning rate of the clients' steps, > 0.
-        attack: What the attacker does.
         batch_size: Samples of each client.
         cohort_size: Clients of a round.
         labels_known: Does the attacker know the labels of the samples?
@@ -159,8 +156,6 @@ class Study:
         """Attack `attempts` rounds, or as many as fit into `seconds`.
 
         Args:
-            mechanism: What the clients send through.
-            adversary: Adversary whose view is attacked.
             attempts: >= 1.
             generator: Chooses the clients' samples and the searches' starts.
             keys: Source of the mechanism's coins; None draws a seed from the generator.

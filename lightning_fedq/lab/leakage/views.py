@@ -51,10 +51,8 @@ def observe(
     the released model, only the sum of the cohort is seen; a curious client takes its own update out of that.
 
     Args:
-        mechanism: What the clients send through.
         updates: `(cohort, dim)`, rows in the order of `context.cohort`.
         keys: Source of all coins.
-        adversary: Adversary whose view it is.
         victim: Client that the adversary is after.
 
     Raises:

@@ -46,7 +46,6 @@ def coin_claims(
     """One claim a coordinate for every adversary, with what it rests on.
 
     Args:
-        losses: One for every adversary.
         shared: Do clients share words, by keys that they agreed on?
     """
     keys = (AUTHENTICATED,) if shared else ()
@@ -86,7 +85,6 @@ def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Pri
     """Claims of a mechanism whose words are all independent.
 
     Args:
-        coin: Thresholds of every bit.
         context: The round; its cohort says how many coins hide one.
     """
     if not coin.low:
@@ -118,7 +116,6 @@ def paired_claims(
     two inputs can produce: its pure epsilon is infinite, and the mass of those outcomes is in the pmfs.
 
     Args:
-        coin: Thresholds of every bit.
         shared_bits: d, or None for all bits of the word.
         context: The round; groups of one and of two.
     """

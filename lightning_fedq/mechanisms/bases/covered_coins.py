@@ -40,7 +40,6 @@ class CoveredCoins(RenyiLoss):
     Args:
         orders: Renyi orders, as in `RenyiLoss`.
         divergences: Divergences of the whole vector, or bounds, at the orders.
-        note: Where the loss comes from, one line for the report.
         low: Smallest probability of a one, in (0, 1/2); the largest is `high`.
         high: 1 - low.
         num_others: Other coins in each coordinate's sum that the adversary can't predict, >= 0.

@@ -301,11 +301,8 @@ def exact_claims(
     """One claim for every adversary, with what all of them rest on and what floats cost.
 
     Args:
-        losses: One for every adversary.
         compositions: Number of compositions of each loss in a round.
         error: Error of one released coordinate.
-        neighbours: The relation.
-        assumptions: More of them.
     """
     slack = Slack(context.dim * error.distance, context.dim * error.log_ratio)
     unit = Unit.MESSAGE if compositions == 1 else Unit.COORDINATE

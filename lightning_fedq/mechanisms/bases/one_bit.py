@@ -59,7 +59,6 @@ class ComplementaryBits(Coupling):
     A coordinate takes the fewest whole bytes of the shared stream that hold its bits.
 
     Args:
-        stream: The pair's stream.
         shared_bits: 1 to 32.
     """
 
@@ -81,7 +80,6 @@ class RotatedStrata(Coupling):
     """Every member in a stratum of its own: its rank, rotated by an offset that the group shares.
 
     Args:
-        stream: The group's stream.
         size: Number of members and strata.
     """
 

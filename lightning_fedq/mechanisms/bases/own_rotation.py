@@ -200,7 +200,6 @@ def draw_preferred(preferred: NDArray[np.int64], num_options: int, threshold: in
         preferred: The preferred options, without repetition, in an order that does not follow the data.
         num_options: All options are 0 to `num_options - 1`.
         threshold: Chance of a preferred one times 2^64.
-        stream: The client's private coins.
     """
     k = len(preferred)
     if int(stream.words64(1)[0]) < threshold:

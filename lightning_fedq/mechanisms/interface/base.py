@@ -142,7 +142,6 @@ class Mechanism(ABC):
         Args:
             symbols: `(len(clients), m)`, one message a row; if homomorphic, their sum `(m,)` too.
             clients: Clients that sent them, in that order; those that dropped out are missing.
-            rand: What the server knows.
 
         Returns:
             `(dim,)` float32, or float64, in units of the update. Where there is a `grid`, only the whole sum
@@ -238,9 +237,6 @@ class Mechanism(ABC):
 
     def longest_update(self, dim: int) -> float | None:
         """Largest l2 norm of an evenly spread update that is not shortened, for planning a run.
-
-        Args:
-            dim: Coordinates.
 
         Returns:
             In units of the update. None where the range of a round clips coordinates.

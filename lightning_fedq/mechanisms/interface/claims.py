@@ -103,11 +103,9 @@ class PrivacyClaim:
     """One sentence of a privacy report: this loss, so many times a round, against this adversary.
 
     Args:
-        adversary: The view that the claim is about.
         loss: Loss of one composition, worst case over inputs.
         compositions: How many times `loss` composes per client and round; `dim` for a
             mechanism that treats coordinates independently, 1 for a whole-vector mechanism.
-        neighbours: The neighbouring relation.
         assumptions: What has to hold for the claim to be true, in words.
         unit_losses: How many of the losses one unit has a part in, >= 1.
         slack: How far what is released may be from the law that `loss` describes, over one round.
@@ -163,7 +161,6 @@ class AuditCase:
     """One setting in which the claims of a mechanism are attacked.
 
     Args:
-        mechanism: Mechanism with all its settings.
         concentrated: Does the whole difference lie in one coordinate of very few, so that one encoding is one
             draw? Else every coordinate is a draw.
         title: What tells the case from others of the same mechanism, in a few words.

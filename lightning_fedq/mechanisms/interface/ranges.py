@@ -49,7 +49,6 @@ class RangeRule(ABC):
         """Ranges of the next round.
 
         Args:
-            ranges: This round's ranges.
             weights: `(dim,)`, the global model after this round's step.
             mean: `(dim,)`, the decoded mean of what the clients sent in this round.
             noise_variance: `(len(segments),)`, a public upper bound on the variance of `mean`, or None.
