@@ -30,6 +30,8 @@ Floats = NDArray[Any]
 
 _BLOCK = 1 << 12
 """Coordinates whose first 12 stages are done while they are in a first-level cache."""
+_NEAREST = 40 << 10
+"""Bytes of values whose product with K, and first stages, are done in that cache."""
 NEAR = 1 << 16
 """Coordinates whose first 16 stages are done while they are in a second-level cache."""
 
@@ -202,17 +204,40 @@ def stages(x: Floats, done: int) -> None:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _kernels(x: Floats, matrix: Floats) -> None:
-    """Multiply every group of as many values as the symmetric matrix has rows, in place."""
-    order = len(matrix)
-    sums = np.empty(order, x.dtype)
-    for start in range(0, x.size, order):
+def _kernels(x: Floats, matrix: Floats) -> int:
+    """Multiply every group of as many values as the symmetric matrix has rows, and do the first stages.
+
+    Of up to 256 groups at once, transposed, so that sums are of whole vectors. The stages, which move the
+    lowest bits of an index to its top, move all bits of a group's number there, and so transpose back.
+
+    Returns:
+        The distance of the stages that come next.
+    """
+    order, groups = len(matrix), 1
+    while 4 * groups * order <= x.size and 4 * groups * order * x.itemsize <= _NEAREST:
+        groups *= 4
+    near = order * groups
+    turned, sums = np.empty((order, groups), x.dtype), np.empty((order, groups), x.dtype)
+    for start in range(0, x.size, near):
+        block = x[start : start + near]
+        for g in range(groups):
+            for k in range(order):
+                turned[k, g] = block[g * order + k]
         sums[:] = 0.0
-        for k in range(order):
-            value, row = x[start + k], matrix[k]
-            for j in range(order):
-                sums[j] += value * row[j]
-        x[start : start + order] = sums
+        for j in range(order):
+            for k in range(order):
+                if matrix[k, j] > 0.0:
+                    for g in range(groups):
+                        sums[j, g] += turned[k, g]
+                else:
+                    for g in range(groups):
+                        sums[j, g] -= turned[k, g]
+        ready, other, left = sums.reshape(-1), turned.reshape(-1), groups
+        while left > 1:
+            _first_two_stages(ready, other)
+            ready, other, left = other, ready, left // 4
+        block[:] = ready
+    return near
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -220,11 +245,8 @@ def near_stages(x: Floats) -> None:
     """The transform of up to `NEAR` values."""
     kernel = kernel_order(x.size)
     if kernel > 1:
-        _kernels(x, (_K12 if kernel == 12 else _K20 if kernel == 20 else _K28).astype(x.dtype))
-        near = np.int64(kernel * 256)  # coordinates in a first-level cache
-        for start in range(0, x.size, near):
-            stages(x[start : start + near], np.int64(kernel))
-        stages(x, near)
+        done = _kernels(x, (_K12 if kernel == 12 else _K20 if kernel == 20 else _K28).astype(x.dtype))
+        stages(x, done)
         return
     if x.size < _BLOCK:
         stages(x, np.int64(1))
