@@ -285,6 +285,14 @@ def flip(values: Floats, packed: NDArray[np.uint8], scale: float, out: Floats) -
     out[values.size :] = 0.0
 
 
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def flip_over(values: Floats, packed: NDArray[np.uint8], divisor: float) -> None:
+    """Divide values and turn their signs where a bit is one, in place. `packed` is as for `flip`."""
+    for j in range(values.size):
+        value = values[j] / divisor
+        values[j] = -value if (packed[j >> 3] >> (7 - (j & 7))) & 1 else value
+
+
 def rotate(values: Tensor, signs: Tensor) -> Tensor:
     """Pad with zeros to len(signs), flip signs, transform.
 

@@ -25,6 +25,7 @@ from scipy import special
 from torch import Tensor
 
 from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.functional.rounded_levels import levels_at_scale, pick_levels
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.own_rotation import rotate_each, rotate_each_back
 from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, ScaleFirst, longest_square
@@ -95,20 +96,25 @@ class EDEN(ScaledLevels):
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
         return int(symbols[1:].min()) >= 0 and super().can_send(symbols, client, context, rand)
 
-    def quantize(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, Tensor]:
+    def quantize(
+        self, rows: Tensor, context: RoundContext, rand: ClientRandomness, levels: NDArray[np.int32]
+    ) -> Tensor:
         rotated = rotate_each(rows, rand.clients, context.dim, rand)
         squares = rotated.square().sum(1)
-        levels, edges, _ = lloyd_max(self.bits)
-        units = rotated * (rotated.shape[1] ** 0.5 / squares.where(squares > 0, 1.0).sqrt())[:, None]
-        picked = torch.bucketize(units, torch.from_numpy(edges))
-        along = (rotated * torch.from_numpy(levels)[picked]).sum(1)
-        return torch.where(squares > 0, squares / along.where(along > 0, 1.0), 0.0), picked
+        cells, edges, _ = lloyd_max(self.bits)
+        factors = rotated.shape[1] ** 0.5 / squares.where(squares > 0, 1.0).sqrt()
+        for row, factor, picked in zip(rotated.numpy(), factors.tolist(), levels, strict=True):
+            pick_levels(row, factor, edges, cells, picked)
+        along = rotated.sum(1)
+        return torch.where(squares > 0, squares / along.where(along > 0, 1.0), 0.0)
 
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
-        values = torch.from_numpy(lloyd_max(self.bits)[0])[levels]
-        return rotate_each_back(scales[:, None] * values, clients, dim, rand).sum(0)
+        values = np.empty(levels.shape)
+        for picked, scale, row in zip(levels.numpy(), scales.tolist(), values, strict=True):
+            levels_at_scale(picked, lloyd_max(self.bits)[0], scale, row)
+        return rotate_each_back(torch.from_numpy(values), clients, dim, rand).sum(0)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """|x|^2 (1 / (1 - D_b) - 1) / (D n), for normal coordinates and updates in the round's range."""

@@ -159,9 +159,10 @@ class PrivUnitG(ChosenDirection):
         # closest to the first k directions, and its opposite
         dim = context.dim
         if dim == self._size(dim):  # nothing is padded, so what is solved in the codebook is turned
-            first = rotate_each_back(_ordered(self, dim, public)[None], [client], dim, public)[0]
+            ordered = _ordered(self, dim, public)[None].clone()
+            first = rotate_each_back(ordered, [client], dim, public)[0]
             return first, -first
-        codebook = self._lift(self._codebook(context.dim, public), context.dim, public)
+        codebook = self._lift(self._codebook(context.dim, public), context.dim, public).clone()
         seen = rotate_each_back(codebook, [client] * self.directions, context.dim, public)
         first = torch.linalg.pinv(seen) @ self._falling()
         return first, -first

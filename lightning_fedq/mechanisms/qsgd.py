@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.rounded_levels import round_to_levels
@@ -59,7 +60,9 @@ class QSGD(ScaledLevels):
         """The scale of each row, at least its largest coordinate."""
         return rows.square().sum(1).sqrt()
 
-    def quantize(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, Tensor]:
+    def quantize(
+        self, rows: Tensor, context: RoundContext, rand: ClientRandomness, levels: NDArray[np.int32]
+    ) -> Tensor:
         # |x_i| s / scale, up with the chance of its fraction
         exact = self.lengths(rows)
         scales = exact.float()
@@ -67,14 +70,14 @@ class QSGD(ScaledLevels):
             scales.double() < exact, torch.nextafter(scales, torch.tensor(torch.inf)), scales
         )
         factors = (self.levels / torch.where(scales > 0, scales, 1.0).double()).tolist()
-        levels, words = np.empty(rows.shape, np.int64), np.empty(_BLOCK, np.uint64)
+        words = np.empty(_BLOCK, np.uint64)
         for row, put, factor, client in zip(rows.numpy(), levels, factors, rand.clients, strict=True):
             coins = rand.private(client, "rounding")
             for first in range(0, len(row), _BLOCK):
                 values = row[first : first + _BLOCK]
                 coins.fill(drawn := words[: len(values)])
                 round_to_levels(values, factor, self.levels, drawn, put[first : first + _BLOCK])
-        return scales, torch.from_numpy(levels)
+        return scales
 
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness

@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.functional.hadamard import rotate, rotate_back
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import DRIVE, EDEN, QSGD, RandomK, TernGrad, TopK
 from lightning_fedq.mechanisms.drive import lloyd_max
 from lightning_fedq.mechanisms.interface import NonPrivate
@@ -31,6 +33,33 @@ def test_random_rounding_of_three_fifths_and_four_fifths(mechanism, variance):
     assert (errors.mean(0).abs() <= 4.5 * errors.std(0) / math.sqrt(count) + 1e-7).all()
     squares = errors.square().sum(1)
     assert abs(squares.mean().item() - variance) <= 4.5 * squares.std().item() / math.sqrt(count)
+
+
+@pytest.mark.parametrize("mechanism", [DRIVE(), EDEN(3)], ids=repr)
+def test_compiled_passes_send_and_decode_what_whole_tensors_do(mechanism):
+    """The formulas on tensors, 1,500 coordinates in 1,536 rotated ones, to the last bit."""
+    update = torch.randn(3, 1500, generator=torch.Generator().manual_seed(0))
+    update[1] = 0.0
+    context = context_of(mechanism, range(3), (1500,))
+    rand, signs = ClientRandomness(SeededKeys(0), range(3), 0), []
+    for client in range(3):
+        packed = np.empty((2, 1536 // 8), np.uint8)
+        rand.shared_with_server(client, "rotation").fill(packed)
+        signs.append(1.0 - 2.0 * torch.from_numpy(np.unpackbits(packed, axis=1)).double())
+    outer, inner = torch.stack(signs).unbind(1)
+    rotated = rotate(rotate(update.double(), inner), outer)
+    levels, edges, _ = lloyd_max(mechanism.bits)
+    squares = rotated.square().sum(1)
+    units = rotated * (1536**0.5 / squares.where(squares > 0, 1.0).sqrt())[:, None]
+    picked = torch.bucketize(units, torch.from_numpy(edges))
+    along = (rotated * torch.from_numpy(levels)[picked]).sum(1)
+    scales = torch.where(squares > 0, squares / along.where(along > 0, 1.0), 0.0).float()
+    symbols = mechanism.encode(update, context, rand).symbols
+    assert torch.equal(symbols[:, 1:].long(), picked)
+    assert torch.equal(symbols[:, 0], scales.view(torch.int32))
+    values = scales.double()[:, None] * torch.from_numpy(levels)[picked]
+    expected = rotate_back(rotate_back(values, outer, 1536), inner, 1500).sum(0).float()
+    assert torch.equal(mechanism.decode(symbols.long(), range(3), context, rand), expected)
 
 
 def test_the_quantisers_of_a_normal_are_the_published_ones():

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.axis_choice import AxisChoice
 from lightning_fedq.functional.direction_choice import DirectionChoice
-from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
+from lightning_fedq.functional.hadamard import flip, flip_over, padded_size, transform
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.interface import (
@@ -47,30 +47,38 @@ def parts(count: int, size: int) -> list[tuple[int, int]]:
     return [(first, min(first + step, count)) for first in range(0, count, step)]
 
 
-def _signs(clients: Sequence[int], size: int, rand: PublicRandomness) -> tuple[Tensor, Tensor]:
-    """The outer and the inner sign flips of each client, `(clients, D)` of +1 and -1."""
-    words = np.empty((2, len(clients), -(-size // 8)), np.uint8)
+def _signs(clients: Sequence[int], size: int, rand: PublicRandomness) -> NDArray[np.uint8]:
+    """The outer and the inner sign flips of each client, `(clients, 2, bytes)`, a bit for each."""
+    words = np.empty((len(clients), 2, -(-size // 8)), np.uint8)
     for row, client in enumerate(clients):
         if row and client == clients[row - 1]:
-            words[:, row] = words[:, row - 1]
-            continue
-        packed = rand.shared_with_server(client, _ROTATION)
-        packed.fill(words[0, row])
-        packed.fill(words[1, row])
-    outer, inner = 1.0 - 2.0 * np.unpackbits(words, axis=2, count=size)
-    return torch.from_numpy(outer), torch.from_numpy(inner)
+            words[row] = words[row - 1]
+        else:
+            rand.shared_with_server(client, _ROTATION).fill(words[row])
+    return words
 
 
 def rotate_each(rows: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness) -> Tensor:
     """Rotate one row a client: `(clients, dim)` float64 to `(clients, D)`, D = padded_size(dim)."""
-    outer, inner = _signs(clients, padded_size(dim), rand)
-    return rotate(rotate(rows, inner), outer)
+    size = padded_size(dim)
+    rotated, root = np.empty((len(clients), size)), math.sqrt(size)
+    for row, (outer, inner), out in zip(rows.numpy(), _signs(clients, size, rand), rotated, strict=True):
+        flip(row, inner, 1.0, out)
+        transform(out)
+        flip_over(out, outer, root)
+        transform(out)
+        out /= root
+    return torch.from_numpy(rotated)
 
 
 def rotate_each_back(rows: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness) -> Tensor:
-    """Inverse of `rotate_each`: `(clients, D)` to `(clients, dim)`."""
-    outer, inner = _signs(clients, rows.shape[1], rand)
-    return rotate_back(rotate_back(rows, outer, rows.shape[1]), inner, dim)
+    """Inverse of `rotate_each`, in place: `(clients, D)` float64 to `(clients, dim)`."""
+    size = rows.shape[1]
+    for row, (outer, inner) in zip(rows.numpy(), _signs(clients, size, rand), strict=True):
+        for signs in (outer, inner):
+            transform(row)
+            flip_over(row, signs, math.sqrt(size))
+    return rows[:, :dim]
 
 
 @dataclass(frozen=True)

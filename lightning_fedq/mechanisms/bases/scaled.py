@@ -7,7 +7,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
@@ -53,8 +55,10 @@ class ScaledLevels(Mechanism):
         """Levels are integers of at most this size."""
 
     @abstractmethod
-    def quantize(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, Tensor]:
-        """Scales `(clients,)` and integer levels `(clients, levels)` of float64 rows `(clients, dim)`."""
+    def quantize(
+        self, rows: Tensor, context: RoundContext, rand: ClientRandomness, levels: NDArray[np.int32]
+    ) -> Tensor:
+        """Write the levels of float64 rows `(clients, dim)`. Returns their scales `(clients,)`."""
 
     @abstractmethod
     def dequantize(
@@ -65,9 +69,9 @@ class ScaledLevels(Mechanism):
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # Nothing is clipped. The first symbol is the scale's float32 bit pattern.
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
-        scales, levels = self.quantize(rows, context, rand)
-        patterns = scales.float().view(torch.int32).long()
-        symbols = torch.cat([patterns[:, None], levels.long()], 1)
+        symbols = torch.empty(len(rows), self.num_symbols(context), dtype=torch.int32)
+        scales = self.quantize(rows, context, rand, symbols[:, 1:].numpy())
+        symbols[:, 0] = scales.float().view(torch.int32)
         num_bits = self.code(context).num_bits(symbols)
         shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
         return Message(symbols.reshape(shape).to(update.device), num_bits)
@@ -78,7 +82,7 @@ class ScaledLevels(Mechanism):
         expected = (len(clients), self.num_symbols(context))
         if tuple(symbols.shape) != expected or symbols.is_floating_point():
             raise ValueError(f"messages must be integers of shape {expected}, got {tuple(symbols.shape)}")
-        received = symbols.detach().cpu().long()
+        received = symbols.detach().cpu()
         levels, scales = received[:, 1:], received[:, 0].int().view(torch.float32).double()
         ends = [end for part in by_columns(levels) for end in part.aminmax()] if levels.numel() else []
         if (most := max((abs(int(end)) for end in ends), default=0)) > self.largest_level:
