@@ -48,7 +48,7 @@ def pick_levels(
         values: `(n,)`, overwritten.
         factor: Units in one of the values.
         edges: Inner edges in rising order; one belongs to the cell below it.
-        levels: Of each cell.
+        levels: Level of each cell.
         picked: `(n,)`, overwritten.
     """
     for j in range(values.size):
