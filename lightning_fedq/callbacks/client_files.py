@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.reports.runs import mode_of, save_figure, write_atomically
-from lightning_fedq.training.client_evaluation import EvaluatedClients
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from lightning_fedq.training.client_evaluation import EvaluatedClients
 
 EVALUATION = "evaluation"
 """Name of the files about held-out samples: a line of JSON a measured round, and a picture of the last."""

@@ -17,7 +17,7 @@ ledger's journal (`training.journal`), so that a process that is killed outright
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +35,7 @@ from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import RangeRule
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.target import Calibration, PrivacyTarget
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import Cohorts, Deadline, OptimizerFactory, Participation
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training import settings
@@ -47,11 +47,11 @@ from lightning_fedq.training.checks import (
     check_setup,
     check_shapes,
 )
-from lightning_fedq.training.client_evaluation import EvaluatedClients, where_it_went
+from lightning_fedq.training.client_evaluation import where_it_went
 from lightning_fedq.training.client_metrics import ClientMetricsChoice
+from lightning_fedq.training.federation import Federation
 from lightning_fedq.training.fit import FederatedFit
 from lightning_fedq.training.handed_loader import forget_loader
-from lightning_fedq.training.metrics import ClientMetrics
 from lightning_fedq.training.population import Population, SimulatedClients
 from lightning_fedq.training.privacy_target import KeptTarget
 from lightning_fedq.training.resume import begin_again, check_federation
@@ -64,10 +64,8 @@ from lightning_fedq.training.undo import Undo
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lightning_fedq.rounds import RoundEngine, RoundRecord
 
-
-class Federated(pl.Callback):
+class Federated(Federation, pl.Callback):
     """Federated training of an ordinary Trainer, module and data module.
 
     Args:
@@ -236,8 +234,8 @@ class Federated(pl.Callback):
         self._population: Population | None = None
         self._loaded: dict[str, Any] | None = None
         self._undo = Undo()
-        self._followers: list[Callable[[], None]] = []
-        self.batch_rule: BatchRule | None = None
+        self.engine, self.client_log, self.batch_rule, self.clients_per_step_chosen = None, None, None, 0
+        self.records, self.client_evaluations, self._followers = [], [], []
 
     # ---- set up and take off ----------------------------------------------------------------------
 
@@ -271,8 +269,10 @@ class Federated(pl.Callback):
             population.ranks.share(pl_module)
         population.deal()
         forget_loader(trainer)
-        self._fit = FederatedFit(self, trainer, pl_module, population, self._fit, self._loaded, self._undo)
-        self._loaded = None
+        fit = FederatedFit(self, trainer, pl_module, population, self._fit, self._loaded, self._undo)
+        self._fit, self._loaded = fit, None
+        self.engine, self.records, self.client_log = fit.engine, fit.records, fit.log
+        self.client_evaluations, self.clients_per_step_chosen = fit.client_evaluations, fit.clients_per_step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader that is not the clients'."""
@@ -332,49 +332,6 @@ class Federated(pl.Callback):
         check_batch_rule(rule, self.batch_rule, self.local)
         self._undo.replace(self, "batch_rule", rule)
 
-    def when_vector_changes(self, call: Callable[[], None]) -> None:
-        """Be called, until this fit is over, when parameters have joined or left. Raise to stop there."""
-        self._undo.replace(self, "_followers", [*self._followers, call])
-
-    def vector_changed(self) -> None:
-        """Tell whoever asked for it that parameters have joined or left."""
-        for call in self._followers:
-            call()
-
-    def plan_by(self, seed: int) -> None:
-        """Draw cohorts and shares of the data by a seed."""
-        self.planner = replace(self.planner, seed=seed)
-
-    # ---- privacy target ---------------------------------------------------------------------------
-
-    def meet_target(self, trainer: pl.Trainer, dim: int, saved: dict[str, Any] | None) -> None:
-        """Set the mechanism to the privacy target, if there is one, or to what a checkpoint says."""
-        if self.kept_target is None:
-            return
-        self.mechanism = self.kept_target.begin(self, trainer, dim, saved).mechanism
-        if not self.ledger.rounds:  # nothing is charged for the mechanism as it was given
-            self.ledger.mechanism = repr(self.mechanism)
-
-    def calibrated(self, dim: int, rounds: int, num_byzantine: int) -> Mechanism:
-        """The mechanism as a privacy target would set it for so many parameters and rounds, or as it is.
-
-        Raises:
-            ValueError: If the target can't be met; with what could be.
-        """
-        if self.kept_target is None:
-            return self.mechanism
-        return self.kept_target.calibrate(self, dim, rounds, num_byzantine).mechanism
-
-    @property
-    def privacy_target(self) -> PrivacyTarget | None:
-        """Epsilon that was asked for, and towards whom. None without a target."""
-        return None if self.kept_target is None else self.kept_target.target
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """Solution of the privacy target, from `on_fit_start` on."""
-        return None if self.kept_target is None else self.kept_target.found
-
     # ---- the fit, while it runs and when it is over -----------------------------------------------
 
     @property
@@ -382,31 +339,6 @@ class Federated(pl.Callback):
         """The present or last fit. From `on_fit_start` on."""
         assert self._fit is not None
         return self._fit
-
-    @property
-    def engine(self) -> RoundEngine | None:
-        """The round engine. None before the first fit."""
-        return None if self._fit is None else self._fit.engine
-
-    @property
-    def records(self) -> list[RoundRecord]:
-        """One record for every finished round."""
-        return [] if self._fit is None else self._fit.records
-
-    @property
-    def client_log(self) -> ClientMetrics | None:
-        """Metrics that clients have logged in training, and where they went. None before the first fit."""
-        return None if self._fit is None else self._fit.log
-
-    @property
-    def client_evaluations(self) -> list[EvaluatedClients]:
-        """Measurements on clients' held-out samples, of this process's rounds."""
-        return [] if self._fit is None else self._fit.client_evaluations
-
-    @property
-    def clients_per_step_chosen(self) -> int:
-        """Number of clients that train side by side, from `on_fit_start` on. 0 before."""
-        return 0 if self._fit is None else self._fit.clients_per_step
 
     @property
     def client_indices(self) -> list[Tensor]:
@@ -438,13 +370,6 @@ class Federated(pl.Callback):
             self.client_log.elsewhere(name, value)
 
     # ---- checkpoint -------------------------------------------------------------------------------
-
-    def identity(self) -> dict[str, str]:
-        """Fingerprint that a checkpoint must agree with, in words."""
-        batches = "passes" if self.batch_rule is None else type(self.batch_rule).__name__
-        return settings.identity(
-            self.mechanism, self.clients, self.local, self.server, self.planner, self.seed, batches
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """The server, the records and the choices of this run. Of an open round, its start."""

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.keys.randomness import PublicRandomness
+from lightning_fedq.training.federation import Federation
 
 
 class Langevin(pl.Callback):
@@ -100,7 +100,7 @@ class Langevin(pl.Callback):
                 f"{type(optimizer).__name__} with {sorted(rates)}"
             )
 
-    def _federated(self, trainer: pl.Trainer) -> Federated:
+    def _federated(self, trainer: pl.Trainer) -> Federation:
         federated, order = federated_of(trainer, "Langevin"), callbacks_of(trainer)
         if order.index(federated) > order.index(self):
             raise ValueError("Langevin must stand behind Federated in the list of callbacks")
@@ -137,7 +137,7 @@ class Langevin(pl.Callback):
         self._count(engine.weights.detach().double().cpu(), record.round)
 
     @staticmethod
-    def _error_variance(federated: Federated, context: Any, cohort: tuple[int, ...]) -> Tensor:
+    def _error_variance(federated: Federation, context: Any, cohort: tuple[int, ...]) -> Tensor:
         variance = federated.mechanism.noise_variance(context, cohort)
         assert variance is not None  # all mechanisms that `on_fit_start` lets through state it
         return variance

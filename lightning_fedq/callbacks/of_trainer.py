@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.rounds import RoundEngine
+from lightning_fedq.training.federation import Federation
+
+if TYPE_CHECKING:
+    from lightning_fedq.callbacks.federated import Federated
 
 
 def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
@@ -17,13 +22,14 @@ def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
         ValueError: If there is none.
     """
     of_the_fit = getattr(trainer, "home", trainer)  # a client's own Trainer has its own callbacks only
-    found = [callback for callback in callbacks_of(of_the_fit) if isinstance(callback, Federated)]
+    found: list[Any] = [callback for callback in callbacks_of(of_the_fit) if isinstance(callback, Federation)]
     if not found:
         raise ValueError(
             f"{asking} reports on a federation, and the Trainer has no Federated callback; "
             "add lightning_fedq.callbacks.Federated to its callbacks"
         )
-    return found[0]
+    federated: Federated = found[0]
+    return federated
 
 
 def engine_of(trainer: pl.Trainer, asking: str) -> RoundEngine:

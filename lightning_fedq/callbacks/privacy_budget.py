@@ -16,7 +16,6 @@ import torch
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks.dpsgd import DPSGD
-from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.account import Account
@@ -25,6 +24,7 @@ from lightning_fedq.privacy.target import adversary_named, affordable, most_with
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.client_metrics import log_figure
 from lightning_fedq.training.described import whole_run
+from lightning_fedq.training.federation import Federation
 from lightning_fedq.training.released import limit_releases
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class PrivacyBudget(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find what is affordable, and refuse to go on if it is spent already."""
-        federated, dpsgd = _one(trainer, Federated), _one(trainer, DPSGD)
+        federated, dpsgd = _one(trainer, Federation), _one(trainer, DPSGD)
         if federated is None and dpsgd is None:
             raise ValueError(
                 "PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks"
@@ -141,7 +141,7 @@ class PrivacyBudget(pl.Callback):
 
     # ---- what is counted ----------------------------------------------------------------------------
 
-    def _find_unit(self, federated: Federated | None, dpsgd: DPSGD | None) -> str:
+    def _find_unit(self, federated: Federation | None, dpsgd: DPSGD | None) -> str:
         """The unit of the budget: there is one that protects something, or the user has said which."""
         if federated is None or dpsgd is None:
             found = "client" if dpsgd is None else "sample"
@@ -162,7 +162,7 @@ class PrivacyBudget(pl.Callback):
                 )
         return self.unit or "sample"
 
-    def _check_cohorts(self, federated: Federated) -> bool:
+    def _check_cohorts(self, federated: Federation) -> bool:
         """Return whether the budget is one of released rounds with secret cohorts.
 
         Raises:
@@ -180,7 +180,7 @@ class PrivacyBudget(pl.Callback):
             "every client; use PrivacyBudget(adversary='outsider', cohorts='secret'), or cohorts='known'"
         )
 
-    def _follow_secret_rounds(self, federated: Federated, trainer: pl.Trainer) -> None:
+    def _follow_secret_rounds(self, federated: Federation, trainer: pl.Trainer) -> None:
         """Count released rounds, whoever was drawn in them."""
         engine = federated.engine
         assert engine is not None
@@ -197,7 +197,7 @@ class PrivacyBudget(pl.Callback):
 
         self._blocked, self._key = blocked, "fed/epsilon"
 
-    def _account(self, federated: Federated, trainer: pl.Trainer, horizon: int) -> Account:
+    def _account(self, federated: Federation, trainer: pl.Trainer, horizon: int) -> Account:
         """The run over so many rounds of a client, and what is released until then, at the budget's delta."""
         engine = federated.engine
         assert engine is not None
@@ -205,7 +205,7 @@ class PrivacyBudget(pl.Callback):
         run = whole_run(federated, engine, byzantine, horizon, engine.round + horizon)
         return Account(run, check_delta(self.delta, run.num_clients, "clients"))
 
-    def _follow_rounds(self, federated: Federated, trainer: pl.Trainer) -> None:
+    def _follow_rounds(self, federated: Federation, trainer: pl.Trainer) -> None:
         engine, secagg = federated.engine, federated.server.secure_aggregation
         assert engine is not None
         check_delta(self.delta, engine.planner.num_clients, "clients")
@@ -316,7 +316,7 @@ class PrivacyBudget(pl.Callback):
 
     @staticmethod
     def _lift(trainer: pl.Trainer) -> None:
-        federated = _one(trainer, Federated)
+        federated = _one(trainer, Federation)
         if federated is not None:
             federated.ledger.limits = federated.ledger.round_limit = None
             if federated.ledger.beside is not None:

@@ -8,10 +8,9 @@ settings, who holds which labels, a table of clients, and the files of the run f
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.callbacks.tracking import (
     COLUMNS,
@@ -23,6 +22,9 @@ from lightning_fedq.callbacks.tracking import (
     settings_of,
     values_of_round,
 )
+
+if TYPE_CHECKING:
+    from lightning_fedq.callbacks.federated import Federated
 
 _PAGES = ("report.md", "privacy.md")
 """Files of a run folder that are shown as text."""

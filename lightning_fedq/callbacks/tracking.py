@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.reports.runs import first_metric
 from lightning_fedq.rounds import RoundRecord
 from lightning_fedq.training.spending import noise_over_signal
+
+if TYPE_CHECKING:
+    from lightning_fedq.callbacks.federated import Federated
 
 PRICES = ("fed/epsilon", "fed/sim_epsilon", "fed/megabytes_up")
 """What a round has cost so far."""

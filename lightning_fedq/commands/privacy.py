@@ -16,7 +16,6 @@ from rich.markdown import Markdown
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
-from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.mechanism_text import parse_call, parse_mechanism
@@ -65,7 +64,7 @@ def report_of_config(
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
 
     cli = FedqCLI(["--config", config], run=False, changes=changes)
-    federated: Federated = federated_of(cli.trainer, "fedq privacy")
+    federated = federated_of(cli.trainer, "fedq privacy")
     limit = cli.trainer.max_epochs if rounds is None else rounds
     if limit is None or limit < 0:
         raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")

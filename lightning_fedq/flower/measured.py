@@ -21,7 +21,7 @@ from lightning_fedq.flower.records import Fields
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.rounds import RoundServer
 from lightning_fedq.training.client_evaluation import PREFIX, ClientEvaluator, EvaluatedClients, Model
-from lightning_fedq.training.protocol import Federation
+from lightning_fedq.training.federation import Federation
 from lightning_fedq.training.release import Releases
 
 Row = dict[Model, dict[str, float]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from lightning_fedq.privacy.run import Run, SecureSum, ThreatModel
 from lightning_fedq.privacy.target import allowed_dropouts
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundServer
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.protocol import Federation
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.federation import Federation
 
 
 def described(

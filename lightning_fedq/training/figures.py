@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
@@ -12,7 +13,9 @@ from lightning_fedq.privacy.accounting import closed_form
 from lightning_fedq.reports.runs import BITS_PER_MEGABYTE
 from lightning_fedq.rounds import RoundRecord
 from lightning_fedq.training.described import whole_run
-from lightning_fedq.training.protocol import Federation
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.federation import Federation
 
 FIGURES = ("fed/epsilon", "fed/sim_epsilon", "fed/bits_per_parameter", "fed/megabytes_up")
 _LARGEST_DELTA = 1e-5

@@ -31,13 +31,13 @@ from lightning_fedq.training.client_metrics import (
 )
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.described import run_to_charge
+from lightning_fedq.training.federation import Federation
 from lightning_fedq.training.figures import RunFigures
 from lightning_fedq.training.files import Aside
 from lightning_fedq.training.isolation import IsolationTrial, said
 from lightning_fedq.training.journal import keep_journal, say_at_start
 from lightning_fedq.training.metrics import ClientMetrics
 from lightning_fedq.training.population import Population, SimulatedClients
-from lightning_fedq.training.protocol import Federation
 from lightning_fedq.training.rank_checks import agree_on_start, idle_cores, say_who_is_idle
 from lightning_fedq.training.ranks import EndOfRound, OtherRankStoppedError, RankEngine
 from lightning_fedq.training.records import (

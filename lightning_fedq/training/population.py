@@ -27,9 +27,9 @@ from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
 from lightning_fedq.training.client_evaluation import ClientEvaluator
 from lightning_fedq.training.clock import Clock
+from lightning_fedq.training.federation import Federation
 from lightning_fedq.training.files import Aside
 from lightning_fedq.training.handed_loader import ask_module_instead, handed_loader
-from lightning_fedq.training.protocol import Federation
 from lightning_fedq.training.rank_checks import check_for_ranks, check_streams
 from lightning_fedq.training.ranks import DistributedClientsStrategy, RankEngine, RankSchedule, ranks_of
 from lightning_fedq.training.rehearsal import Findings, Trial, first_clients, prepare, rehearse

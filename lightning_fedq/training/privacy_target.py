@@ -8,7 +8,7 @@ fits and resumed ones keep what was found, and are refused if it does not pay fo
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,9 +26,11 @@ from lightning_fedq.privacy.target import (
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.training.described import run_to_come, whole_run
-from lightning_fedq.training.protocol import Federation
 from lightning_fedq.training.records import NoiseWarning
 from lightning_fedq.training.released import limit_releases
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.federation import Federation
 
 _ONE_DIRECTION, _FEW_CLIENTS = 0.5, 10
 """Share of the updates' energy along their mean that is warned of, and clients from which on it means it."""

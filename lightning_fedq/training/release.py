@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training.described import everybody, mechanism_of_release, release_of, run_to_charge
 from lightning_fedq.training.journal import keep_journal
-from lightning_fedq.training.protocol import Federation
 from lightning_fedq.training.rank_group import RankGroup
 from lightning_fedq.training.secure_sum import check_modulus, secure_sum
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.federation import Federation
 
 _STREAMS = "released evaluations"
 

@@ -8,7 +8,7 @@ counts both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +18,9 @@ from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.training.client_metrics import ClientMetricsChoice, ProtectsSamples
 from lightning_fedq.training.described import release_of, releases_of
-from lightning_fedq.training.protocol import Federation
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.federation import Federation
 
 
 def choice_of(federation: Federation) -> ClientMetricsChoice | None:

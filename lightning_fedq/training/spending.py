@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,7 +26,9 @@ from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.training.described import run_so_far
-from lightning_fedq.training.protocol import Federation
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.federation import Federation
 
 _MOST_POINTS = 12
 """Rounds for which epsilon is computed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.keys.randomness import SeededKeys
@@ -14,9 +14,11 @@ from lightning_fedq.privacy.report import PrivacyReport, Row
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 from lightning_fedq.training.client_metrics import ProtectsSamples, claims_something
 from lightning_fedq.training.figures import delta_of, of_all
-from lightning_fedq.training.protocol import Federation
 from lightning_fedq.training.records import log_values
 from lightning_fedq.training.spending import of_a_round, report_of
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.federation import Federation
 
 
 def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, Any]:

@@ -7,13 +7,15 @@ hold more than that, so the page of a finished run says what this one wrote and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.rounds import RoundServer, metric_name
-from lightning_fedq.training.protocol import Federation
 from lightning_fedq.wire.coding import FixedLength
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.federation import Federation
 
 _NAMED = 10
 """Clients that a line names."""

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from lightning_fedq._lightning import callbacks_of
-from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.commands.configs import fragments
 from lightning_fedq.commands.options import change_setting
 from lightning_fedq.keys.randomness import Stream
@@ -23,6 +22,7 @@ from lightning_fedq.lab.commands.compare import compare
 from lightning_fedq.lab.commands.experiment import RunCost, cost_of, page_of_runs, page_of_winner
 from lightning_fedq.lab.selection import NegativeBinomialTrials
 from lightning_fedq.reports.runs import fresh_folder, mode_of, read_rows, write_atomically
+from lightning_fedq.training.federation import Federation
 
 
 def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:
@@ -194,7 +194,7 @@ def _cost(config: dict[str, Any], delta: float) -> RunCost | None:
 
     with configuration_file(config) as path:
         cli = FedqCLI(["--config", path], run=False)
-    federated = next((c for c in callbacks_of(cli.trainer) if isinstance(c, Federated)), None)
+    federated = next((c for c in callbacks_of(cli.trainer) if isinstance(c, Federation)), None)
     if federated is None or delta >= 1.0 / federated.clients.num_clients:
         return None
     return cost_of(federated, cli.trainer, cli.model, delta)
