@@ -92,7 +92,8 @@ def _solve_probabilities(
 
 def _symmetric(increments: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """Outputs 1/2 +- a, a the running sum of exp(increments). With an odd number also 1/2."""
-    a = np.cumsum(np.exp(increments))
+    # on a grid, as CPUs differ in the last digit of exp, from which the search would end elsewhere
+    a = np.rint(np.cumsum(np.exp(increments)) * 2.0**30) * 2.0**-30
     return 0.5 + np.concatenate([-a[::-1], [0.0] * (size % 2), a])
 
 
@@ -125,7 +126,9 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
 
     def objective(increments: NDArray[np.float64]) -> float:
         solved = _solve_probabilities(_symmetric(increments, size), num_inputs, level)
-        return _IMPOSSIBLE if solved is None else math.log(solved[0])
+        # no two points tie: CPUs sort equal values in different orders
+        lean = 1e-9 * sum(place * step for place, step in enumerate(increments.tolist(), 1))
+        return lean + (_IMPOSSIBLE if solved is None else math.log(solved[0]))
 
     half = size // 2
     found = [_search(objective, start, 15) for start in _starts(half, 0.5 / math.tanh(epsilon / 2))]
@@ -136,7 +139,7 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
     before = math.inf
     while before - best.fun > 1e-4:  # a new simplex gets out of a flat valley
         before, best = best.fun, min(best, _search(objective, best.x, 60), key=_value)
-    if best.fun >= _IMPOSSIBLE:
+    if best.fun >= _IMPOSSIBLE - 1.0:
         raise RuntimeError(f"no MVU design found for {input_bits}, {output_bits}, epsilon = {epsilon}")
     return _round(_symmetric(best.x, size), num_inputs, level, epsilon)
 
