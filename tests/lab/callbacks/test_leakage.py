@@ -1,7 +1,5 @@
 """LeakageMonitor: what it logs, what it costs, and that the training never notices."""
 
-import time
-
 import pytest
 import torch
 from torch import nn
@@ -11,6 +9,7 @@ from lightning_fedq.lab.callbacks.leakage import LeakageMonitor
 from lightning_fedq.lab.leakage import InvertingGradients, Matching, iDLG
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
+from tests.lab.clock import cpu_clock
 from tests.lab.leakage.test_inversion import Once
 
 
@@ -32,7 +31,8 @@ def fit(*callbacks, mechanism=None, module=None, **settings):
     return module, trainer
 
 
-def test_it_logs_and_the_training_is_the_same_bit_for_bit():
+def test_it_logs_and_the_training_is_the_same_bit_for_bit(monkeypatch):
+    cpu_clock(monkeypatch)
     plain, _ = fit()
     monitor = LeakageMonitor(attempts=10, num_candidates=20)
     watched, trainer = fit(monitor)
@@ -59,11 +59,12 @@ def test_every_n_rounds_and_an_unprotected_mechanism_leaks_more():
 @pytest.mark.parametrize(
     "attack", [Matching(), iDLG(10**6), InvertingGradients(10**6)], ids=lambda attack: type(attack).__name__
 )
-def test_time_is_bounded(attack):
+def test_time_is_bounded(attack, monkeypatch):
     """Two measurements of a second at most, of which no attempt of the endless searches ever ends.
 
     On an idle machine they take 0.5 s each; others may use this one, hence the slack of half the limit.
     """
+    cpu_clock(monkeypatch)
     monitor = LeakageMonitor(attack=attack, attempts=10**6, num_candidates=100, seconds_per_round=0.5)
     if isinstance(attack, Matching):
         _, trainer = fit(monitor, mechanism=CorBin(epsilon=2.0))
@@ -78,10 +79,12 @@ def test_time_is_bounded(attack):
     assert monitor.seconds < 1.5
 
 
-def test_candidates_whose_gradients_take_too_long():
+def test_candidates_whose_gradients_take_too_long(monkeypatch):
+    waited = cpu_clock(monkeypatch)
+
     class Slow(nn.Module):
         def forward(self, inputs):
-            time.sleep(0.02)
+            waited.append(0.02)
             return inputs
 
     slow = Scores(nn.Sequential(Slow(), nn.Linear(64, 10)))
