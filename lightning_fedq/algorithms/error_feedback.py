@@ -12,8 +12,6 @@ References:
     Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

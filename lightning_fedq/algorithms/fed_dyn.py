@@ -7,8 +7,6 @@ alpha. Both of the server's follow from the mean update, so nothing else travels
 Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -3,8 +3,6 @@
 Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lightning_fedq.algorithms.local_algorithm import Correction, LocalAlgorithm

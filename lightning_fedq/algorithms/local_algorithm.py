@@ -10,8 +10,6 @@ server does beside the mean follows from the mean update alone. So nothing but t
 quantised and charged as ever, and what is claimed of a message holds with any of these.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar

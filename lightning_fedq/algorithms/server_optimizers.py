@@ -4,8 +4,6 @@ Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2
 FedAdam); Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019 (FedAvgM).
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any

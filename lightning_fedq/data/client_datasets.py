@@ -1,7 +1,5 @@
 """One data set for each client, by name: as many data sets as there are hospitals, writers or sites."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

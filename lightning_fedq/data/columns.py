@@ -1,7 +1,5 @@
 """One value of every sample: a column, or what a function says of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From whatever `train_dataloader` returns to every client's share of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -8,8 +8,6 @@ A seed is no secret, however it was chosen: torch's CPU generator keeps 32 bits 
 result can try. `draw_from` fills whole states from a key of 256 bits.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import random

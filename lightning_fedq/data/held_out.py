@@ -1,7 +1,5 @@
 """Samples that every client keeps out of its training, to measure models on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

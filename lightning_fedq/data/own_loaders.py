@@ -5,8 +5,6 @@ anew, as every epoch of an ordinary training does, so a stream that should go on
 itself. Clients train one at a time, because nobody knows how to line up batches of different loaders.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

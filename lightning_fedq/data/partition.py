@@ -4,8 +4,6 @@ Every rule deals out every sample exactly once, and leaves no client empty unles
 size is an argument of the rules that draw sizes.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

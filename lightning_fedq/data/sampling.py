@@ -1,7 +1,5 @@
 """The user's own sampler, within every client's samples."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

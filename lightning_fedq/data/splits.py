@@ -4,8 +4,6 @@ The last two are the quantity and the feature skew of Li et al., Federated Learn
 ICDE 2022, with samples left as they are: they are dealt out, and no noise is added to them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

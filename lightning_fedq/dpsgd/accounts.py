@@ -9,8 +9,6 @@ Accounts have a name, and know by name whose histories they hold and up to which
 is part of theirs changes nothing, and any other is added.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -9,8 +9,6 @@ steps. The gradients of one further batch, an epoch later, and what the hooks of
 the same, bit for bit on a CPU. It finds what shows within a few batches: it is a test, and no proof.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ generator of one's own that goes on from batch to batch is not, nor is one that 
 shows in some batches is not found: it is a test, and no proof.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -15,8 +15,6 @@ References:
     Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy, 2020.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Poisson samples of every client's data: the batches of `DPSGD`, from the streams of their coins."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Checks of `DPSGD` before the fit, at every step, and before anything is saved: refusals with cures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

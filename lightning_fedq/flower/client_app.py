@@ -1,7 +1,5 @@
 """Flower's `ClientApp` of a client that trains a `LightningModule` on its own data."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

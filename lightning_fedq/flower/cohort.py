@@ -1,7 +1,5 @@
 """The clients of one open round of a real federation: what each is asked, and what their answers come to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from lightning_fedq._lightning import rank_zero_warn

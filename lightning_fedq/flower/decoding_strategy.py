@@ -6,8 +6,6 @@ The server's half of `encoding_mod`. Cohorts are drawn here, because the claims 
 are sent is the strategy's, and so is the step: it is handed one reply, the model moved by the mean update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 

@@ -9,8 +9,6 @@ clients that agree can have at most c^2 / 2 honest ones left out: each of these 
 Byzantine clients who have no more than c each.
 """
 
-from __future__ import annotations
-
 from lightning_fedq.flower.store import Store
 
 _NAME = "disputes"

@@ -8,8 +8,6 @@ dropped, by name, in the client's own log. Other messages (evaluate, query) are 
 The server's half is `DecodingStrategy`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Messages to clients and what comes back in time, over Flower's `Grid`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 

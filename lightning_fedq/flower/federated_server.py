@@ -6,8 +6,6 @@ the run folder, budgets and the ledger with its journal are those of a simulatio
 page.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

@@ -1,7 +1,5 @@
 """The float32 arrays of a Flower record as one vector, and back."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord

@@ -9,8 +9,6 @@ learns what it would learn anyway, because a message is protected whatever was t
 The files are made of the client's data, without noise: they are for their owner alone, as its keys are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

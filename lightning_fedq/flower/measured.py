@@ -5,8 +5,6 @@ A client measures as a simulated one does, and lets out what its own settings sa
 (`ClientEvaluation(release=...)`), or nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ kilobyte each. Bytes that are long, such as the weights of a large model, are on
 serialisation of their own: Flower sends them in chunks, and nobody takes them for numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

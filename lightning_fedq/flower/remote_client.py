@@ -7,8 +7,6 @@ exists, so a client that is killed and comes back, and a server that is set back
 payloads.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Who is who at the server of a real federation: numbers, keys and nodes, and who is asked no more."""
 
-from __future__ import annotations
-
 import hmac
 import os
 import time

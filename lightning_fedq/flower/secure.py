@@ -1,7 +1,5 @@
 """The server's part of secure aggregation with real clients: a sum that comes from their four exchanges."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

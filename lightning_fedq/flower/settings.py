@@ -1,7 +1,5 @@
 """Settings that both sides of a deployment must agree on, each from its own code."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from copy import copy

@@ -11,8 +11,6 @@ or is the SuperLink, is what a server that lies can do: send messages.
 The server is told one sentence of whatever fails; this process's own log has the reason.
 """
 
-from __future__ import annotations
-
 import importlib
 import signal
 import sys

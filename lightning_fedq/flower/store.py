@@ -1,7 +1,5 @@
 """Where one party keeps its secrets and what must outlive a message: a folder that nobody else can read."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

@@ -4,8 +4,6 @@ Each side says it of its own code, from a Trainer that it has made, so that defa
 thing, and environment variables are resolved. The client refuses by name where the two differ.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

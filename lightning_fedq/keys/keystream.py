@@ -8,8 +8,6 @@ References:
     FIPS 197, Advanced Encryption Standard, 5.2 (key expansion); NIST SP 800-38A, 6.5 (counter mode).
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -19,8 +19,6 @@ before, and rounds compose adaptively. A server that announces any other clip, o
 what clients send, never what is claimed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ tables with a bounded error (`functional.exact_error.decompose`), and A is cappe
 that the cohort is refused. What both do to the law is in `law_error`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

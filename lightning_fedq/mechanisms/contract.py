@@ -4,8 +4,6 @@
 `lightning_fedq.mechanisms.contract_suite.check_mechanism` checks these and all others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

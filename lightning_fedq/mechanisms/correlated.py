@@ -7,8 +7,6 @@ over 2^32 instead of floats. Offsets are public, since nothing here hides anythi
 drop out leave a hole in the strata: the mean over the others stays unbiased, with more variance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -16,8 +16,6 @@ al. say. Without one it amplifies less, by the same argument for two laws that s
 (`_HiddenSelection`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ the sampler is exact; substitution doubles the sensitivity of the paper's zero-o
 each dropout takes its share away, so claims count on `max_dropped` dropouts and no more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -12,8 +12,6 @@ The mean squared error is |x|^2 times 1 / (1 - D_b) - 1, D_b the distortion of Q
 for 1 to 4 bits (pi / 2 - 1 for one). A message tells every sign of the rotated update: one bit is no privacy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """FedAvg: every coordinate as a 32-bit float, the baseline without quantisation and without privacy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

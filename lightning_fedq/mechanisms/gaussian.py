@@ -12,8 +12,6 @@ References:
     Dwork, Roth, The Algorithmic Foundations of Differential Privacy, 2014; Balle, Wang, ICML 2018
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lightning_fedq.functional.noise.grid_noise import analytic_gaussian_multiplier

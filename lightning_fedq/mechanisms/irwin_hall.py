@@ -6,8 +6,6 @@ sigma^2. Homomorphic and of fixed length; the error is nearly Gaussian for large
 bounded.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ References:
     Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ Departures: the dither is centred; the noise that dropouts take with them is put
 them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ outputs it has the smallest error for every input; nothing is shared, so every v
 is the same coin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ place of 2); the scale is the first 32 bits of a message, never less than the ex
 and the scaler that its workers share are left out: the shared one is a maximum over exact updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

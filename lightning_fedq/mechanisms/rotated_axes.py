@@ -19,8 +19,6 @@ References:
     simplex, which make the codebook free to store and quick to apply.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Source: Hegazy et al., Compression with Exact Error Distribution for Federated L
 proof needs, and a coordinate that nobody sends gets Gaussian noise where the paper divides by zero.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

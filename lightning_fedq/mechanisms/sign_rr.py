@@ -9,8 +9,6 @@ It is a one-bit quantiser fed with saturated values, so coins, streams, wire and
 The stated bias: the decoded sum estimates the sum of radius sign(x - center), whatever the size of x.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

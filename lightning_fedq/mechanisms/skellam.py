@@ -10,8 +10,6 @@ Departures: the sampler is exact (`functional.noise.skellam`); substitution doub
 paper's zero-out; claims are Renyi divergences at integer orders up to 1024, as the theorem states them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -12,8 +12,6 @@ Sparsification that is private is elsewhere, each with a public choice: `Rotated
 `CPA(blocks_per_round=)`, `SIGM` and `CSGM`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

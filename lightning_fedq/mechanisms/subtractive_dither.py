@@ -5,8 +5,6 @@ clipped to the round's range, and the error of every client is exactly uniform, 
 privacy is claimed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ amplification.
 What is no `Loss` is refused, and so is `NonPrivate`: there is nothing to add up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

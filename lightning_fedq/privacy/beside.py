@@ -1,7 +1,5 @@
 """Releases beside the rounds, from the same clients' data, which every epsilon of a run counts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

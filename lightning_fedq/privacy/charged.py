@@ -4,8 +4,6 @@ A cohort is drawn, rounds are repeated, and a mechanism may give each client an 
 the clients of a run have spent different amounts; the worst is the figure, the others stand beside it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ collude, none only with chance 0.44. So a quantile of the hypergeometric law is 
 what is above it. A server that may lie may draw as it likes: then as many count as there are.
 """
 
-from __future__ import annotations
-
 from lightning_fedq.functional.drawn import most_drawn, num_marked
 
 CHANCE = 2.0**-24

@@ -1,7 +1,5 @@
 """Privacy of a run as one short table: what was asked for, what else holds, what holds if something fails."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours

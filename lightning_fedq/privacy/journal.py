@@ -13,8 +13,6 @@ charges. A file that lost whole lines at its end can't be told from a shorter on
 position in it.
 """
 
-from __future__ import annotations
-
 import base64
 import errno
 import json

@@ -13,8 +13,6 @@ depends on the number of rounds. The verdicts in words were read off trainings o
 0.4 five points, 1.5 fifteen, above 4 nearly everything.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -37,8 +37,6 @@ References:
     Zhu, Dong, Wang, Optimal Accounting via Characteristic Functions, AISTATS 2022, proposition 9, theorem 10.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

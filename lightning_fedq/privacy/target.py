@@ -5,8 +5,6 @@ is found by root finding with the accountant, the claims and the refusals of the
 is then a number of charges a client, which the ledger holds to.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

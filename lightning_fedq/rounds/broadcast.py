@@ -10,8 +10,6 @@ Privacy: what is sent is a function of the server's model, which adversaries are
 (post-processing). No claim changes, and none gets better.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@
 `encode_updates` is what it does to an update, and what a simulation does to a stack of them at once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A time limit of rounds: who takes longer is dropped."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The server's half is `RoundServer` as it is. Stacks of updates go through the cl
 fast path has no loop over clients, and symbols come to the server without being packed; bits are counted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

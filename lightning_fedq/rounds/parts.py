@@ -3,8 +3,6 @@
 The engine knows these shapes only; robust rules, secure aggregation and lying clients stand elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 

@@ -5,8 +5,6 @@ never from data. Secret cohorts follow from (key, round, attempt) instead, the k
 draws from the operating system and that is never written anywhere.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass, field

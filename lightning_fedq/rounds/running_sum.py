@@ -4,8 +4,6 @@ A homomorphic mechanism leaves one integer a symbol, another one its decoded sum
 decoder needs every message. Behind secure aggregation nothing is kept here at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch

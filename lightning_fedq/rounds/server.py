@@ -4,8 +4,6 @@ It holds the running sum of one round and the server's state; its memory grows w
 number of clients. It names no mechanism, and no transport.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

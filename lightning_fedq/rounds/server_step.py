@@ -1,7 +1,5 @@
 """The server's step from one global model to the next: the mean update itself, or an optimiser's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any

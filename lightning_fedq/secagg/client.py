@@ -29,8 +29,6 @@ or with 2^-32 opens a wrong one, which is corrected like any other.
 After any error but a `StageError` (a message out of turn changes nothing) the client is out of the round.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Errors of a round of secure aggregation: one type a cause, with the stage and the client."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 from lightning_fedq.mechanisms.interface import AbortedRoundError

@@ -35,8 +35,6 @@ grow until that t happened to be safe: 548 where 234 do, for 1,000 clients of wh
 out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache

@@ -8,8 +8,6 @@ scale), coordinates of equal width form a block. Other moduli are served by exac
 slower.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

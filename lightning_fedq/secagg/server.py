@@ -7,8 +7,6 @@ may count its sender as dropped and go on; a round that can't be finished raises
 Memory: the sum, and per client two keys, its shares in transit and a seed; never a second message.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping

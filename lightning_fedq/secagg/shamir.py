@@ -15,8 +15,6 @@ References:
     computation, TCC 2005.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Secure aggregation of one simulated round: what the round engine calls, with memory O(model)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Terms of a round that every party knows beforehand and nobody takes from the server."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

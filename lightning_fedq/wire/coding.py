@@ -1,7 +1,5 @@
 """Integers to bits on the wire and back: what `num_bits` counts is the length of a stream that decodes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ References:
     Elias, Universal codeword sets and representations of the integers, 1975.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numba

@@ -14,8 +14,6 @@ References:
     Bamler, Understanding entropy coding with asymmetric numeral systems (constriction), 2022.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Robust aggregation rules in place of the plain mean, and weights by the clients' noise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -15,8 +15,6 @@ References:
     Karimireddy et al., ICLR 2022 (mimic). Lang et al., CPA, section 5 (ones, flip).
 """
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 

@@ -12,8 +12,6 @@ References:
     Learning on Heterogeneous Datasets via Bucketing, ICLR 2022.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Literal

@@ -1,7 +1,5 @@
 """The 1,797 handwritten digits of 8 x 8 pixels that ship with scikit-learn: nothing to download."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ A folder holds JSON files with `users`, `num_samples` and `user_data`, which map
 own scripts download the data and write these files; nothing is downloaded here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ CorBin-FL splits the pooled set 80/20 into train and test at random and takes 20
 validation; which seed is not said. `pooled=False` keeps the official test set instead.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch

@@ -4,8 +4,6 @@ Departure: CIFAR-10 may also be read from a folder of images, for copies re-enco
 archive of one, as it is. JPEG loses a little accuracy; say so beside a figure made with it.
 """
 
-from __future__ import annotations
-
 import os
 import tarfile
 from pathlib import Path, PurePosixPath

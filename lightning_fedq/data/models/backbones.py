@@ -6,8 +6,6 @@ it has. ResNet18 has GroupNorm by default where the original has BatchNorm: an a
 variances can be negative, and per-client batch statistics would be a release of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """An ordinary LightningModule for classification. It knows nothing of federated learning."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_accuracy

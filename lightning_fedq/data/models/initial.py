@@ -1,7 +1,5 @@
 """He's uniform initial law, drawn from a generator of its own."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -7,8 +7,6 @@ coordinates. Of all linear tests the best one tells a client's two updates apart
 for the worst signs of its rounds: that may not exceed what the claim composes to, but for `_ROOM`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

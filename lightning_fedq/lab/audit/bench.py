@@ -9,8 +9,6 @@ and are not counted.
 What an adversary holds is put into the keys (`HeldKeys`): those stay in every trial, all others are fresh.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 

@@ -5,8 +5,6 @@ could see it either, while at 6 or 8 bits one wrong count shows. What is enumera
 and the shipped splicing of shared and private bits; only the word is shorter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction

@@ -8,8 +8,6 @@ read moves a symbol inside one first word only.) The laws of two worst inputs ar
 several epsilons, and where the specification names the counts, with the counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any

@@ -15,8 +15,6 @@ Laws of any two inputs (both ends and the centre), with all inputs of the others
 about one message, about all messages of the group, about one and the shared word, and about their sum.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

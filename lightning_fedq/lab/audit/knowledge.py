@@ -23,8 +23,6 @@ What is not asked: a claim may hold on average over H although for some H it doe
 shared word); a worst pair that follows the streams makes it hold for each (`Mechanism.worst_pair`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass

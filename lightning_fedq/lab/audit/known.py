@@ -1,7 +1,5 @@
 """Parts that stay the same in every trial of an attack: held keys, a plan, the wire that is listened to."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ References:
     Steinke, Nasr, Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023, Theorem 5.2.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats

@@ -11,8 +11,6 @@ Outcomes of many positions are counted as independent draws, which they are wher
 own coins (after a rotation, as in the distributed discrete Gaussian, they are uncorrelated and nearly so).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property

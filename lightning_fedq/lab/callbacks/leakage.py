@@ -8,8 +8,6 @@ It stops in time: half of the limit goes to the candidates' gradients, as many a
 ones; an attempt that does not end within the rest is given up and does not count.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar

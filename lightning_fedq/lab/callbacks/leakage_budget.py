@@ -19,8 +19,6 @@ A measurement is used for `every_n_rounds` rounds; clients take turns. None of t
 and what was chosen by looking at data is itself a release.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """`fedq attack`: reconstruct samples from what mechanisms really send, and measure how often it works."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

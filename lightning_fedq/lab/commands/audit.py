@@ -1,7 +1,5 @@
 """`fedq audit`: try to refute what the mechanisms claim, by enumeration and by simulation."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -13,8 +13,6 @@ with `seed=None`. Then:
 * every kind that a play promises was seen, so that the watch can't look away.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -13,8 +13,6 @@ All other clients and samples train as they always do. Few canaries bound epsilo
 below the claim says nothing, one above it refutes the claim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

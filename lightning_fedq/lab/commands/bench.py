@@ -1,7 +1,5 @@
 """`fedq bench`: every mechanism at equal epsilon on equal tasks, yours included."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ compose. An outsider who is shown nothing but the best model of a *random* numbe
 selection (`privacy.selection`); one of a fixed number pays for all, too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ points of the group `lightning_fedq.reproductions`: the name on the command line
 arguments become options.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import sys

@@ -1,7 +1,5 @@
 """`fedq sweep`: a grid of settings on this machine, and the same grid as a file for Weights & Biases."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -1,7 +1,5 @@
 """`fedq tradeoff`: what configurations leak to an attack against how well they learn, on one picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any

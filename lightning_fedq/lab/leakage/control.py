@@ -12,8 +12,6 @@ It is the measurement that `leakage.calibrate` makes by sending messages, with i
 of the mechanism's grid. It is about this attack and these candidates, and not differential privacy.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import lru_cache

@@ -4,8 +4,6 @@ Appendix Q of the near-optimal-utility paper, repaired: with the square root, wi
 and with failed attempts counted as no news instead of assumed away. A wrong candidate is a failure too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lightning_fedq.functional.trade_off import clopper_pearson, leakage_factor, log_ratio, recovery_leakage

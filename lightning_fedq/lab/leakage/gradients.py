@@ -6,8 +6,6 @@ update says over its learning rate; here it is a function of the inputs as any g
 No function here touches `.grad`, a buffer or a global random generator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ References:
     Carlini et al., Membership Inference Attacks From First Principles, IEEE S&P 2022.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

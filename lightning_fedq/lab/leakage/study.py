@@ -6,8 +6,6 @@ looks for the first sample of client 0. One step is the attacker's best case; se
 it simulates.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

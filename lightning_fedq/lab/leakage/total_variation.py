@@ -10,8 +10,6 @@ little (`leakage.trade_off`), and with a finite data set the law of the unprotec
 discrete, so that any continuous noise is at distance 1: all values here are those of the Gaussian model.
 """
 
-from __future__ import annotations
-
 import math
 
 import scipy  # its parts are imported when used: `stats` takes half a second

@@ -6,8 +6,6 @@ it. A group (a CorBin pair) is attacked as one: its members' errors cancel in it
 more about both than one uplink does about one. The server also has each message of the group, hence `shares`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

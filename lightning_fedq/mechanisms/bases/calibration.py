@@ -5,8 +5,6 @@ Gaussian rounds are one Gaussian, whose smallest noise is known (Balle, Wang); L
 loss distributions. Renyi divergences asked for 6.3% more Gaussian noise (epsilon 8, delta 1e-5, 30 rounds).
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -13,8 +13,6 @@ References:
     Salehi et al., CorBin-FL; its UCDP theorems are replaced by exact pairs, for substitution of one update.
 """
 
-from __future__ import annotations
-
 from lightning_fedq.functional.divergences import erasure_pair, randomized_response_pair
 from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds

@@ -5,8 +5,6 @@ the knots' laws are the worst inputs: a claim for every two of them holds for an
 of the other clients: whoever sees a sum sees a function of the messages.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Server-side checks of messages before decoding: their length, and whether the code can give them."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -1,7 +1,5 @@
 """Base of compressors that send one float32 scale and a small integer a coordinate: no noise, no privacy."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -17,8 +17,6 @@ or, one test a rule:
         RULES[rule](MyMechanism(epsilon=1.0))
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from lightning_fedq.mechanisms.contract import BrokenContractError

@@ -1,7 +1,5 @@
 """One round by hand: contexts, messages and sums of a mechanism, and the list of rules."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Rules about what a mechanism is and what its messages are."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import is_dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Rules about the law of errors, devices, ranges, neighbours, and settings in files."""
 
-from __future__ import annotations
-
 import ast
 import pickle
 from collections.abc import Sequence

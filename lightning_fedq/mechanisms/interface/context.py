@@ -1,7 +1,5 @@
 """A round as mechanisms see it, and a message."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -9,8 +9,6 @@ and 1e5 parameters grows 2.6-fold every round. It is here because the paper uses
 is the rule that survives.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -39,8 +39,6 @@ References:
     Functions, AISTATS 2022, theorem 10 (composition).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property
