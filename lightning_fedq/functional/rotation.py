@@ -10,8 +10,8 @@ Beyond 65,536 coordinates B has blocks of up to 65,536 on its diagonal: a sum of
 enough, and a block stays in a cache for all that is done to it. Where only a part of the rotated coordinates
 is kept, B = H at any size: a subspace must not see some pairs of coordinates more than others.
 
-In single precision on the CPU, additions in a fixed order (`hadamard.transform`). What has to hold exactly (a
-norm) is enforced on the result by whoever needs it; the rotation itself may err in the last digits.
+In single precision on the CPU, additions in a fixed order (`hadamard.transform`). A norm, which has to hold
+exactly, is enforced on the result by whoever needs it; the rotation itself may err in the last digits.
 """
 
 from __future__ import annotations
