@@ -80,11 +80,11 @@ class QSGD(ScaledLevels):
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
-        total = torch.empty(dim, dtype=torch.float64)
+        total = torch.empty(dim, dtype=torch.float32)
         columns = by_columns(levels)
         for sums, part in zip(torch.split(total, [part.shape[1] for part in columns]), columns, strict=True):
-            sums.copy_(scales @ part.double())
-        return total.div_(self.levels)
+            sums.copy_((scales @ part.double()).div_(self.levels))
+        return total
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most (|x| / s)^2 / 4 for updates in the round's range."""

@@ -62,7 +62,7 @@ class ScaledLevels(Mechanism):
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
-        """Sum of the clients' vectors, `(dim,)` float64."""
+        """Sum of the clients' vectors, `(dim,)`, added in float64."""
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # Nothing is clipped. The first symbol is the scale's float32 bit pattern.
