@@ -174,6 +174,8 @@ class Federated(Federation, pl.Callback):
         13000
     """
 
+    knows_clients = True
+
     def __init__(
         self,
         mechanism: Mechanism,

@@ -45,6 +45,8 @@ class Langevin(pl.Callback):
         >>> sampler = Langevin(step_size=1e-4)  # behind Federated in trainer.callbacks
     """
 
+    knows_clients = True
+
     only_simulated = True
 
     def __init__(self, step_size: float, burn_in: int = 0) -> None:

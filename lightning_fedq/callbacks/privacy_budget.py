@@ -63,6 +63,8 @@ class PrivacyBudget(pl.Callback):
         >>> budget = PrivacyBudget(8.0, 1e-5, "secagg_server")  # behind Federated in trainer.callbacks
     """
 
+    knows_clients = True
+
     def __init__(
         self,
         epsilon: float,

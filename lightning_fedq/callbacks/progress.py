@@ -30,6 +30,8 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
         >>> callbacks = [RoundProgressBar()]  # beside Federated(...)
     """
 
+    knows_clients = True
+
     def __init__(
         self, monitor: str | None = None, interval: float = 10.0, file: TextIO | None = None
     ) -> None:

@@ -35,6 +35,8 @@ class ReloadBest(pl.Callback):
         >>> callbacks = [ReloadBest("val_acc", mode="max", patience=3)]  # beside Federated(...)
     """
 
+    knows_clients = True
+
     def __init__(
         self, monitor: str = "val_acc", patience: int = 5, mode: Literal["max", "min"] = "max"
     ) -> None:

@@ -82,6 +82,8 @@ class RunFolder(pl.Callback):
         >>> callbacks = [RunFolder("digits", "runs")]  # behind Federated(...), writes runs/digits
     """
 
+    knows_clients = True
+
     def __init__(
         self,
         name: str = "run",

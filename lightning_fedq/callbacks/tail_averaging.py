@@ -38,6 +38,8 @@ class TailAveraging(pl.callbacks.WeightAveraging):
         >>> callbacks = [TailAveraging(0.5)]  # beside Federated(...)
     """
 
+    knows_clients = True
+
     def __init__(self, fraction: float = 0.5) -> None:
         if not 0.0 < fraction <= 1.0:
             raise ValueError(f"fraction must be in (0, 1], got {fraction}")

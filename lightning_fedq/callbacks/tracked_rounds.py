@@ -44,6 +44,8 @@ class TrackedRounds(pl.Callback):
         >>> callbacks = [TrackedRounds()]  # behind Federated(...), with a TensorBoardLogger
     """
 
+    knows_clients = True
+
     follows_clients: ClassVar[bool] = True
     """The table of clients says whose updates were not finite, and so who took part."""
 

@@ -37,6 +37,8 @@ class WandbRounds(pl.Callback):
         >>> callbacks = [WandbRounds()]  # behind Federated(...), with a WandbLogger
     """
 
+    knows_clients = True
+
     follows_clients: ClassVar[bool] = True
     """The table of clients says whose updates were not finite, and so who took part."""
 

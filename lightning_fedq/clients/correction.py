@@ -32,6 +32,8 @@ class Corrects(pl.Callback):
         start: Weights with which the clients began, `shape` each.
     """
 
+    knows_clients = True
+
     def __init__(
         self,
         term: Corrected,

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.child import count_from, equip, new_child, own_attributes
-from lightning_fedq.clients.hooks import call_hooks, crosses_clients, is_ours, trains_with_clients
+from lightning_fedq.clients.hooks import call_hooks, crosses_clients, knows_clients, trains_with_clients
 from lightning_fedq.clients.reached import state_named_by
 from lightning_fedq.clients.world import World
 
@@ -87,7 +87,7 @@ class ClientFit:
         self._loggers = loggers
         self.shares_metrics = loggers is not None
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
-        self._shared += tuple(filter(is_ours, trainer.callbacks))
+        self._shared += tuple(filter(knows_clients, trainer.callbacks))
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
         self._fetcher: Any = None
         self._user_s: set[int] = set()  # tensors, by `id`: metrics and what is frozen may be shared
@@ -115,7 +115,9 @@ class ClientFit:
 
     def state_outside(self) -> list[tuple[str, Any]]:
         """Ways and values of what the training's code names past its own, as it is now."""
-        code: dict[int, Any] = {id(type(one)): type(one) for one in self._home.callbacks if not is_ours(one)}
+        code: dict[int, Any] = {
+            id(type(one)): type(one) for one in self._home.callbacks if not knows_clients(one)
+        }
         for world in self._worlds.values():
             code |= world.code
         return state_named_by(code.values())

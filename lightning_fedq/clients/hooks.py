@@ -37,14 +37,18 @@ _OF_THE_FIT = (
 def looks_at_batches(callback: pl.Callback) -> bool:
     """Is a callback of the user's own part of a client's training?"""
     known = tuple(getattr(pl.callbacks, name) for name in _OF_THE_FIT if hasattr(pl.callbacks, name))
-    if isinstance(callback, known) or is_ours(callback):
+    if isinstance(callback, known) or knows_clients(callback):
         return False
     return any(overrides(callback, hook) for hook in BATCH_HOOKS)
 
 
-def is_ours(callback: pl.Callback) -> bool:
-    """Is a callback one of this package, or a subclass, which knows of clients by itself?"""
-    return any(kind.__module__.partition(".")[0] == "lightning_fedq" for kind in type(callback).__mro__)
+def knows_clients(callback: pl.Callback) -> bool:
+    """Does a callback belong to the fit whatever hooks it has, and take no part in a client's training?
+
+    Those that work on rounds do, as all of this package: they say so by `knows_clients = True`, for their
+    subclasses, too. The trial of isolation leaves them out.
+    """
+    return bool(getattr(callback, "knows_clients", False))
 
 
 def trains_with_clients(callback: pl.Callback) -> bool:
@@ -67,10 +71,10 @@ def crosses_clients(callback: pl.Callback) -> bool:
 
 def has_own_hook(callback: pl.Callback, hook: str = "on_train_batch_end") -> bool:
     """Has a callback of the fit a hook of the user's own at the end, or the start, of a batch?"""
-    host = ("lightning", "pytorch_lightning", "lightning_fedq")
+    host = ("lightning", "pytorch_lightning")
     for kind in type(callback).__mro__:
         if hook in vars(kind):
-            return kind.__module__.partition(".")[0] not in host
+            return "knows_clients" not in vars(kind) and kind.__module__.partition(".")[0] not in host
     return False
 
 
@@ -82,7 +86,7 @@ def say_who_is_copied(callbacks: list[pl.Callback]) -> None:
             f"every client trains with copies of {', '.join(names)}, which look at batches; what the copies "
             "keep is dropped with the client (crosses_clients = True on a callback makes it one for all)"
         )
-    of_fit = [c for c in callbacks if not (looks_at_batches(c) or crosses_clients(c) or is_ours(c))]
+    of_fit = [c for c in callbacks if not (looks_at_batches(c) or crosses_clients(c) or knows_clients(c))]
     hooks = ("on_train_batch_start", "on_train_batch_end")
     if names := [type(one).__name__ for one in of_fit if any(has_own_hook(one, hook) for hook in hooks)]:
         rank_zero_info(

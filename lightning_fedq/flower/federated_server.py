@@ -417,6 +417,8 @@ class _EveryRound(pl.callbacks.Checkpoint):
     So the ledger's journal, which lies beside it, is never without a checkpoint that names it.
     """
 
+    knows_clients = True
+
     def __init__(self, folder: Path) -> None:
         self.dirpath, self.path = folder, folder / "last.ckpt"
 

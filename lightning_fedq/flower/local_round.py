@@ -137,6 +137,8 @@ class LocalRound(pl.Callback):
         segments: Sizes of the segments of what travels, once the fit has begun.
     """
 
+    knows_clients = True
+
     update: Tensor
     state: State
     segments: list[int]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.hooks import is_ours
+from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.training.files import no_changes
 
@@ -126,7 +126,7 @@ def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
     """
     found = checkpoint_of(trainer)
     no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
-    trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or is_ours(c))]
+    trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or knows_clients(c))]
     if trainer.enable_validation:
         trainer.validating = True
         try:

@@ -17,7 +17,7 @@ import torch
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import in_fork
-from lightning_fedq.clients.hooks import is_ours, looks_at_batches, overrides
+from lightning_fedq.clients.hooks import knows_clients, looks_at_batches, overrides
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.training.files import no_changes
 from lightning_fedq.training.shown import Digests, digests
@@ -115,7 +115,7 @@ def _callbacks(client: Client) -> list[Any]:
 
 
 def _is_user_s(one: Any) -> bool:
-    return not (isinstance(one, pl.callbacks.Checkpoint | pl.callbacks.ProgressBar) or is_ours(one))
+    return not (isinstance(one, pl.callbacks.Checkpoint | pl.callbacks.ProgressBar) or knows_clients(one))
 
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

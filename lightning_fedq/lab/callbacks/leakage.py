@@ -54,6 +54,8 @@ class LeakageMonitor(pl.Callback):
         >>> callbacks = [LeakageMonitor(every_n_rounds=5)]  # behind Federated(...)
     """
 
+    knows_clients = True
+
     only_simulated = True
     follows_clients: ClassVar[bool] = True
     """Does it write what follows from the drawn clients' data? Secret cohorts refuse it."""

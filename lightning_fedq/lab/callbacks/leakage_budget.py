@@ -94,6 +94,8 @@ class LeakageBudget(pl.Callback):
         >>> callbacks = [LeakageBudget(probe=16)]  # behind Federated(NearOptimalUtility(...))
     """
 
+    knows_clients = True
+
     skips_empty = True
 
     only_simulated = True

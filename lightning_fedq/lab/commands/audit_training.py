@@ -113,6 +113,8 @@ class Canaries(pl.Callback, Tampering):
         clients: Is each a client? Else each is a coordinate of client 0.
     """
 
+    knows_clients = True
+
     def __init__(self, coins: NDArray[np.int64], clients: bool) -> None:
         self.coins, self.clients = coins, clients
         self.seen = np.zeros(len(coins))
