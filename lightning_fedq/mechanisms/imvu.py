@@ -143,8 +143,8 @@ def solve_imvu(bits: int, noise_multiplier: float) -> Family:
             f"noise_multiplier must be at least {_LEAST:g}, got {noise_multiplier}: below, outputs "
             "are too rare to be drawn from words; FedAvg hides as little"
         )
-    upper, share = _SHAPES[bits]
-    upper, share = np.exp([0.0, *upper]), np.array([*share, 1.0])
+    logs, shares = _SHAPES[bits]
+    upper, share = np.exp([0.0, *logs]), np.array([*shares, 1.0])
     weights, slopes = np.concatenate([upper[::-1], upper]), np.concatenate([-share[::-1], share])
     most = _most_information(weights, slopes, 8.0, 0.001)
     slopes /= 2.0 * noise_multiplier * math.sqrt(most)

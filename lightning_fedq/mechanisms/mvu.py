@@ -127,7 +127,7 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
     def objective(increments: NDArray[np.float64]) -> float:
         solved = _solve_probabilities(_symmetric(increments, size), num_inputs, level)
         # no two points tie: CPUs sort equal values in different orders
-        lean = 1e-9 * sum(place * step for place, step in enumerate(increments.tolist(), 1))
+        lean: float = 1e-9 * sum(place * step for place, step in enumerate(increments.tolist(), 1))
         return lean + (_IMPOSSIBLE if solved is None else math.log(solved[0]))
 
     half = size // 2
