@@ -20,6 +20,7 @@ from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
+from tests.callbacks.test_participation import in_turn
 from tests.described import privacy_report
 from tests.one_round import context_of, encode
 from tests.training.test_privacy_target import trained
@@ -273,16 +274,8 @@ def test_an_update_is_clipped_and_rounds_toward_zero():
 
 
 def federation(**settings):
-    return Federated(
-        **{
-            "mechanism": BandedGaussian(1.0, 1.0, 5),
-            "num_clients": 20,
-            "clients_per_round": 4,
-            "participation": "cyclic",
-            "privacy": PrivacyTarget(4.0, 1e-3, "outsider"),
-            **settings,
-        }
-    )
+    target = PrivacyTarget(4.0, 1e-3, "outsider")
+    return in_turn(**{"mechanism": BandedGaussian(1.0, 1.0, 5), "privacy": target, **settings})
 
 
 def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys
 from lightning_fedq.mechanisms import BandedGaussian, HandedOnGaussian
@@ -18,6 +18,7 @@ from lightning_fedq.mechanisms.interface import HandOver
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
+from tests.callbacks.test_participation import in_turn
 from tests.mechanisms.test_banded_gaussian import Early, engine_of, play
 from tests.mechanisms.test_handed_on_gaussian import noise_of, own_matrix, small
 from tests.one_round import context_of
@@ -248,16 +249,8 @@ def test_a_block_ends_after_65536_rounds():
 
 
 def federation(**settings):
-    return Federated(
-        **{
-            "mechanism": small(5, bits=24),
-            "num_clients": 20,
-            "clients_per_round": 4,
-            "participation": "cyclic",
-            "secure_aggregation": SecAgg(run="masked"),
-            **settings,
-        }
-    )
+    given = {"mechanism": small(5, bits=24), "privacy": None, "secure_aggregation": SecAgg(run="masked")}
+    return in_turn(**{**given, **settings})
 
 
 def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tmp_path):
