@@ -139,7 +139,13 @@ class DeployedClient(RemoteClient):
         if not keeps_state(self._federated.local, callbacks_in(self._trainer)):
             return None, State()
         of = f"the federation of seed {seed}" if seed is not None else fields["federation"].hex()[:16]
-        states = KeptState(self._folder_of_states(), f"client {number} of {of}")
+        if self._store is None:
+            raise RefusedError(
+                "this federation's clients keep something for themselves (local=, buffers='local', an "
+                "algorithm with memory, DPSGD's account) in a folder of their own; start the SuperNode with "
+                "--node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
+            )
+        states = KeptState(self._store, f"client {number} of {of}")
         counted = [int(one) for one in fields.get("counted", NEVER)]
         return states, states.settle((counted[0], counted[1]) if len(counted) == 2 else NEVER)
 
@@ -158,15 +164,6 @@ class DeployedClient(RemoteClient):
     def _says_all(self, context: RoundContext) -> bool:
         # nor of single samples
         return super()._says_all(context) and not protects_samples(callbacks_in(self._trainer))
-
-    def _folder_of_states(self) -> Store:
-        if self._store is None:
-            raise RefusedError(
-                "this federation's clients keep something for themselves (local=, buffers='local', an "
-                "algorithm with memory, DPSGD's account) in a folder of their own; start the SuperNode with "
-                "--node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
-            )
-        return self._store
 
 
 def own_of(

@@ -86,12 +86,6 @@ class Roster:
             self._store.put(_SECRETS, kept)
         return ServerSecrets(**kept)
 
-    def _greeting(self, node: int) -> Fields:
-        if self._secrets is None:
-            return self._words
-        public = {"federation": self._secrets.federation, "server": self._secrets.public_key}
-        return {**self._words, **public, "nonce": self._nonces[node]}
-
     def gather(self, wait: float) -> None:
         """Wait until every client has registered, and no longer, whoever else is silent or refuses.
 
@@ -193,17 +187,13 @@ class Roster:
         new, began = self._ask_new(), time.monotonic()
         self._take_in()
         while new & set(self._asked):
-            limit = self._exchange.timeout if self._somebody_is_gone() else _WAIT_FOR_NEW
+            online, clients = set(self._exchange.online()), range(self._federated.clients.num_clients)
+            somebody_is_gone = any(self.nodes.get(client) not in online for client in clients)
+            limit = self._exchange.timeout if somebody_is_gone else _WAIT_FOR_NEW
             if time.monotonic() - began >= min(limit, self._exchange.timeout):
                 break
             time.sleep(POLL)
             self._take_in()
-
-    def _somebody_is_gone(self) -> bool:
-        online = set(self._exchange.online())
-        return any(
-            self.nodes.get(client) not in online for client in range(self._federated.clients.num_clients)
-        )
 
     def _ask_new(self) -> set[str]:
         """Ask nodes of which nothing is known. Return messages to wait for, none to a silent one."""
@@ -214,7 +204,10 @@ class Roster:
         if not new:
             return set()
         self._nonces |= {node: os.urandom(_NONCE_BYTES) for node in new}
-        asked = {node: self._greeting(node) for node in new}
+        asked: dict[int, Fields] = dict.fromkeys(new, self._words)
+        if self._secrets is not None:
+            public = {"federation": self._secrets.federation, "server": self._secrets.public_key}
+            asked = {node: {**self._words, **public, "nonce": self._nonces[node]} for node in new}
         sent = self._exchange.push("register", asked, "register")
         self._asked |= sent
         return {number for number, node in sent.items() if node not in self._silent}

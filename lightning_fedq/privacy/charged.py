@@ -115,7 +115,10 @@ class Population:
         )
         while len(ordered) > _MOST_LINES:
             place = _thinnest([line.clients for line in ordered])
-            ordered[place : place + 2] = [_join(*ordered[place : place + 2])]
+            one, other = ordered[place : place + 2]
+            epsilons = {who: max(value, other.epsilons[who]) for who, value in one.epsilons.items()}
+            charges, clients = max(one.charges, other.charges), one.clients + other.clients
+            ordered[place : place + 2] = [ChargedClients(clients, charges, epsilons)]
         return tuple(ordered)
 
 
@@ -140,11 +143,3 @@ def spent_so_far(account: Account, adversary: Adversary, rounds: int, secret: bo
 def _thinnest(sizes: Sequence[int]) -> int:
     """Where two neighbours hold fewest clients. The first, the worst of all, stays on its own."""
     return min(range(1, len(sizes) - 1), key=lambda place: sizes[place] + sizes[place + 1])
-
-
-def _join(one: ChargedClients, other: ChargedClients) -> ChargedClients:
-    return ChargedClients(
-        one.clients + other.clients,
-        max(one.charges, other.charges),
-        {who: max(value, other.epsilons[who]) for who, value in one.epsilons.items()},
-    )

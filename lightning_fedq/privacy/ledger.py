@@ -424,7 +424,11 @@ class Ledger:
             self._id = name or self._id
             self._others = {other: (n, c.clone()) for other, (n, c) in parts.items() if other != self._id}
         else:
-            news = {who: part for who, part in parts.items() if self._is_news(who, *part)}
+            news = {}
+            for who, (rounds, charges) in parts.items():
+                known, before = self._known(who)
+                if rounds > known or bool((charges > before).any()):
+                    news[who] = rounds, charges
             if not news and (name == self._id or name in self._others):
                 return
             self._rename()
@@ -434,11 +438,6 @@ class Ledger:
                 self.rounds, self.charges = self.rounds + both[0] - known, self.charges + both[1] - before
                 self._others[who] = both
         self.journal, self.recorded = None, (state["journal"], state["position"])
-
-    def _is_news(self, name: str, rounds: int, charges: Tensor) -> bool:
-        """Is there more under a name than is known here?"""
-        known, before = self._known(name)
-        return rounds > known or bool((charges > before).any())
 
 
 def pad_segments(context: RoundContext, dim: int) -> RoundContext:

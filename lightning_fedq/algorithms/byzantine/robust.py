@@ -174,17 +174,11 @@ def breakdown_point(rule: Rule, num_rows: int, num_byzantine: int = 0) -> int:
         num_rows: n.
         num_byzantine: What the rule was told to withstand, for trimmed mean and Krum.
     """
-    half = (num_rows - 1) // 2
-    krum_bound = min(num_byzantine, max((num_rows - 3) // 2, 0))
-    return {
-        "mean": 0,
-        "median": half,
-        "trimmed_mean": num_byzantine,
-        "krum": krum_bound,
-        "multi_krum": krum_bound,
-        "geometric_median": half,
-        "centered_clipping": half,
-    }[rule]
+    if rule in ("mean", "trimmed_mean"):
+        return 0 if rule == "mean" else num_byzantine
+    if rule in ("krum", "multi_krum"):
+        return min(num_byzantine, max((num_rows - 3) // 2, 0))
+    return (num_rows - 1) // 2
 
 
 def check_breakdown(rule: Rule, num_rows: int, fraction: float, num_byzantine: int = 0) -> None:

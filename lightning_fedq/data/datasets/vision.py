@@ -32,11 +32,15 @@ def data_root(root: str | None) -> Path:
     return Path(root or os.environ.get("FEDQ_DATA") or "data")
 
 
-def _missing(what: str, root: Path) -> FileNotFoundError:
-    return FileNotFoundError(
-        f"no {what} in {root.resolve()}; set data.root, or FEDQ_DATA in the environment, to the folder that "
-        "holds it, or data.download: true"
-    )
+def _parts(kind: Any, what: str, root: Path, download: bool) -> list[Any]:
+    """Training and official test set of torchvision's."""
+    try:
+        return [kind(str(root), train=train, download=download) for train in (True, False)]
+    except RuntimeError as error:
+        raise FileNotFoundError(
+            f"no {what} in {root.resolve()}; set data.root, or FEDQ_DATA in the environment, to the folder "
+            "that holds it, or data.download: true"
+        ) from error
 
 
 class MNISTDataModule(TensorDataModule):
@@ -69,13 +73,7 @@ class MNISTDataModule(TensorDataModule):
         self.root, self.download = data_root(root), download
 
     def load(self) -> tuple[Tensor, Tensor, int]:
-        datasets = _torchvision_datasets()
-        try:
-            parts = [
-                datasets.MNIST(self.root, train=train, download=self.download) for train in (True, False)
-            ]
-        except RuntimeError as error:
-            raise _missing("MNIST/raw", self.root) from error
+        parts = _parts(_torchvision_datasets().MNIST, "MNIST/raw", self.root, self.download)
         images = torch.cat([part.data for part in parts]).float().div_(255)
         labels = torch.cat([part.targets for part in parts])
         return images.sub_(0.1307).div_(0.3081)[:, None], labels, len(parts[1])
@@ -135,13 +133,7 @@ class CIFAR10DataModule(TensorDataModule):
         # torchvision unpacks an archive that is there and whole only where it may download
         archive = self.root / datasets.CIFAR10.filename
         whole = datasets.utils.check_integrity(str(archive), datasets.CIFAR10.tgz_md5)
-        try:
-            parts = [
-                datasets.CIFAR10(str(self.root), train=train, download=self.download or whole)
-                for train in (True, False)
-            ]
-        except RuntimeError as error:
-            raise _missing("cifar-10-batches-py", self.root) from error
+        parts = _parts(datasets.CIFAR10, "cifar-10-batches-py", self.root, self.download or whole)
         return [(torch.from_numpy(p.data).permute(0, 3, 1, 2), torch.tensor(p.targets)) for p in parts]
 
     def _folders(self) -> list[tuple[Tensor, Tensor]]:

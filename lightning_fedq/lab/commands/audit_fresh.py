@@ -269,18 +269,9 @@ def _samples() -> list[pl.Callback]:
     return [DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-3), fed]
 
 
-def _alone() -> list[pl.Callback]:
-    return [DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-3)]
-
-
-def _hidden() -> list[pl.Callback]:
-    return [Federated(GaussianNoise(1.0, 1.0), 8, clients_per_round=_CLIENTS, cohorts="secret",
-                      diagnostics=False)]  # fmt: skip
-
-
-def _tossed() -> list[pl.Callback]:
-    return [Federated(BandedGaussian(1.0, 1.0, band=1), 8, clients_per_round=_CLIENTS, cohorts="secret",
-                      participation="poisson", diagnostics=False)]  # fmt: skip
+def _secret(mechanism: Mechanism, **settings: Any) -> list[pl.Callback]:
+    return [Federated(mechanism, 8, clients_per_round=_CLIENTS, cohorts="secret",
+                      diagnostics=False, **settings)]  # fmt: skip
 
 
 FITS: dict[str, tuple[Callable[[], list[pl.Callback]], tuple[str, ...]]] = {
@@ -289,9 +280,12 @@ FITS: dict[str, tuple[Callable[[], list[pl.Callback]], tuple[str, ...]]] = {
         ("private", "public", "pair mask", "self mask", "share", "secret of a round", "order of the ring"),
     ),
     "DP-SGD of clients": (_samples, ("private", "DPSGD", "draws of a step")),
-    "DP-SGD alone": (_alone, ("DPSGD", "draws of a step")),
-    "secret cohorts": (_hidden, ("private", "cohort")),
-    "clients that draw for themselves": (_tossed, ("server", "cohort")),
+    "DP-SGD alone": (lambda: _samples()[:1], ("DPSGD", "draws of a step")),
+    "secret cohorts": (lambda: _secret(GaussianNoise(1.0, 1.0)), ("private", "cohort")),
+    "clients that draw for themselves": (
+        lambda: _secret(BandedGaussian(1.0, 1.0, band=1), participation="poisson"),
+        ("server", "cohort"),
+    ),
 }
 """Fits by name: their callbacks, and the kinds that must be seen in each."""
 _NOT_RESUMED = ("secret cohorts", "clients that draw for themselves")
