@@ -1,6 +1,7 @@
 """The package of `examples/third_party` is installed, and its mechanism works wherever one of ours does."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,6 +39,7 @@ LINES = {
     "planned": f"privacy {CONFIG}",
     "spent": "privacy checkpoints/*.ckpt",
     "audited": "audit SQKR --draws 1e5",
+    "benched": "bench SQKR --quick --tasks mean-unit-1024 --epsilons 8 --adversaries server",
 }
 MORE = {
     "ranked": "plan --epsilon 8 --clients 1000 --params 500 --rounds 1 --adversary server",
@@ -94,6 +96,14 @@ def test_every_command_knows_it(printed):
     for command in ("planned", "spent"):
         assert claim in " ".join(printed[command].split()), command
     assert "holds" in printed["audited"] and "refuted:" not in printed["audited"]
+
+
+def test_the_bench_has_it_among_the_reference_results_by_one_command(printed):
+    """Its own row, and the best of the reference."""
+    table = printed["benched"].partition("mean-unit-1024, against server")[2]
+    rows = {line.split("  ")[0].strip(): line for line in table.splitlines() if line.startswith("  ")}
+    assert " ± " in rows["RotatedAxes"]
+    assert re.search(r"\d\.\d", rows["SQKR"]) and " ± " not in rows["SQKR"]  # one seed
 
 
 @pytest.mark.slow

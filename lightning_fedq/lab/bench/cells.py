@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import mean, stdev
@@ -78,11 +78,19 @@ _COLUMNS = (
 
 
 def grouped(rows: Iterable[Row]) -> Groups:
-    """Rows by the group of their cell, in their order."""
+    """Rows by the group of their cell, in their order; `without_privacy` has FedAvg's."""
     found: Groups = {}
     for row in rows:
-        found.setdefault(row.cell.group, []).append(row)
+        if row.cell.epsilon < math.inf:
+            found.setdefault(row.cell.group, []).append(row)
     return found
+
+
+def without_privacy(rows: Iterable[Row], task: str) -> str:
+    """Words on what FedAvg reaches in a task; none where it was not run."""
+    cells = [row for row in rows if row.cell.task == task and row.cell.epsilon == math.inf]
+    score = score_of(cells)
+    return "" if score is None else f"; {word_of(score)} without privacy, by FedAvg"
 
 
 def score_of(rows: Sequence[Row]) -> tuple[float, float] | None:
@@ -161,9 +169,14 @@ def append(path: Path, rows: Iterable[Row]) -> None:
 
 
 def fill(
-    task: Task, mechanism: str, adversary: Adversary, epsilon: float, seeds: Sequence[int]
+    task: Task,
+    mechanism: str,
+    adversary: Adversary,
+    epsilon: float,
+    seeds: Sequence[int],
+    tuned: Tuning | None = None,
 ) -> Iterator[Row]:
-    """Tune a mechanism for a task and target, and run it with every seed."""
+    """Tune a mechanism for a task and target, unless it is tuned already, and run it with every seed."""
     cells = [Cell(task.name, mechanism, adversary.name.lower(), epsilon, seed) for seed in seeds]
     try:
         option, target = task.option(mechanism, epsilon, adversary)
@@ -177,7 +190,7 @@ def fill(
         score = -math.inf if math.isnan(score) else score
         return score if task.better == "larger" else -score
 
-    every = task.tunings(option.mechanism)
+    every = task.tunings(option.mechanism) if tuned is None else [tuned]
     best = every[0] if len(every) == 1 else max(every, key=tried)
     for cell in cells:
         yield Row(cell, task.run(option, target, best, cell.seed), best)
@@ -195,6 +208,7 @@ def run_all(
     wanted: Sequence[tuple[Task, str, Adversary, float]],
     seeds: Sequence[int],
     progress: Callable[[int, int, Sequence[Row]], None],
+    tuned: Mapping[tuple[str, str, str, float], Tuning],
 ) -> list[Row]:
     """Fill a table, the cells that it has already left out.
 
@@ -203,6 +217,7 @@ def run_all(
         wanted: Task, mechanism, adversary and epsilon of every group of cells.
         seeds: Seeds of a group.
         progress: Called after each group with its number, how many there are, and its rows.
+        tuned: Ranges and rates of groups that need no tuning.
 
     Returns:
         Every row of the table.
@@ -215,7 +230,8 @@ def run_all(
             for seed in seeds
             if Cell(task.name, mechanism, adversary.name.lower(), epsilon, seed) not in there
         ]
-        found = list(fill(task, mechanism, adversary, epsilon, missing)) if missing else []
+        known = tuned.get((task.name, mechanism, adversary.name.lower(), epsilon))
+        found = list(fill(task, mechanism, adversary, epsilon, missing, known)) if missing else []
         append(path, found)
         rows += found
         progress(number + 1, len(wanted), found)

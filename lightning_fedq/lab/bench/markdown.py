@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedq.lab.bench.cells import ABOUT_WORTHLESS, WORTHLESS, Groups, Row, grouped, score_of, word_of
+from lightning_fedq.lab.bench.cells import (
+    ABOUT_WORTHLESS,
+    WORTHLESS,
+    Groups,
+    Row,
+    grouped,
+    score_of,
+    without_privacy,
+    word_of,
+)
 from lightning_fedq.lab.bench.tasks import Task
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.planning import GOOD, NEARLY
@@ -71,7 +80,7 @@ def tables(rows: Sequence[Row], known: Mapping[str, Task]) -> str:
             f"### {task}, towards {Adversary[adversary.upper()].value}",
             "",
             f"{about.clients:,} clients, {about.dim:,} parameters, rounds: {about.rounds}, seeds: {seeds}; "
-            f"{about.unit}, {about.better} is better.",
+            f"{about.unit}, {about.better} is better{without_privacy(rows, task)}.",
             "",
             "| mechanism | bits a parameter | " + " | ".join(f"ε {e:g}" for e in epsilons) + " |",
             "| --- | ---: |" + " ---: |" * len(epsilons),

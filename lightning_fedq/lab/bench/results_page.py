@@ -8,10 +8,10 @@ from statistics import mean
 from lightning_fedq.lab.bench.cells import (
     ABOUT_WORTHLESS,
     TUNING_SEED,
-    Groups,
     Row,
     grouped,
     score_of,
+    without_privacy,
     word_of,
 )
 from lightning_fedq.lab.bench.tasks import DELTA, RANGES, Task
@@ -20,25 +20,27 @@ from lightning_fedq.reports.html.charts import COLOURS, Line, line_chart
 from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.html.values import Cell
 
+_NOT_SEARCHED = ", as the reference results have them: this quick run searched only for those that they lack"
 _DRAWN = 6
 """Mechanisms in a picture, the best ones; yours always."""
 
 
-def page(rows: Sequence[Row], known: Mapping[str, Task], mine: Collection[str]) -> str:
+def page(rows: Sequence[Row], known: Mapping[str, Task], mine: Collection[str], quick: bool) -> str:
     """The whole page as HTML.
 
     Args:
         rows: Rows of the table.
         known: Tasks by name.
         mine: Mechanisms to point out.
+        quick: Were tunings those of the reference results?
     """
     groups = grouped(rows)
     shown = dict.fromkeys((key[0], key[2]) for key in groups)
-    sections = [_section(task, adversary, groups, known.get(task), mine) for task, adversary in shown]
-    return render("bench.html", title="fedq bench", rule=_rule(rows), sections=sections)
+    sections = [_section(task, adversary, rows, known.get(task), mine) for task, adversary in shown]
+    return render("bench.html", title="fedq bench", rule=_rule(rows, quick), sections=sections)
 
 
-def _rule(rows: Sequence[Row]) -> str:
+def _rule(rows: Sequence[Row], quick: bool) -> str:
     seeds = len({row.cell.seed for row in rows})
     versions = ", ".join(sorted({row.versions for row in rows}))
     ranges = ", ".join(f"{value:g}" for value in RANGES)
@@ -47,7 +49,8 @@ def _rule(rows: Sequence[Row]) -> str:
         f"Every mechanism is calibrated to epsilon at delta {DELTA:g} over the run, between any two "
         "updates of a client, towards the adversary of its section. The learning rate, and the range of "
         f"mechanisms that clip coordinates ({ranges} times norm / √dim), are those with the best validation "
-        f"score in one run each with seed {TUNING_SEED}; tuning is not charged. Scores are means over "
+        f"score in one run each with seed {TUNING_SEED}{_NOT_SEARCHED if quick else ''}; tuning is not "
+        f"charged. Scores are means over "
         f"{seeds} other seed{plural}. R is noise over signal of the run. Bits are those of a client's "
         "message per parameter, masks included, keys and shares not. Keys come from the seeds, so that "
         "cells can be repeated; the claims are those of the same runs with secret keys. "
@@ -56,8 +59,9 @@ def _rule(rows: Sequence[Row]) -> str:
 
 
 def _section(
-    task: str, adversary: str, groups: Groups, about: Task | None, mine: Collection[str]
+    task: str, adversary: str, rows: Sequence[Row], about: Task | None, mine: Collection[str]
 ) -> dict[str, object]:
+    groups = grouped(rows)
     names = [key[1] for key in groups if (key[0], key[2]) == (task, adversary)]
     names = list(dict.fromkeys(names))
     epsilons = sorted({key[3] for key in groups if (key[0], key[2]) == (task, adversary)})
@@ -74,7 +78,8 @@ def _section(
     found: dict[str, object] = {
         "title": f"{task}, towards {Adversary[adversary.upper()].value}",
         "about": about
-        and f"{about.clients:,} clients, {about.dim:,} parameters, rounds: {about.rounds}; {unit}.",
+        and f"{about.clients:,} clients, {about.dim:,} parameters, rounds: {about.rounds}; "
+        f"{unit}{without_privacy(rows, task)}.",
         "unit": unit,
         "heads": ["mechanism", "bits", *(f"ε {e:g}" for e in epsilons), "R at the largest ε", "CPU s"],
         "rows": [],

@@ -18,13 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.plan import candidates
+from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import installed
 from lightning_fedq.privacy.planning import HOMOGENEITY, KAPPA, Option, Problem, plan
@@ -104,27 +105,35 @@ class Task(ABC):
         return (None,)
 
     @abstractmethod
-    def run(self, option: Option, target: PrivacyTarget, tuning: Tuning, seed: int) -> Result:
+    def run(self, option: Option, target: PrivacyTarget | None, tuning: Tuning, seed: int) -> Result:
         """Run once.
 
         Args:
             option: A mechanism at its target, for updates of norm 1.
-            target: The target; it sets the mechanism once more, where the run calibrates for itself.
+            target: The target; it sets the mechanism once more, where the run calibrates for itself. None is
+                FedAvg's, without privacy.
             tuning: Range and rate.
             seed: Seed of data, weights, batches and keys.
         """
 
     def tunings(self, mechanism: Mechanism) -> list[Tuning]:
-        """Combinations to try: one range for what clips vectors, three for what clips coordinates."""
+        """Combinations to try: one range for what clips vectors, three for what clips coordinates.
+
+        FedAvg, which clips nothing, has rates of its own.
+        """
+        if isinstance(mechanism, FedAvg):
+            return [Tuning(rate=rate) for rate in (0.01, 0.03, 0.1, 0.3)]
         ranges = (KAPPA,) if clips_vectors(mechanism) else RANGES
         return [Tuning(range, rate) for range in ranges for rate in self.rates]
 
-    def option(self, name: str, epsilon: float, adversary: Adversary) -> tuple[Option, PrivacyTarget]:
-        """Calibrate a mechanism.
+    def option(self, name: str, epsilon: float, adversary: Adversary) -> tuple[Option, PrivacyTarget | None]:
+        """Calibrate a mechanism. An infinite epsilon is FedAvg's.
 
         Raises:
             ValueError: If the target can't be met.
         """
+        if epsilon == math.inf:
+            return Option(name, FedAvg()), None
         target = PrivacyTarget(epsilon, DELTA, adversary)
         problem = Problem(self.clients, self.dim, self.rounds, target, MASKS, homogeneity=HOMOGENEITY)
         if adversary is Adversary.SERVER and self.rounds > 1:  # everybody once: the best that there is
@@ -183,7 +192,7 @@ class MeanEstimation(Task):
     def dim(self) -> int:
         return self.size
 
-    def run(self, option: Option, target: PrivacyTarget, tuning: Tuning, seed: int) -> Result:
+    def run(self, option: Option, target: PrivacyTarget | None, tuning: Tuning, seed: int) -> Result:
         from lightning_fedq.keys.randomness import SeededKeys
         from lightning_fedq.mechanisms.interface.ranges import FixedRange
         from lightning_fedq.rounds import RoundEngine, RoundPlanner
@@ -191,7 +200,7 @@ class MeanEstimation(Task):
 
         start, mechanism = time.process_time(), option.mechanism
         assert mechanism is not None
-        masked = target.against is Adversary.SECAGG_SERVER
+        masked = target is not None and target.against is Adversary.SECAGG_SERVER
         engine = RoundEngine(
             mechanism,
             RoundPlanner(self.clients, seed),
@@ -242,57 +251,54 @@ class Training(Task):
     """A federated training: one local step a round on all of a client's samples, server momentum.
 
     Args:
-        dataset: "digits" (scikit-learn's), "mnist" or "cifar10".
-        network: "mlp" of one hidden layer, "linear" or "cnn".
+        dataset: "digits" (scikit-learn's), "mnist", "cifar10" or "text" (`lab.bench.samples`).
+        network: "mlp" of one hidden layer, "linear", "cnn", a "cnn" with GroupNorm ("cnn_gn"), or a "lora".
         samples: Samples of each client.
-        root: Folder of the images; digits need none.
+        root: Folder of the images; digits and text need none.
+        rates: Learning rates that are tried.
     """
 
-    dataset: Literal["digits", "mnist", "cifar10"] = "digits"
-    network: Literal["mlp", "linear", "cnn"] = "mlp"
+    dataset: Literal["digits", "mnist", "cifar10", "text"] = "digits"
+    network: Literal["mlp", "linear", "cnn", "cnn_gn", "lora"] = "mlp"
     samples: int = 3
     root: str = ""
-
-    @property
-    def rates(self) -> tuple[float | None, ...]:
-        return (0.1, 0.25, 0.5, 1.0)
+    rates: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
 
     @property
     def dim(self) -> int:
-        return sum(p.numel() for p in self._network().parameters())
+        return sum(p.numel() for p in self._network(0).parameters() if p.requires_grad)
 
-    def _network(self) -> torch.nn.Module:
+    def _network(self, seed: int) -> torch.nn.Module:
         from lightning_fedq.data.models import CNN2, MLP
+        from lightning_fedq.data.models.initial import seeded
+        from lightning_fedq.lab.bench.samples import adapted
 
-        size = {"digits": 64, "mnist": 784, "cifar10": 3072}[self.dataset]
-        if self.network == "cnn":
-            side, channels = {"digits": (8, 1), "mnist": (28, 1), "cifar10": (32, 3)}[self.dataset]
-            return CNN2(channels, side, widths=(8, 16))
-        return MLP(in_features=size, hidden=[54] if self.network == "mlp" else [])
+        if self.network == "lora":
+            return adapted(seed)
+        if self.network in ("mlp", "linear"):
+            size = {"digits": 64, "mnist": 784, "cifar10": 3072}[self.dataset]
+            return seeded(MLP(in_features=size, hidden=[54] if self.network == "mlp" else []), seed)
+        side, channels = {"digits": (8, 1), "mnist": (28, 1), "cifar10": (32, 3)}[self.dataset]
+        layers: list[torch.nn.Module] = []
+        for layer in CNN2(channels, side, widths=(8, 16)):
+            layers.append(layer)
+            if self.network == "cnn_gn" and isinstance(layer, torch.nn.Conv2d):
+                layers.append(torch.nn.GroupNorm(4, layer.out_channels))
+        return seeded(torch.nn.Sequential(*layers), seed)
 
-    def _data(self, seed: int) -> Any:
-        from lightning_fedq.data.datasets import CIFAR10DataModule, DigitsDataModule, MNISTDataModule
-
-        if self.dataset == "digits":
-            return DigitsDataModule(batch_size=self.samples)
-        kind = MNISTDataModule if self.dataset == "mnist" else CIFAR10DataModule
-        return kind(
-            self.root, batch_size=self.samples, num_train=self.samples * self.clients, num_val=5000, seed=seed
-        )
-
-    def run(self, option: Option, target: PrivacyTarget, tuning: Tuning, seed: int) -> Result:
+    def run(self, option: Option, target: PrivacyTarget | None, tuning: Tuning, seed: int) -> Result:
         from lightning_fedq._lightning import pl
         from lightning_fedq.algorithms import FedAvgM
         from lightning_fedq.callbacks import Federated
         from lightning_fedq.data.models import Classifier
-        from lightning_fedq.data.models.initial import seeded
+        from lightning_fedq.lab.bench.samples import Samples
         from lightning_fedq.mechanisms.interface.ranges import FixedRange
 
         assert option.mechanism is not None and tuning.rate is not None
         start = time.process_time()
         gc.collect()  # a Trainer and its data are a cycle
-        norm, once = tuning.rate, target.against is Adversary.SERVER
-        masked = target.against is Adversary.SECAGG_SERVER
+        against = None if target is None else target.against
+        norm, once = tuning.rate, against is Adversary.SERVER
         federated = Federated(
             scaled(option.mechanism, norm),
             self.clients,
@@ -300,14 +306,15 @@ class Training(Task):
             participation="once" if once else "random",
             local_steps=1,
             ranges=FixedRange(tuning.range * norm / math.sqrt(self.dim)),
-            secure_aggregation=MASKS if masked else None,
+            secure_aggregation=MASKS if against is Adversary.SECAGG_SERVER else None,
             server_optimizer=FedAvgM,
             seed=seed,
             privacy=target,
             check_isolation=False,
         )
         with quiet():
-            network, data = seeded(self._network(), seed), self._data(seed)
+            network = self._network(seed)
+            data = Samples(self.dataset, self.root, self.samples, self.samples * self.clients, seed)
             module = Classifier(network, lr=tuning.rate, momentum=0.0)
             trainer = pl.Trainer(
                 max_epochs=self.rounds,
@@ -364,10 +371,11 @@ def tasks(data: Path | None) -> Mapping[str, Task]:
         for kind in kinds
     ]
     found.append(Training("digits", 479, 20))
+    found.append(Training("text-lora", 1000, 15, "text", "lora", 16, rates=(0.1, 0.3)))
     if data is not None:
-        root = str(data)
+        root, few = str(data), (0.3, 1.0)
         found.append(Training("mnist-linear", 1000, 30, "mnist", "linear", 5, root))
-        found.append(Training("mnist-cnn", 1000, 30, "mnist", "cnn", 5, root))
-        found.append(Training("cifar10-cnn", 1000, 30, "cifar10", "cnn", 5, root))
-        found.append(Training("mnist-linear-10k", 10_000, 30, "mnist", "linear", 4, root))
+        found.append(Training("mnist-cnn", 1000, 10, "mnist", "cnn", 2, root, few))
+        found.append(Training("cifar10-cnn", 1000, 10, "cifar10", "cnn_gn", 2, root, few))
+        found.append(Training("mnist-linear-10k", 10_000, 5, "mnist", "linear", 4, root, few))
     return {task.name: task for task in found}

@@ -1,6 +1,7 @@
 """`fedq bench`: every mechanism at equal epsilon on equal tasks, yours included."""
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from lightning_fedq.lab.bench.cells import (
     rerun,
     run_all,
     score_of,
+    without_privacy,
     word_of,
 )
 from lightning_fedq.lab.bench.results_page import page
@@ -64,7 +66,8 @@ def main(
         seeds: Runs of a cell.
         data: Folder with MNIST and cifar10, for the tasks on images.
         out: Folder of table, page and JSON.
-        quick: Two tasks, epsilon 2 and 8, one adversary and seed.
+        quick: Two tasks, epsilon 2 and 8, one adversary and seed. Range and rate are not searched for where
+            the reference results have them.
         list_: List tasks and mechanisms.
         tables: Markdown page into a marked part of which the reference results and those of --out
             are written, and nothing is run; --tasks, --adversaries and --epsilons choose.
@@ -102,7 +105,11 @@ def main(
         for epsilon in epsilons
         for name in names
     ]
+    if not mine:
+        trained = [task for task in chosen if task.rates != (None,)]
+        wanted = [*((task, "FedAvg", Adversary.OUTSIDER, math.inf) for task in trained), *wanted]
     runs = range(1 if quick else seeds)
+    tuned = {row.cell.group: row.tuning for row in reference() if row.result is not None} if quick else {}
     started = time.monotonic()
 
     def progress(number: int, count: int, rows: Sequence[Row]) -> None:
@@ -116,14 +123,14 @@ def main(
                 highlight=False,
             )
 
-    rows = run_all(table, wanted, runs, progress)
+    rows = run_all(table, wanted, runs, progress, tuned)
     groups = {(task.name, name, adversary.name.lower(), epsilon) for task, name, adversary, epsilon in wanted}
     new = [row for row in rows if row.cell.group in groups]
     others = [row for row in reference() if row.cell.group not in groups] if mine else []
     shown, marked = [*new, *(row for row in others if _among(row, wanted))], set(names) if mine else set()
     show(console, shown, known, marked)
     write_atomically(out / "bench.json", json.dumps(as_json(shown), indent=1) + "\n")
-    write_atomically(out / "bench.html", page(shown, known, marked))
+    write_atomically(out / "bench.html", page(shown, known, marked, quick))
     console.print(*(out / name for name in ("bench.html", "bench.csv", "bench.json")), sep="\n")
     return 0
 
@@ -159,7 +166,8 @@ def _chosen(names: Sequence[str], known: Mapping[str, Task]) -> list[Task]:
 def _among(row: Row, wanted: Sequence[tuple[Task, str, Adversary, float]]) -> bool:
     cell = row.cell
     return any(
-        (cell.task, cell.adversary, cell.epsilon) == (task.name, adversary.name.lower(), epsilon)
+        cell.task == task.name
+        and ((cell.adversary, cell.epsilon) == (adversary.name.lower(), epsilon) or cell.epsilon == math.inf)
         for task, _, adversary, epsilon in wanted
     )
 
@@ -171,7 +179,8 @@ def show(console: Console, rows: Sequence[Row], known: Mapping[str, Task], mine:
         epsilons = sorted({key[3] for key in groups if (key[0], key[2]) == (task, adversary)})
         about = known.get(task)
         unit = "score" if about is None else about.unit
-        table = Table(title=f"{task}, against {adversary}: {unit}", title_justify="left", box=SIMPLE)
+        title = f"{task}, against {adversary}: {unit}{without_privacy(rows, task)}"
+        table = Table(title=title, title_justify="left", box=SIMPLE)
         table.add_column("mechanism", overflow="fold")
         table.add_column("bits", justify="right")
         for epsilon in epsilons:

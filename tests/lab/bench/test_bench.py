@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 
 from lightning_fedq.cli import main
+from lightning_fedq.commands.plan import candidates
 from lightning_fedq.lab.bench import markdown, tasks as tasks_module
 from lightning_fedq.lab.bench.cells import Cell, append, fill, grouped, read, rerun, score_of, word_of
+from lightning_fedq.lab.bench.samples import Samples
 from lightning_fedq.lab.bench.tasks import KAPPA, RANGES, MeanEstimation, Training, Tuning, scaled, tasks
 from lightning_fedq.lab.commands import bench
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, RotatedCoins
@@ -128,6 +131,66 @@ def test_an_estimate_that_is_worse_than_none_is_marked(
     for text in (capsys.readouterr().out, Path("bench/bench.html").read_text()):
         assert "* worse than the estimate 0, whose error is 1" in text
     assert word_of((0.999, math.nan), MeanEstimation("mean", 60, 1)) == "0.999"
+
+
+def test_a_quick_run_takes_ranges_from_the_reference_and_searches_for_others(
+    small: list[tuple[str, Tuning, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has the same score, to the bit, as the rule's own search."""
+    task = Counts("small", 60, 1, "unit", 64)
+    searched = [row for name in ("LDPQ", "SignRR") for row in fill(task, name, SECAGG, 4.0, [0])]
+    monkeypatch.setattr(bench, "reference", lambda: searched[:1])
+    small.clear()
+    assert main(["bench", "LDPQ", "SignRR", "--quick", *QUICK[:-2]]) == 0
+    assert [seed for name, _, seed in small if name == "LDPQ"] == [0]
+    assert [seed for name, _, seed in small if name == "SignRR"] == [1000, 1000, 1000, 0]
+    found = {row.cell.mechanism: row for row in read(Path("bench/bench.csv"))}
+    for row in searched:
+        again = found[row.cell.mechanism]
+        assert again.result is not None and row.result is not None
+        assert (again.result.score, again.tuning) == (row.result.score, row.tuning)
+    assert "this quick run searched only" in Path("bench/bench.html").read_text()
+
+
+def test_fedavg_is_said_in_the_heading_and_has_no_row(
+    small: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trainings run it unless mechanisms are named; what it reaches has no epsilon."""
+    task = Training("small", 30, 2, samples=4, rates=(0.3,))
+    monkeypatch.setattr(bench, "every_task", lambda data: {"small": task})
+    monkeypatch.setattr(bench, "candidates", lambda dim: {"GaussianNoise": candidates(dim)["GaussianNoise"]})
+    monkeypatch.setattr(tasks_module, "DELTA", 1e-3)
+    assert main(["bench", *QUICK[:-2], "--seeds", "1"]) == 0
+    [plain, _] = read(Path("bench/bench.csv"))
+    assert plain.cell.mechanism == "FedAvg" and plain.cell.epsilon == math.inf and plain.result is not None
+    assert plain.result.bits == 32.0 and plain.tuning.rate in (0.01, 0.03, 0.1, 0.3)
+    words = f"{word_of((plain.result.score, math.nan))} without privacy, by FedAvg"
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert words in Path("bench/bench.html").read_text()
+    assert words in markdown.tables(read(Path("bench/bench.csv")), {"small": task})
+    assert "| FedAvg" not in markdown.tables(read(Path("bench/bench.csv")), {"small": task})
+
+
+def test_networks_of_the_tasks() -> None:
+    """GroupNorm behind each convolution; of the language model only the adapter trains."""
+    normed = Training("t", 10, 1, "cifar10", "cnn_gn")._network(0)
+    kinds = [type(layer).__name__ for layer in normed]
+    assert kinds[:4] == ["Conv2d", "GroupNorm", "ReLU", "MaxPool2d"] and kinds.count("GroupNorm") == 2
+    task = tasks(None)["text-lora"]
+    assert isinstance(task, Training) and task.dim == 8 * (256 + 128) + 8 * (128 + 128)
+    one, other = task._network(0), task._network(1)
+    trained = {name for name, p in one.named_parameters() if p.requires_grad}
+    assert trained == {f"{place}.{part}.weight" for place in (2, 4) for part in ("down", "up")}
+    for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs) == ("down" not in name)
+    samples = Samples("text", "", 16, 160, 0)
+    samples.setup("fit")
+    inputs, labels = samples.train_set[:]  # type: ignore[index]
+    assert len(labels) == 160 and inputs.shape == (160, 16)
+    assert all(chr(code).isalpha() for code in labels.tolist())
+    with torch.no_grad():
+        guessed = one(inputs).argmax(1)
+    assert (guessed == labels).float().mean() < 0.05  # it has not seen upper and lower case exchanged
 
 
 def test_a_mechanism_of_ones_own_stands_among_the_reference(
