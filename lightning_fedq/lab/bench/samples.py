@@ -69,8 +69,9 @@ def _characters(text: str) -> tuple[Tensor, Tensor]:
 class _Adapted(nn.Module):
     """A frozen layer and a low-rank one beside it."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base: nn.Module) -> None:
         super().__init__()
+        assert isinstance(base, nn.Linear)
         self.base = base
         self.down = nn.Linear(base.in_features, _RANK, bias=False)
         self.up = nn.Linear(_RANK, base.out_features, bias=False)
@@ -84,21 +85,18 @@ class _Adapted(nn.Module):
 @lru_cache(maxsize=1)
 def _pretrained() -> nn.Sequential:
     """Scores of the next of 128 characters, by the 16 before it (Bengio et al., JMLR 2003); of help texts."""
-    model = nn.Sequential(
-        nn.Embedding(_CHARACTERS, _WIDTH),
-        nn.Flatten(),
-        nn.Linear(_CONTEXT * _WIDTH, 128),
-        nn.GELU(),
-        nn.Linear(128, _CHARACTERS),
-    )
+    characters = nn.Embedding(_CHARACTERS, _WIDTH)
+    layers = nn.Linear(_CONTEXT * _WIDTH, 128), nn.GELU(), nn.Linear(128, _CHARACTERS)
+    model = nn.Sequential(characters, nn.Flatten(), *layers)
     generator = torch.Generator().manual_seed(0)
-    nn.init.normal_(model[0].weight, generator=generator)
+    nn.init.normal_(characters.weight, generator=generator)
     seeded(model, 0)
     inputs, labels = _characters("\n".join(text[first:] for text in topics.values() for first in range(8)))
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    for batch in torch.randperm(len(labels), generator=generator).split(512):
+    for batch in torch.split(torch.randperm(len(labels), generator=generator), 512):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
+        loss: Tensor = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return model.requires_grad_(False)
 
