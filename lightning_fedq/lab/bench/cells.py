@@ -78,7 +78,7 @@ _COLUMNS = (
 
 
 def grouped(rows: Iterable[Row]) -> Groups:
-    """Rows by the group of their cell, in their order; `without_privacy` has FedAvg's."""
+    """Rows by the group of their cell, in their order, FedAvg's left out."""
     found: Groups = {}
     for row in rows:
         if row.cell.epsilon < math.inf:
