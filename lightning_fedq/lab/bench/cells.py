@@ -87,7 +87,7 @@ def grouped(rows: Iterable[Row]) -> Groups:
 
 
 def without_privacy(rows: Iterable[Row], task: str) -> str:
-    """Words on what FedAvg reaches in a task; none where it was not run."""
+    """Words on what FedAvg reaches in a task, none where it was not run."""
     cells = [row for row in rows if row.cell.task == task and row.cell.epsilon == math.inf]
     score = score_of(cells)
     return "" if score is None else f"; {word_of(score)} without privacy, by FedAvg"

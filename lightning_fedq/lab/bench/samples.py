@@ -84,7 +84,7 @@ class _Adapted(nn.Module):
 
 @lru_cache(maxsize=1)
 def _pretrained() -> nn.Sequential:
-    """Scores of the next of 128 characters, by the 16 before it, learnt from help texts (Bengio et al., 2003)."""
+    """Scores of the next character by the 16 before it, learnt from help texts (Bengio et al., 2003)."""
     characters = nn.Embedding(_CHARACTERS, _WIDTH)
     layers = nn.Linear(_CONTEXT * _WIDTH, 128), nn.GELU(), nn.Linear(128, _CHARACTERS)
     model = nn.Sequential(characters, nn.Flatten(), *layers)
