@@ -107,7 +107,7 @@ def draw_tilted(
     chances = np.empty(size)
     for j in range(values.size):
         x = min(max(np.float64(values[j]) * factor, -1.0), 1.0)
-        cell = np.int64(min((x + 1.0) * (_CELLS / 2), _CELLS - 1.0))
+        cell = max(0, min(int((x + 1.0) * (_CELLS / 2)), _CELLS - 1))
         outputs[j] = table[cell, words[j] >> np.uint64(64 - _CELL_BITS)]
         if outputs[j] != _UNSURE:
             continue
