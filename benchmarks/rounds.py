@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,22 @@ MARK = "fedq-benchmark-result "
 
 
 def run_loop(job: Workload, data: Federation, rounds: int, clock: Clock, device: str = "cpu") -> nn.Module:
-    """Federated averaging as one would write it first: one client after the other."""
-    model, data = job.model().to(device), Federation(*(part.to(device) for part in data))
+    """Federated averaging as one would write it first."""
+    model = job.model().to(device)
+    each = loop_rounds(job, model, Federation(*(part.to(device) for part in data)))
+    clock.mark()
+    for _ in range(rounds):
+        next(each)
+        clock.mark()
+    return model
+
+
+def loop_rounds(job: Workload, model: nn.Module, data: Federation) -> Iterator[None]:
+    """One client after the other; yields after each round, with the global weights in the model."""
     parameters = list(model.parameters())
     state = [*parameters, *(b for b in model.buffers() if b.is_floating_point())]  # averaged, too
     current = [p.detach().clone() for p in state]
-    clock.mark()
-    for _ in range(rounds):
+    while True:
         total = [torch.zeros_like(p) for p in current]
         for images, labels in zip(data.images, data.labels, strict=True):
             with torch.no_grad():
@@ -55,11 +65,10 @@ def run_loop(job: Workload, data: Federation, rounds: int, clock: Clock, device:
                 for sum_, p, value in zip(total, state, current, strict=True):
                     sum_ += p - value
         current = [value + sum_ / job.num_clients for value, sum_ in zip(current, total, strict=True)]
-        clock.mark()
-    with torch.no_grad():
-        for p, value in zip(state, current, strict=True):
-            p.copy_(value)
-    return model
+        with torch.no_grad():
+            for p, value in zip(state, current, strict=True):
+                p.copy_(value)
+        yield
 
 
 OURS: dict[str, dict[str, Any]] = {

@@ -15,6 +15,7 @@ from typing import Any
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.client_loop import ClientLoop
+from lightning_fedq.clients.world import Outside, Twin
 
 
 class ClientTrainer:
@@ -121,57 +122,63 @@ def _as_lightning_s(optimizer: Any, strategy: Any) -> Any:
     return wrapped
 
 
-def new_child(home: Any) -> Any:
-    """A Trainer for one client of `home`'s fit, which still lacks module, optimisers and callbacks.
+def twins_of(
+    home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], copied: Sequence[Any]
+) -> list[Twin]:
+    """What a client has in the places of the user's Trainer, its strategy and loops.
 
     Args:
         home: The user's Trainer, in its fit.
+        loggers: The client's loggers.
+        callbacks: The client's callbacks.
+        copied: Those of them that it has a copy of.
     """
-    of: Any = type(home)
-    kind = _class_of(of)
-    child = kind.__new__(kind)
-    vars(child).update(vars(home))
-    child.home = home
-    child.state = type(home.state)(fn=home.state.fn, status=home.state.status, stage=home.state.stage)
-    child.should_stop = False
-    child.training = True
-    child._data_connector = _twin(home._data_connector)
-    child._data_connector.trainer = child
-    child._logger_connector = type(home._logger_connector)(child)
-    child._accelerator_connector = _twin(home._accelerator_connector)
-    strategy = _twin(home.strategy)
-    child._accelerator_connector.strategy = strategy
-    if hasattr(strategy, "on_its_own"):  # asks no other rank
-        strategy.on_its_own = True
     loops: Any = pl.loops
-    child.fit_loop = loops._FitLoop(child, home.min_epochs, home.max_epochs)
-    child.fit_loop.epoch_loop.min_steps, child.fit_loop.epoch_loop.max_steps = home.min_steps, home.max_steps
-    child.fit_loop.epoch_loop.val_loop._combined_loader = home.fit_loop.epoch_loop.val_loop._combined_loader
-    child.fit_loop.epoch_loop.__class__ = ClientLoop
-    child.fit_loop.epoch_progress = progress = _twin(home.fit_loop.epoch_progress)
+    fit_loop, epoch_loop_of_home = (
+        loops._FitLoop(home, home.min_epochs, home.max_epochs),
+        home.fit_loop.epoch_loop,
+    )
+    epoch_loop, strategy, module, state = (
+        fit_loop.epoch_loop,
+        home.strategy,
+        home.lightning_module,
+        home.state,
+    )
+    epoch_loop.min_steps, epoch_loop.max_steps = home.min_steps, home.max_steps
+    epoch_loop.val_loop._combined_loader = Outside(epoch_loop_of_home.val_loop._combined_loader)
+    fit_loop.epoch_loop = epoch_loop_of_home
+    fit_loop.epoch_progress = progress = _twin(home.fit_loop.epoch_progress)
     progress.current, progress.total = _twin(progress.current), _twin(progress.total)
-    return child
-
-
-def equip(
-    child: Any,
-    module: pl.LightningModule,
-    optimizers: Sequence[Any],
-    schedules: Sequence[Any],
-    precision: Any,
-    callbacks: list[Any],
-    datamodule: Any,
-) -> None:
-    """Give a client's Trainer its own module, optimisers, schedules, precision, callbacks and data module."""
-    strategy = child.strategy
-    strategy._lightning_module = strategy.model = module
-    strategy._precision_plugin = precision
-    strategy._optimizers = list(optimizers)
-    strategy._lightning_optimizers = [_as_lightning_s(one, strategy) for one in optimizers]
-    strategy.lr_scheduler_configs = list(schedules)
-    child.callbacks, child.datamodule = callbacks, datamodule
-    selector = child._data_connector._datahook_selector
-    child._data_connector._datahook_selector = type(selector)(module, datamodule)
+    data, accelerator = home._data_connector, home._accelerator_connector
+    selector = Twin(data._datahook_selector, {"model": module, "datamodule": home.datamodule})
+    of_trainer = {
+        "home": Outside(home),
+        "state": type(state)(state.status, state.fn, pl.trainer.states.RunningStage.TRAINING),
+        "should_stop": False,
+        "_data_connector": Twin(data, {"trainer": home, "_datahook_selector": selector}),
+        "_logger_connector": type(home._logger_connector)(home),
+        "_accelerator_connector": Twin(accelerator, {"strategy": strategy}),
+        "fit_loop": home.fit_loop,
+        "_loggers": [Outside(logger) for logger in loggers],
+        "callbacks": [one if one in copied else Outside(one) for one in callbacks],
+        "datamodule": home.datamodule,
+        **{name: getattr(home, name) for name in own_attributes(home)},
+    }
+    of_strategy = {
+        "_lightning_module": module,
+        "_model": module,
+        "_precision_plugin": strategy.precision_plugin,
+        "_optimizers": list(strategy.optimizers),
+        "_lightning_optimizers": [_as_lightning_s(one, strategy) for one in strategy.optimizers],
+        "lr_scheduler_configs": list(strategy.lr_scheduler_configs),
+        **({"on_its_own": True} if hasattr(strategy, "on_its_own") else {}),  # asks no other rank
+    }
+    return [
+        Twin(home, of_trainer, _class_of(type(home))),
+        Twin(strategy, of_strategy),
+        Twin(home.fit_loop, vars(fit_loop), type(fit_loop), apart=True),
+        Twin(epoch_loop_of_home, vars(epoch_loop), ClientLoop, apart=True),
+    ]
 
 
 def count_from(child: Any, steps: int, logged: int) -> None:

@@ -15,12 +15,13 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+import torch
+
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.hooks import BATCH_HOOKS, STEP_HOOKS
 
 _loops: Any = pl.loops
 _call: Any = pl.trainer.call
-_automatic: Any = _loops.optimization.automatic
 _takes_parameter: Any = _loops.training_epoch_loop.is_param_in_hook_signature
 
 _OF_DATA = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -68,6 +69,13 @@ def _wants_index(step: Any) -> bool:
     return _wanted[function]
 
 
+def _is_there(batch: Any, device: torch.device) -> bool:
+    """Is it a plain tuple or list of tensors on this device, so that nothing is to be moved?"""
+    return type(batch) in (list, tuple) and all(
+        type(one) is torch.Tensor and one.device == device for one in batch
+    )
+
+
 class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
     """Lightning's epoch loop, with steps that leave out what nobody listens to.
 
@@ -99,20 +107,33 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             and all(_is_plain(callback, pl.Callback) for callback in trainer.callbacks)
         )
 
+    def run(self, data_fetcher: Any) -> None:
+        """Train on all batches, of a fetcher that has begun, in a loop that is new."""
+        if type(self.trainer.profiler) is not pl.profilers.PassThroughProfiler:
+            data_fetcher._start_profiler = self._on_before_fetch
+            data_fetcher._stop_profiler = self._on_after_fetch
+        while not self.done:
+            try:
+                self.advance(data_fetcher)
+                self.on_advance_end(data_fetcher)
+            except StopIteration:
+                break
+
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
         if isinstance(data_fetcher, _loops.fetchers._DataLoaderIterDataFetcher) or not self.is_quiet():
             super().advance(data_fetcher)
             return
-        trainer, progress = self.trainer, self.batch_progress
-        self.val_loop.restarting = False
+        trainer, progress, results = self.trainer, self.batch_progress, self._results
+        connector, strategy = trainer._logger_connector, trainer.strategy
         batch, *_ = next(data_fetcher)
         index = self.batch_idx + 1
         progress.is_last_batch = data_fetcher.done
-        connector, strategy = trainer._logger_connector, trainer.strategy
-        batch = trainer.lightning_module.transfer_batch_to_device(batch, strategy.root_device, 0)
+        if not _is_there(batch, strategy.root_device):
+            batch = trainer.lightning_module.transfer_batch_to_device(batch, strategy.root_device, 0)
         progress.increment_ready()
-        connector.on_batch_start(batch)
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
         if batch is None:
             self._warning_cache.warn("train_dataloader yielded None; no step was taken")
         else:
@@ -126,7 +147,6 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         if batch is not None and not self._quiet:
             for call in (_call._call_callback_hooks, _call._call_lightning_module_hook):
                 call(trainer, "on_train_batch_end", output, batch, index)
-        results = self._results
         if not results:  # nothing was logged
             results.batch = results.batch_size = None
             progress.increment_completed()
@@ -135,11 +155,22 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         progress.increment_completed()
         connector.update_train_step_metrics()
 
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """End a batch: global models are validated in the user's Trainer, and no client's."""
+        if self.trainer.lr_scheduler_configs:
+            self.update_lr_schedulers("step", update_plateau_schedulers=True)
+        if not self._should_accumulate():
+            self._batches_that_stepped += 1
+        self._save_loggers_on_train_batch_end()
+        if not self._is_training_done and self.trainer.received_sigterm:
+            raise pl.utilities.exceptions.SIGTERMException
+
     def _step(self, optimizer: Any, batch: Any, index: int) -> Any:
         """`training_step`, `zero_grad` and `backward`, in the closure of the optimiser's step."""
         trainer, own = self.trainer, self.automatic_optimization
         module, done = trainer.lightning_module, own.optim_progress.optimizer
         said = vars(module)  # which hook it is in, by which `log` knows what it may do
+        made: Any = None
 
         def in_hook(name: str, call: Callable[..., Any], *args: Any) -> Any:
             before, said["_current_fx_name"] = said["_current_fx_name"], name
@@ -147,11 +178,26 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             said["_current_fx_name"] = before
             return found
 
-        def train() -> Any:
-            args = (batch, index) if _wants_index(module.training_step) else (batch,)
-            found = in_hook("training_step", (self.stack or module).training_step, *args)
-            self._quiet = self.is_quiet()  # what it has set is listened to at once
-            return own.output_result_cls.from_training_step_output(found, trainer.accumulate_grad_batches)
+        def closure() -> Any:
+            nonlocal made
+            made = None
+            with torch.enable_grad():
+                args = (batch, index) if _wants_index(module.training_step) else (batch,)
+                loss = in_hook("training_step", (self.stack or module).training_step, *args)
+                quiet = self._quiet = self.is_quiet()  # what it has set is listened to at once
+                if not (quiet and isinstance(loss, torch.Tensor)):
+                    made = own.output_result_cls.from_training_step_output(
+                        loss, trainer.accumulate_grad_batches
+                    )
+                    loss = made.closure_loss
+                zero()
+                if loss is None:
+                    self._warning_cache.warn("training_step returned None; no gradient was taken")
+                else:
+                    backward(loss)
+            if not quiet:
+                trainer.precision_plugin._after_closure(module, optimizer)
+            return loss.detach() if made is None else made.loss
 
         def zero() -> None:
             if not self._quiet:
@@ -169,16 +215,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             else:
                 _call._call_strategy_hook(trainer, "backward", loss, optimizer)
 
-        closure = _automatic.Closure(train, backward, zero)
-
-        def train_and_look() -> Any:
-            loss = closure()
-            if not self._quiet:
-                trainer.precision_plugin._after_closure(module, optimizer)
-            return loss
-
         done.step.increment_ready()
-        in_hook("optimizer_step", partial(optimizer.step, closure=train_and_look))
-        result = closure.consume_result()
+        in_hook("optimizer_step", partial(optimizer.step, closure=closure))
         done.step.increment_completed()
-        return {} if result.loss is None else result.asdict()
+        return {} if made is None or made.loss is None else made.asdict()

@@ -11,6 +11,7 @@ Nothing here knows of mechanisms, rounds, servers or other clients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.child import count_from, equip, new_child, own_attributes
+from lightning_fedq.clients.child import count_from, own_attributes, twins_of
 from lightning_fedq.clients.hooks import call_hooks, crosses_clients, knows_clients, trains_with_clients
 from lightning_fedq.clients.reached import state_named_by
 from lightning_fedq.clients.world import World
@@ -93,7 +94,7 @@ class ClientFit:
         self._user_s: set[int] = set()  # tensors, by `id`: metrics and what is frozen may be shared
 
     def drop(self, client: Client) -> None:
-        """Free a client's tensors at once: its objects refer to each other, and wait for the collector."""
+        """Free a client's tensors at once, and its objects, which refer to each other through the Trainer."""
         for optimizer in client.trainer.strategy.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -103,6 +104,7 @@ class ClientFit:
             if id(tensor) not in self._user_s:
                 tensor.grad = None
                 tensor.data = tensor.data.new_empty(0)
+        vars(client.trainer).clear()
 
     def end_round(self) -> None:
         """Forget the world of the round, and all that a client has trained.
@@ -144,39 +146,29 @@ class ClientFit:
         Raises:
             NotCarriedError: If something in the user's fit has no bytes.
         """
-        home, child = self._home, new_child(self._home)
-        child._loggers = self.own_loggers if not alone else [_NOWHERE] * bool(home.loggers)
-        crossing = [] if alone else self._crossing
-        world = self._worlds.get(alone)
-        if world is None:
-            world = self._worlds[alone] = self._world(alone)
-        loaded = world.load(seed, _parts(child))
-        module, optimizers, schedules, precision, own_callbacks, datamodule, attributes = loaded
-        for part in module.modules():
-            if isinstance(part, pl.LightningModule):
-                part._metric_attributes = None
-        made = iter(own_callbacks)
-        callbacks = [next(made) if c in self._callbacks else c for c in home.callbacks
-                     if c in self._callbacks or c in crossing]  # fmt: skip
-        equip(child, module, optimizers, schedules, precision, callbacks, datamodule)
-        vars(child).update(attributes)
-        return Client(child, module, callbacks)
+        if alone not in self._worlds:
+            self._worlds[alone] = self._world(alone)
+        (trainer, *_), (module, *_) = self._worlds[alone].load(seed)
+        return Client(trainer, module, trainer.callbacks)
 
     def _world(self, alone: bool) -> World:
         home, shared = self._home, list(self._shared)
         self._user_s = {id(one) for one in _tensors(home.lightning_module)}
         if self.shares_metrics and not alone:
             shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
+        copied = self._callbacks
         roots = (
             home.lightning_module,
             home.strategy.optimizers,
             home.strategy.lr_scheduler_configs,
             home.strategy.precision_plugin,
-            [c for c in home.callbacks if c in self._callbacks],
+            copied,
             home.datamodule,
             {name: getattr(home, name) for name in own_attributes(home)},
         )
-        world = World(roots, shared, _parts(home), self._reached)
+        loggers = self.own_loggers if not alone else [_NOWHERE] * bool(home.loggers)
+        callbacks = [c for c in home.callbacks if c in copied or (c in self._crossing and not alone)]
+        world = World(roots, shared, twins_of(home, loggers, callbacks, copied), self._reached)
         self._reached = world.reached
         return world
 
@@ -189,27 +181,41 @@ class ClientFit:
             steps: Optimiser steps of one client before this round.
             logged: Steps that loggers have seen.
         """
-        child = client.trainer
-        loops = child.fit_loop
+        child, loops = client.trainer, client.trainer.fit_loop
         count_from(child, steps, logged)
         loops.max_batches = len(batches)
+        loops._combined_loader = _combined(batches)
         if self._fetcher is None:  # found by the signature of `training_step`, which takes a while
             self._fetcher = type(pl.loops.utilities._select_data_fetcher(child, child.state.stage))
-        fetcher = self._fetcher()
-        loops._combined_loader = pl.utilities.CombinedLoader(batches, "max_size_cycle")
-        loops._data_fetcher = fetcher
+        fetcher = loops._data_fetcher = self._fetcher()
         fetcher.setup(loops._combined_loader)
-        if child.current_epoch == 0 or loops.is_resuming:
+        if self._fetcher is pl.loops.fetchers._PrefetchDataFetcher:  # nothing is fetched ahead of its turn
+            fetcher.iterator = ((batch, number, 0) for number, batch in enumerate(batches))
+            fetcher.length, fetcher.done = len(batches), not len(batches)
+        else:
             iter(fetcher)
         loops.epoch_loop.run(fetcher)
         child._logger_connector.epoch_end_reached()
         child._logger_connector._current_fx = "on_train_epoch_end"  # forgets nothing that others have logged
         loops.epoch_progress.increment_processed()
         call_hooks(child, client.callbacks, "on_train_epoch_end")
+        said = vars(client.module)  # which hook it is in
+        before, said["_current_fx_name"] = said["_current_fx_name"], "on_train_epoch_end"
         own: Callable[[], object] = client.module.on_train_epoch_end
-        before, client.module._current_fx_name = client.module._current_fx_name, "on_train_epoch_end"
         own()
-        client.module._current_fx_name = before
+        said["_current_fx_name"] = before
+
+
+@functools.cache
+def _one_loader() -> dict[str, Any]:
+    """What Lightning's loader of one iterable holds, which it takes a while to look at."""
+    return vars(pl.utilities.CombinedLoader(None, "max_size_cycle"))
+
+
+def _combined(batches: Batches) -> Any:
+    made: Any = object.__new__(pl.utilities.CombinedLoader)
+    vars(made).update(_one_loader(), _iterables=batches, _flattened=[batches])
+    return made
 
 
 def _tensors(module: pl.LightningModule) -> list[Any]:
@@ -219,8 +225,3 @@ def _tensors(module: pl.LightningModule) -> list[Any]:
         for t in (*part._parameters.values(), *part._buffers.values())
         if t is not None
     ]
-
-
-def _parts(trainer: Any) -> tuple[Any, ...]:
-    """Parts that a client has of its own without loading them."""
-    return trainer, trainer.strategy, trainer.fit_loop, trainer.fit_loop.epoch_loop

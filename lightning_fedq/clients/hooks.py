@@ -97,9 +97,12 @@ def say_who_is_copied(callbacks: list[pl.Callback]) -> None:
 
 def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> None:
     """Call one hook of some callbacks, as Lightning calls that of all."""
+    listening = [callback for callback in callbacks if overrides(callback, hook)]
+    if not listening:
+        return
     module = trainer.lightning_module
     before, module._current_fx_name = module._current_fx_name, hook
-    for callback in callbacks:
+    for callback in listening:
         with trainer.profiler.profile(f"[Callback]{callback.state_key}.{hook}"):
             getattr(callback, hook)(trainer, module, *args)
     module._current_fx_name = before

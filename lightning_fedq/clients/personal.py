@@ -182,6 +182,8 @@ class OwnTensors:
 
     def equip(self, module: nn.Module, client: int) -> None:
         """Write a client's own tensors into a module, where it has some."""
+        if client not in self.kept:
+            return
         with torch.no_grad():
             for name, own in self.of(client).items():
                 attrgetter(name)(module).copy_(own)

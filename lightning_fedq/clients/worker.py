@@ -200,9 +200,9 @@ class ClientWorker:
         Raises:
             ValueError: Naming the tensors, with the cure.
         """
-        if self.vector.mode == "frozen" or self._looked_at == self.clock.now:
-            return
         names = self.vector.uncarried
+        if not names or self.vector.mode == "frozen" or self._looked_at == self.clock.now:
+            return
         if self.vector.num_uncarried > _LOOKED_AT:
             self._looked_at = self.clock.now
         changed = changed_of(self.trainer.lightning_module, client.module, names)

@@ -19,6 +19,7 @@ import argparse
 import concurrent.futures
 import contextvars
 import ctypes
+import enum
 import functools
 import io
 import logging
@@ -51,7 +52,7 @@ _OUTSIDE: tuple[type, ...] = (
     torch.jit.ScriptFunction,
     *(Dataset, DataLoader, Sampler, pl.loggers.Logger, logging.Logger, argparse.ArgumentParser),
     *(pl.Trainer, pl.strategies.Strategy, pl.accelerators.Accelerator),
-    *(threading.Thread, concurrent.futures.Executor, np.memmap),
+    *(threading.Thread, concurrent.futures.Executor, np.memmap, enum.Enum),
 )
 """What stays outside of every world, as it is."""
 _MACHINERY = ("jsonargparse", "torch._dynamo", "torch._inductor", "torch._functorch")
@@ -103,15 +104,37 @@ class NotCarriedError(ValueError):
 
 
 class _Left(NamedTuple):
-    """Stands for something that is not in the bytes: a "memory", a "generator", or an "original".
+    """Stands for something that is not in the bytes: a "memory", or an "original".
 
     Args:
-        kind: One of the three.
+        kind: One of the two.
         number: Its place in the table.
     """
 
     kind: str
     number: int
+
+
+class Twin(NamedTuple):
+    """Stands for a new object with attributes of its own, and those of another one, which are not copied.
+
+    Args:
+        of: The other one.
+        own: The new one's own attributes.
+        kind: Its class; None is that of the other.
+        apart: Has it none of the other's attributes?
+    """
+
+    of: Any
+    own: dict[str, Any]
+    kind: type | None = None
+    apart: bool = False
+
+
+class Outside(NamedTuple):
+    """Stands for an object that is the same for all clients, whether or not the world has one like it."""
+
+    one: Any
 
 
 class World:
@@ -120,7 +143,7 @@ class World:
     Args:
         roots: What a client is given, with all that it leads to.
         shared: Objects that stay outside.
-        replaced: Objects in whose places `load` puts others.
+        twins: What a client has in the places of some objects.
         reached: What code reaches by names of its own, of an earlier world; None looks.
 
     Raises:
@@ -134,7 +157,7 @@ class World:
         self,
         roots: Sequence[Any],
         shared: Sequence[Any] = (),
-        replaced: Sequence[Any] = (),
+        twins: Sequence[Twin] = (),
         reached: dict[int, tuple[Any, str]] | None = None,
     ) -> None:
         self.table: list[Any] = []
@@ -142,8 +165,9 @@ class World:
         self._kept: set[int] = set()
         self._pieces: list[tuple[torch.device, int, int, int]] = []  # of memory: from, to, place in the table
         self._overlap = False
+        self.fixed: dict[int, Any] = {}
         self._used: dict[int, Tensor] = {}
-        self.replaced = [self.keep(one) for one in replaced]
+        self.twins = {id(twin.of): twin for twin in twins}
         for one in shared:
             self.keep(one)
         modules = [part for root in roots if isinstance(root, nn.Module) for part in root.modules()]
@@ -165,12 +189,13 @@ class World:
         if self._overlap:  # the whole of a memory was found after a part of it
             self._pieces.sort(key=lambda piece: piece[1] - piece[2])
             self._bytes = self._dump(list(roots))
+        self.fixed = dict(enumerate(self.table))
 
     def _dump(self, roots: list[Any]) -> bytes:
         file = io.BytesIO()
         pickler = _Pickler(file, self)
         try:
-            pickler.dump(roots)
+            pickler.dump(([twin.of for twin in self.twins.values()], roots, list(self.twins.values())))
         except NotCarriedError:
             raise
         except Exception as error:
@@ -222,7 +247,7 @@ class World:
     def _refuse_originals(self) -> None:
         """Refuse names by which code would find the user's Trainer, or parts by the `id` of the original."""
         for value, name in self.reached.values():
-            if isinstance(value, pl.Trainer) and id(value) in self._kept:
+            if isinstance(value, pl.Trainer) and id(value) in self.twins:
                 raise _named_twice(name, value)
             if isinstance(value, dict) and any(type(key) is int and key in self.by_id for key in value):
                 raise _named_twice(f"{name}, by id", next(self.by_id[k] for k in value if k in self.by_id))
@@ -243,20 +268,19 @@ class World:
         self._pieces.append((device, start, end, len(self.table) - 1))
         return _Left("memory", len(self.table) - 1), 0
 
-    def load(self, seed: int = 0, instead: Sequence[Any] = ()) -> Any:
-        """The roots, as a client has them.
+    def load(self, seed: int = 0) -> tuple[list[Any], list[Any]]:
+        """The twins, and the roots, as a client has them.
 
         Args:
             seed: Seed of the random generators in it.
-            instead: What stands in the places of `replaced`.
         """
-        made = dict(zip(self.replaced, instead, strict=True))
         for *_, modes in self._frozen:  # an evaluation may have left them otherwise
             for part, training in modes:
                 part.training = training
         unpickler = pickle.Unpickler(io.BytesIO(self._bytes))
-        unpickler.persistent_load = _Made(self, seed, made).__getitem__  # type: ignore[method-assign]
-        return unpickler.load()
+        unpickler.persistent_load = _Made(self, seed).__getitem__  # type: ignore[method-assign]
+        twins, roots, _ = unpickler.load()
+        return twins, roots
 
     def clone(self, number: int) -> Tensor:
         """A clone of a piece of memory, in the place of the last clone if nobody has that any more."""
@@ -269,17 +293,14 @@ class World:
 class _Made(dict[Any, Any]):
     """Objects that `_Pickler.persistent_id` has left out, by key: the table, and what one client has new."""
 
-    def __init__(self, world: World, seed: int, instead: dict[Any, Any]) -> None:
-        super().__init__(enumerate(world.table))
-        self.update(instead)
+    def __init__(self, world: World, seed: int) -> None:
+        super().__init__(world.fixed)
         self._world, self._seed = world, seed
 
     def __missing__(self, key: tuple[str, Any]) -> Any:
         kind, what = key
         if kind == "id":
             return id(what)
-        if kind == "original":
-            return self._world.table[what]
         if kind == "memory":
             self[key] = self._world.clone(what)
         else:
@@ -312,7 +333,11 @@ class _Pickler(pickle.Pickler):
             known = world.by_id.get(value)
             return None if known is None else ("id", known)
         if kind is _Left:
-            return tuple(value)
+            return value.number if value.kind == "original" else tuple(value)
+        if kind is Outside:
+            return world.number(value.one)
+        if id(value) in world.twins:
+            return None
         place = world.place(value)
         if place is not None or kind in _CONTAINERS:
             return place
@@ -325,6 +350,11 @@ class _Pickler(pickle.Pickler):
         """Return the recipe of an object: a function, its arguments, its state, its contents."""
         kind, world = type(value), self._world
         self.last = value
+        if id(value) in world.twins:
+            return object.__new__, (world.twins[id(value)].kind or kind,)
+        if kind is Twin:
+            made = value.of if id(value.of) in world.twins else Outside(value.kind or type(value.of))
+            return _twin, (made, {} if value.apart else Outside(vars(value.of)), value.own)
         if id(value) in world.in_script:
             return _of_script, world.in_script[id(value)]
         way = _way_of(kind)  # type: ignore[arg-type]
@@ -348,7 +378,7 @@ class _Pickler(pickle.Pickler):
         """A class that says how it is copied is told of what has been loaded so far."""
         begun = self.memo.copy()
         known = [one for key, one in self._world.by_id.items() if key in begun]
-        known += [self._world.table[number] for number in self._world.replaced]
+        known += [twin.of for twin in self._world.twins.values()]
         return _own_copy, (self._original(value), [(self._original(one), one) for one in known])
 
     def _original(self, value: Any) -> _Left:
@@ -570,8 +600,6 @@ def _new_tensor(
     made.set_(memory.untyped_storage(), offset, shape, stride)
     if kind is Tensor:
         return made.requires_grad_(grad)
-    if kind is nn.Parameter:
-        return nn.Parameter(made, grad)
     return Tensor._make_subclass(kind, made, grad)
 
 
@@ -625,6 +653,13 @@ def _new_of_kind(kind: Any, like: Any) -> Any:
 
 def _fill(made: Any, state: Any) -> None:
     vars(made).update(state)
+
+
+def _twin(made: Any, attributes: dict[str, Any], own: dict[str, Any]) -> Any:
+    made = object.__new__(made) if isinstance(made, type) else made
+    vars(made).update(attributes)
+    vars(made).update(own)
+    return made
 
 
 def _fill_tensor(made: Any, state: Any) -> None:

@@ -345,17 +345,15 @@ class ClientLoader:
         if stack.samples:
             yield from stack.samples
             return
-        total, seeds = sum(stack.batch_sizes), stack.order_seeds or (None,) * len(stack.clients)
-        in_one_pass = total <= sum(self._work.passes[stack.clients[0]])
-        if self._table is not None and not stack.order_seeds and in_one_pass:
-            order = self._table[list(stack.clients), :total]  # nothing to shuffle or repeat: one gather
+        total, clients = sum(stack.batch_sizes), list(stack.clients)
+        seeds = stack.order_seeds or (None,) * len(clients)
+        in_one_pass = total <= sum(self._work.passes[clients[0]])
+        if len(clients) == 1:
+            order = self._order(clients[0], seeds[0], total)
+        elif self._table is not None and not stack.order_seeds and in_one_pass:
+            order = self._table[clients, :total]  # nothing to shuffle or repeat: one gather
         else:
-            rows = [
-                self._order(client, seed, total) for client, seed in zip(stack.clients, seeds, strict=True)
-            ]
-            order = torch.stack(rows)
-        if len(stack.clients) == 1:
-            order = order[0]
+            order = torch.stack([self._order(c, s, total) for c, s in zip(clients, seeds, strict=True)])
         yield from torch.split(order, list(stack.batch_sizes), dim=-1)
 
     def _order(self, client: int, seed: int | None, total: int) -> Tensor:
