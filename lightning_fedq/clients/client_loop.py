@@ -108,7 +108,9 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         )
 
     def run(self, data_fetcher: Any) -> None:
-        """Train on all batches, of a fetcher that has begun, in a loop that is new."""
+        """Train on all batches, of a fetcher that has begun."""
+        if self.batch_progress.current.ready:  # else there is nothing to reset
+            self.reset()
         if type(self.trainer.profiler) is not pl.profilers.PassThroughProfiler:
             data_fetcher._start_profiler = self._on_before_fetch
             data_fetcher._stop_profiler = self._on_after_fetch
@@ -162,7 +164,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         if not self._should_accumulate():
             self._batches_that_stepped += 1
         self._save_loggers_on_train_batch_end()
-        if not self._is_training_done and self.trainer.received_sigterm:
+        if self.trainer.received_sigterm and not self._is_training_done:
             raise pl.utilities.exceptions.SIGTERMException
 
     def _step(self, optimizer: Any, batch: Any, index: int) -> Any:
@@ -192,7 +194,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
                     loss = made.closure_loss
                 zero()
                 if loss is None:
-                    self._warning_cache.warn("training_step returned None; no gradient was taken")
+                    self._warning_cache.warn("`training_step` returned `None`: no gradient was taken")
                 else:
                     backward(loss)
             if not quiet:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
@@ -103,7 +104,7 @@ class ClientFit:
         for tensor in _tensors(client.module):
             if id(tensor) not in self._user_s:
                 tensor.grad = None
-                tensor.data = tensor.data.new_empty(0)
+                tensor.data = _nothing(tensor.dtype, tensor.device)
         vars(client.trainer).clear()
 
     def end_round(self) -> None:
@@ -204,6 +205,11 @@ class ClientFit:
         own: Callable[[], object] = client.module.on_train_epoch_end
         own()
         said["_current_fx_name"] = before
+
+
+@functools.cache
+def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 @functools.cache

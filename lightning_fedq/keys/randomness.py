@@ -267,13 +267,14 @@ class _DerivedKeys(Keys):
 
     def __init__(self, root: bytes) -> None:
         self._root = root
+        self._public, self._members = (hkdf_expand(root, pack_fields(name)) for name in ("public", "members"))
         self._private: dict[int, bytes] = {}
 
     def public(self) -> bytes:
-        return hkdf_expand(self._root, pack_fields("public"))
+        return self._public
 
     def members(self) -> bytes:
-        return hkdf_expand(self._root, pack_fields("members"))
+        return self._members
 
     def client(self, client: int) -> bytes:
         return hkdf_expand(self._root, pack_fields("client", client))

@@ -152,7 +152,8 @@ class RoundEngine(RoundServer):
             if len(rows) < len(clients):
                 updates, clients = updates[list(rows)], [clients[row] for row in rows]
                 energy = sum_of_squares(updates)
-            self._exact += self._scale(updates, clients).sum(0, dtype=self._exact.dtype)
+            scaled = self._scale(updates, clients)
+            self._exact += scaled[0] if len(scaled) == 1 else scaled.sum(0, dtype=self._exact.dtype)
             self._energy += energy
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> Sequence[int]:

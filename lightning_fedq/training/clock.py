@@ -89,7 +89,8 @@ class Clock:
         Args:
             trainer: The client's.
         """
-        self._look_at_plateaus(trainer.lr_scheduler_configs)
+        if trainer.lr_scheduler_configs:
+            self._look_at_plateaus(trainer.lr_scheduler_configs)
         steps = int(trainer.global_step) - self.now
         schedules: tuple[int, ...] = ()
         if not self._automatic:
