@@ -201,6 +201,8 @@ class ClientBatches(Dataset[Any]):
         if self._tensors is not None:
             flat = indices.reshape(-1)
             flat = flat if self._subset is None else self._subset[flat]
+            if indices.dim() == 1:
+                return [tensor.index_select(0, flat.to(tensor.device)) for tensor in self._tensors]
             return [
                 tensor.index_select(0, flat.to(tensor.device)).view(*indices.shape, *tensor.shape[1:])
                 for tensor in self._tensors

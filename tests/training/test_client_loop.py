@@ -1,5 +1,7 @@
 """A client's steps leave out what nobody listens to, and are Lightning's bit for bit."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import nn
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.client_loop import ClientLoop
+from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import BATCH_HOOKS
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
@@ -185,3 +188,34 @@ def test_what_lightning_s_classes_are_given_is_listened_to(monkeypatch):
     monkeypatch.setattr(pl.LightningModule, "on_after_backward", lambda self: seen.append(1))
     train(*ROWS["plain"][:2])
     assert len(seen) >= 2 * 16
+
+
+def test_a_client_s_objects_are_freed_without_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, own = list[Any](), ClientFit.drop
+
+    def drop(fit: ClientFit, client: Client) -> None:
+        left.extend(map(weakref.ref, (client.module, client.trainer, client.trainer.fit_loop)))
+        own(fit, client)
+
+    monkeypatch.setattr(ClientFit, "drop", drop)
+    gc.disable()
+    try:
+        train(*ROWS["plain"][:2])
+        assert len(left) == 3 * 4 * 2
+        assert not any(one() for one in left)
+    finally:
+        gc.enable()
+
+
+def test_a_client_that_trains_twice_begins_its_batches_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, own = list[int](), ClientFit.train
+
+    def twice(fit: ClientFit, client: Client, batches: Batches, *args: Any) -> None:
+        kept = list(batches)
+        for _ in range(2):
+            own(fit, client, Batches(iter(kept), len(kept), None), *args)
+            seen.append(client.trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+
+    monkeypatch.setattr(ClientFit, "train", twice)
+    train(*ROWS["plain"][:2])
+    assert set(seen) == {4}
