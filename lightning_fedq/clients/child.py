@@ -134,6 +134,7 @@ def twins_of(
         copied: Those of them that it has a copy of.
     """
     loops: Any = pl.loops
+    kind: Any = type(home)
     fit_loop, epoch_loop_of_home = (
         loops._FitLoop(home, home.min_epochs, home.max_epochs),
         home.fit_loop.epoch_loop,
@@ -174,7 +175,7 @@ def twins_of(
         **({"on_its_own": True} if hasattr(strategy, "on_its_own") else {}),  # asks no other rank
     }
     return [
-        Twin(home, of_trainer, _class_of(type(home))),
+        Twin(home, of_trainer, _class_of(kind)),
         Twin(strategy, of_strategy),
         Twin(home.fit_loop, vars(fit_loop), type(fit_loop), apart=True),
         Twin(epoch_loop_of_home, vars(epoch_loop), ClientLoop, apart=True),
