@@ -125,7 +125,7 @@ def _as_lightning_s(optimizer: Any, strategy: Any) -> Any:
 def twins_of(
     home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], copied: Sequence[Any]
 ) -> list[Twin]:
-    """What a client has in the places of the user's Trainer, its strategy and loops.
+    """Twins that a client has in the places of the user's Trainer, its strategy and loops.
 
     Args:
         home: The user's Trainer, in its fit.

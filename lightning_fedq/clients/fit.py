@@ -214,7 +214,7 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def _one_loader() -> dict[str, Any]:
-    """What Lightning's loader of one iterable holds, which it takes a while to look at."""
+    """Attributes of Lightning's loader of one iterable, which it takes a while to find."""
     return vars(pl.utilities.CombinedLoader(None, "max_size_cycle"))
 
 

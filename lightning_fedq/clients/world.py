@@ -119,10 +119,10 @@ class Twin(NamedTuple):
     """Stands for a new object with attributes of its own, and those of another one, which are not copied.
 
     Args:
-        of: The other one.
-        own: The new one's own attributes.
-        kind: Its class; None is that of the other.
-        apart: Has it none of the other's attributes?
+        of: Object that it stands beside.
+        own: Attributes of the new object alone.
+        kind: Class of the new object; None is that of the other.
+        apart: Whether the new object has none of the other's attributes.
     """
 
     of: Any
