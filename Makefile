@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
 # a test that hangs ends its worker, and the others go on
 WORKERS = -n 2 --dist loadfile -o faulthandler_exit_on_timeout=true
 
-.PHONY: coverage deploy-demo demo test test-all test-flower test-slow test-oldest check docs tables tutorials gpu setup clean
+.PHONY: coverage deploy-demo demo test test-all test-flower test-slow test-oldest check docs tables tutorials gpu setup clean clean-compiled
 setup: $(VENV)/.ready
 
 # what the library itself needs
@@ -97,5 +97,9 @@ deploy-demo: setup
 test-flower: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/flower -m "slow or not slow"
 
-clean:
+# Numba does not see that compiled code calls a function of another file that has changed
+clean-compiled:
+	find lightning_fedq -name '*.nb[ci]' -delete
+
+clean: clean-compiled
 	rm -rf $(VENV) $(OLDEST) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
