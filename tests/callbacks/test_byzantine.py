@@ -1,6 +1,5 @@
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,7 +54,7 @@ def attacked_round(attack, mechanism=None, fraction=0.3, updates=None, stack=4, 
         (DIM,),
         FixedRange(1.0),
     )
-    federated._fit = SimpleNamespace(engine=engine)
+    federated.engine = engine
     byzantine = ByzantineClients(fraction, attack, **kwargs)
     byzantine.on_fit_start(_Trainer(federated), None)
     if updates is None:
