@@ -136,7 +136,7 @@ def deal_out(
     if small:
         raise ValueError(
             f"clients {in_short(small)} hold fewer than {least} samples; use "
-            + larger_shares(partition, parts, least)
+            f"{larger_shares(partition, parts, least)}"
             + (", or a smaller batch_size, or drop_last=False" if batching.drop_last else "")
         )
     return parts

@@ -163,7 +163,7 @@ class IMVU(OutputChannel):
 
     Example:
         >>> round(IMVU(clip_norm=1.0, noise_multiplier=1.0).epsilon, 3)  # of one coordinate, -1 against 1
-        1.846
+        2.5
     """
 
     unbiased = False

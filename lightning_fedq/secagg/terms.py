@@ -306,10 +306,9 @@ class SecAgg:
                 "protocol, or DistributedDiscreteGaussian"
             )
         if not mechanism.homomorphic:
-            inside = getattr(mechanism, "mechanism", mechanism)  # a clip is in nobody's way
             raise TypeError(
-                f"{type(inside).__name__} is not homomorphic: the sum of its messages does not decode; "
-                "leave out secure_aggregation or choose a homomorphic mechanism"
+                f"{type(mechanism).__name__} is not homomorphic: the sum of its messages does not decode; "
+                f"leave out secure_aggregation or choose a homomorphic mechanism, got {mechanism}"
             )
 
     def terms(

@@ -125,6 +125,22 @@ row(
     lambda: fedq("privacy", "one.ckpt"),
     lambda: fedq("privacy", small()),
 )
+row(
+    "the page of a run that ended has its own figures; ask {}/config.yaml",
+    lambda: fedq("privacy", str(finished()), "--delta", "1e-4"),
+    lambda: fedq("privacy", small(), "--delta", "1e-4"),
+)
+row(
+    "--out writes one file out; say which: fedq configs NAME --out FILE",
+    lambda: fedq("configs", "--out", "mine.yaml"),
+    lambda: fedq("configs", "digits_corbin", "--out", "mine.yaml"),
+)
+row(
+    "{} exists and is left alone; choose another name",
+    lambda: fedq("configs", "digits_corbin", "--out", small()),
+    lambda: fedq("configs", "digits_corbin", "--out", "another.yaml"),
+    error=ValueError,
+)
 row("{} is of {} rounds,", lambda: fedq("privacy", str(went_on())), lambda: fedq("privacy", "one.ckpt"))
 row("no run folder {}; give the", lambda: fedq("test", "runs/none"), lambda: fedq("test", trained()))
 row("holds no model.ckpt;", lambda: fedq("test", folder_with("other")), lambda: fedq("test", trained()))

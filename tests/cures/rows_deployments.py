@@ -122,10 +122,11 @@ def copied(how):
     else:
         shutil.copytree(folder / "client-2", folder / "client-9")
     if how != "itself":
+        from lightning_fedq.flower.remote_client import Own
         from lightning_fedq.flower.store import Store
         from tests.flower.halves import Still
 
-        other = Still(played.federated, Store(folder / "client-9"), 2, None, None)
+        other = Still(Own(played.federated, Store(folder / "client-9"), 2))
         played.line.clients = lambda number: other if number == 2 else honest(number)
     again(played)
 

@@ -55,7 +55,7 @@ def test_cpa(tmp_path):
 
 def test_near_optimal_utility(tmp_path, capsys):
     out = tmp_path / "run"
-    assert main(["optimal-theorems", "--samples", "100000", "--worlds", "500", "--out", str(out)]) == 0
+    assert main("optimal-theorems", "--samples", "100000", "--worlds", "500", "--out", str(out)) == 0
     assert "NOT held: theorem 6.11, the headline" in capsys.readouterr().out
     found = verdicts(optimal_theorems(worlds=500, samples=100_000, out=str(out)))
     assert found == {

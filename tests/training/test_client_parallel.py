@@ -61,7 +61,7 @@ def test_logs_are_averaged_over_clients_and_samples(num_train):
 class Outputs(pl.Callback):
     """A callback of the package, as far as anybody can tell: it is handed what a stack's step returns."""
 
-    __module__ = "lightning_fedq.callbacks"
+    knows_clients = True
     crosses_clients = True
 
     def __init__(self) -> None:

@@ -472,7 +472,7 @@ def test_reloads_the_loader_on_the_same_split():
 class Keeps(pl.Callback):
     """Saves after every batch of every client, or stack, and after every round."""
 
-    __module__ = "lightning_fedq.callbacks"  # or a stack would be given up for it
+    knows_clients = True  # or a stack would be given up for it
     crosses_clients = True
 
     def __init__(self, folder: Path) -> None:

@@ -141,7 +141,7 @@ def test_the_papers_preset_is_the_papers():
 
 def test_without_data_it_says_so_before_anything_else(tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["corbin-exp1", "--data.root", str(tmp_path), "--out", str(out)]) == 2
+    assert main("corbin-exp1", "--data.root", str(tmp_path), "--out", str(out)) == 2
     error = capsys.readouterr().err
     assert "no cifar-10-batches-py in" in error and "download" in error and "train/<class>" in error
     assert not out.exists()

@@ -29,7 +29,7 @@ class LargeDigits(TensorDataModule):
 
 
 def check_the_command(root, out):
-    assert main(["corbin-exp7", "--data.root", root, *QUICK.split(), "--out", str(out)]) == 0
+    assert main("corbin-exp7", "--data.root", root, *QUICK.split(), "--out", str(out)) == 0
     methods = [line.split(",")[0] for line in (out / "table.csv").read_text().splitlines()]
     assert methods == ["method", "vanilla", "LDP-FL", "CorBin-FL", "AugCorBin-FL"]
     summary = json.loads((out / "summary.json").read_text())
@@ -53,7 +53,7 @@ def test_the_command_on_a_little_mnist(tmp_path):
 
 def test_without_data_it_says_so_before_anything_else(tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["corbin-exp7", "--data.root", str(tmp_path), "--out", str(out)]) == 2
+    assert main("corbin-exp7", "--data.root", str(tmp_path), "--out", str(out)) == 2
     assert "no MNIST/raw in" in capsys.readouterr().err and not out.exists()
 
 

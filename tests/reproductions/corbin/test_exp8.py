@@ -30,7 +30,7 @@ def test_closed_surface_has_the_documented_values():
 
 def test_the_command_writes_settings_table_and_picture(tmp_path, capsys):
     out = tmp_path / "exp8"
-    assert main(["corbin-exp8", "--points", "3", "--samples", "50", "--epsilon", "2", "--out", str(out)]) == 0
+    assert main("corbin-exp8", "--points", "3", "--samples", "50", "--epsilon", "2", "--out", str(out)) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["settings"]["epsilon"] == 2.0 and summary["settings"]["points"] == 3
     assert summary["CorBinQ"]["mean_closed_form"] < summary["LDPQ"]["mean_closed_form"]

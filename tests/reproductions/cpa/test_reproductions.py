@@ -22,7 +22,7 @@ QUICK = "--rounds 1 --val_samples 200"
 
 def reproduce(name, options, out):
     arguments = ["--data.root", FEDQ_DATA, *QUICK.split(), *options.split(), "--out", str(out)]
-    assert main([name, *arguments]) == 0
+    assert main(name, *arguments) == 0
     assert all(p.read_bytes()[:4] == b"\x89PNG" for p in out.glob("*.png")) and list(out.glob("*.png"))
     with (out / "table.csv").open(newline="") as file:
         return list(csv.DictReader(file)), json.loads((out / "summary.json").read_text())
@@ -69,7 +69,7 @@ def test_only_what_the_paper_ran(tmp_path, name, rows):
 def test_table6_looks_for_cifar_before_it_trains(tmp_path, capsys):
     out = tmp_path / "run"
     options = ["--data.root", str(tmp_path), "--model", "cnn2", *QUICK.split()]
-    assert main(["cpa-table6", *options, "--out", str(out)]) == 2
+    assert main("cpa-table6", *options, "--out", str(out)) == 2
     assert "no cifar-10-batches-py in" in capsys.readouterr().err and not out.exists()
 
 
@@ -78,7 +78,7 @@ def test_table4_without_cifar_says_so_before_the_columns_of_mnist(tmp_path, caps
     (tmp_path / "MNIST").symlink_to(Path(FEDQ_DATA).resolve() / "MNIST")
     options = ["--models", "[linear,cnn2]", "--num_clients", "10", *QUICK.split()]
     out = tmp_path / "run"
-    assert main(["cpa-table4", "--data.root", str(tmp_path), *options, "--out", str(out)]) == 2
+    assert main("cpa-table4", "--data.root", str(tmp_path), *options, "--out", str(out)) == 2
     error = capsys.readouterr().err
     assert "no cifar-10-batches-py in" in error and "download" in error and not out.exists()
 

@@ -110,7 +110,7 @@ def test_more_variance_than_langevin_needs_is_seen():
 def test_the_command_runs_one(tmp_path):
     out = tmp_path / "run"
     options = ["--intervals", "[4.0]", "--sigmas", "[1.0]", "--samples", "1000", "--out", str(out)]
-    assert main(["exact-fig2", *options]) == 0
+    assert main("exact-fig2", *options) == 0
     assert {path.name for path in out.iterdir()} == {"table.csv", "picture.png", "summary.json"}
     assert len(json.loads((out / "summary.json").read_text())["claims"]) == 5
     assert (out / "picture.png").read_bytes()[:4] == b"\x89PNG"

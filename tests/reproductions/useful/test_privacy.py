@@ -28,7 +28,7 @@ def reproduce(out, *options):
     size = ["--num_clients", "60", "--rounds", "3", "--delta", "1e-3", "--epsilons", "[8.0]"]
     what = ["--kinds", "[linear]", "--seeds", "[0]", *options]
     arguments = ["useful-privacy", "--data.root", FEDQ_DATA, *size, *what, "--out", str(out)]
-    assert main(arguments) == 0
+    assert main(*arguments) == 0
     assert (out / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
     with (out / "table.csv").open(newline="") as file:
         return list(csv.DictReader(file)), json.loads((out / "summary.json").read_text())
