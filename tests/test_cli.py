@@ -113,6 +113,13 @@ def test_an_unknown_command_names_the_nearest(capsys):
     assert "Did you mean 'corbin-exp8'?" in capsys.readouterr().err
 
 
+def test_a_wrong_option_is_one_line(capsys):
+    """Nothing has run of which there would be a trace."""
+    assert main(["plan", "--epsilon", "8", "--hlp"]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told == "error: unrecognized arguments: --hlp; fedq plan --help lists the options"
+
+
 def test_reproduce_lists_experiments(capsys):
     assert main(["reproduce"]) == 0
     assert "corbin-exp7" in capsys.readouterr().out

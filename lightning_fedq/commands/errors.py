@@ -152,7 +152,10 @@ def complaint(error: Exception) -> str | None:
     told = system or (raised and _package(last) in _SPEAKERS)
     if not told or any(map(_is_of_the_user, _all_places(whole))):
         return None
-    return f"error: {error}{mechanism_misplaced(str(error))}\n{TRACE}=1 in the environment shows the trace."
+    words = f"error: {error}{mechanism_misplaced(str(error))}"
+    if words.endswith("--help lists the options"):  # nothing has run
+        return words
+    return f"{words}\n{TRACE}=1 in the environment shows the trace."
 
 
 def _refusal(error: Exception) -> Exception:
