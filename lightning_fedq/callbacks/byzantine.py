@@ -56,8 +56,8 @@ class ByzantineClients(pl.Callback):
     """
 
     only_simulated = True
-    crosses_clients = True
     knows_clients = True
+    crosses_clients = True
     """Byzantine clients flip the labels of batches in their own training."""
 
     def __init__(

@@ -130,8 +130,8 @@ class DPSGD(pl.Callback):
         self._inside: Any = None
         self._non_finite = 0
 
-    crosses_clients = True
     knows_clients = True
+    crosses_clients = True
     """Every client's training has this very object, which keeps everybody's account."""
     of_each_client = True
     """A real client has one of its own, and its account with it; a server of real clients has none."""

@@ -110,6 +110,14 @@ class Stream:
             raise ValueError(f"a stream's key has {_KEY_BYTES} bytes, got {len(key)}")
         self._key, self._read = key, 0
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("a stream can't be copied or pickled: two payloads would share it")
+
     def fill(self, out: NDArray[Any]) -> None:
         """Overwrite a contiguous array with the next bytes of the stream."""
         if out.size:
@@ -186,7 +194,8 @@ class Stream:
 
 def fill_rows(streams: Sequence[Stream], rows: NDArray[Any]) -> None:
     """Overwrite each row of a contiguous array with the next bytes of a stream of its own, in one pass."""
-    if any(type(stream).fill is not Stream.fill for stream in streams):
+    twice = len(set(streams)) < len(streams)  # one of them goes on from row to row
+    if twice or any(type(stream).fill is not Stream.fill for stream in streams):
         for stream, row in zip(streams, rows, strict=True):
             stream.fill(row)
         return

@@ -1,6 +1,8 @@
 """Keystreams by the CPU's own instructions are OpenSSL's, from any byte on."""
 
+import copy
 import os
+import pickle
 import platform
 import subprocess
 import sys
@@ -92,3 +94,15 @@ def test_a_stream_that_fills_otherwise_is_asked_itself():
     rows = np.empty((2, 4), np.uint32)
     fill_rows([_Sevens(bytes(32)), Stream(bytes(32))], rows)
     assert (rows[0] == 7).all() and np.array_equal(rows[1], Stream(bytes(32)).words(4))
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_stream_has_one_owner(take):
+    with pytest.raises(TypeError, match="two payloads would share it"):
+        take(Stream(bytes(32)))
+
+
+def test_a_stream_that_stands_twice_gives_no_bytes_twice():
+    rows, stream, alone = np.empty((2, 4), np.uint32), Stream(bytes(32)), Stream(bytes(32))
+    fill_rows([stream, stream], rows)
+    assert np.array_equal(rows.ravel(), alone.words(8))
