@@ -5,16 +5,11 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks import Federated
-from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
+import lightning_fedq as fedq
 from lightning_fedq.functional.divergences import gaussian_epsilon
-from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.secagg import SecAgg
 
 
 class Linear(pl.LightningModule):
@@ -48,15 +43,15 @@ def trainer(*callbacks, epochs=30, **settings):
 
 
 def federated(mechanism=None, seed=None, **settings):
-    return Federated(mechanism or LDPQ(0.1), 6, clients_per_step=1, seed=seed, **settings)
+    return fedq.Federated(mechanism or fedq.LDPQ(0.1), 6, clients_per_step=1, seed=seed, **settings)
 
 
 def budget(epsilon=2.0, adversary=Adversary.SERVER, **settings):
-    return PrivacyBudget(epsilon, 1e-5, adversary, **settings)
+    return fedq.PrivacyBudget(epsilon, 1e-5, adversary, **settings)
 
 
 def cost(rounds):
-    claim = next(c for c in LDPQ(0.1).claims(context()) if c.adversary is Adversary.SERVER)
+    claim = next(c for c in fedq.LDPQ(0.1).claims(context()) if c.adversary is Adversary.SERVER)
     return spent(claim.loss, 1e-5, compositions=5, rounds=rounds).epsilon
 
 
@@ -69,7 +64,7 @@ def context():
 
 def test_a_budget_is_about_any_two_updates_where_the_claim_is_about_zero():
     """A client's five coordinates may be at either end of their range, two steps apart."""
-    fed, limit = federated(SIGM(1.0, 20.0)), budget(adversary=Adversary.OUTSIDER)
+    fed, limit = federated(fedq.SIGM(1.0, 20.0)), budget(adversary=Adversary.OUTSIDER)
     trainer(limit, fed).fit(Linear())
     rounds = len(fed.records)
     assert 0 < rounds == limit.affordable < 30
@@ -143,8 +138,8 @@ def test_a_budget_spent_before_resuming_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("mechanism", "adversary", "reason"),
     [
-        (FedAvg(), Adversary.SERVER, "updates are sent as they are"),
-        (LDPQ(0.1), Adversary.SECAGG_SERVER, "secure aggregation is off"),
+        (fedq.FedAvg(), Adversary.SERVER, "updates are sent as they are"),
+        (fedq.LDPQ(0.1), Adversary.SECAGG_SERVER, "secure aggregation is off"),
     ],
 )
 def test_no_budget_where_there_is_no_guarantee(mechanism, adversary, reason):
@@ -154,7 +149,7 @@ def test_no_budget_where_there_is_no_guarantee(mechanism, adversary, reason):
 
 def test_infinite_losses_afford_no_round():
     with pytest.raises(RuntimeError, match="0 rounds fit into it"):
-        trainer(federated(CorBin(0.1, 5)), budget()).fit(Linear())
+        trainer(federated(fedq.CorBin(0.1, 5)), budget()).fit(Linear())
 
 
 def test_reproducible_keys_are_said_to_protect_nothing():
@@ -179,19 +174,19 @@ def test_dropouts_take_their_share_of_delta():
 )
 def test_settings_are_checked(arguments, message):
     with pytest.raises(ValueError, match=message):
-        PrivacyBudget(*arguments)
+        fedq.PrivacyBudget(*arguments)
 
 
 def test_delta_is_checked_against_the_number_of_clients():
     with pytest.raises(ValueError, match="delta must be > 0 and below"):
-        trainer(federated(), PrivacyBudget(1.0, 0.2, Adversary.SERVER)).fit(Linear())
+        trainer(federated(), fedq.PrivacyBudget(1.0, 0.2, Adversary.SERVER)).fit(Linear())
 
 
 def test_behind_secure_aggregation_the_sum_has_a_budget_of_its_own():
     """A sum of six clients' bits costs less than the bits; the name will do for the adversary."""
     spent_by = {}
     for adversary in ("server", "secagg_server"):
-        fed, limit = federated(secure_aggregation=SecAgg()), budget(1e3, adversary)
+        fed, limit = federated(secure_aggregation=fedq.SecAgg()), budget(1e3, adversary)
         trainer(fed, limit, epochs=2).fit(Linear())
         spent_by[adversary] = limit.epsilon_spent
     assert 0.0 < spent_by["secagg_server"] < spent_by["server"] == pytest.approx(cost(2))
@@ -206,7 +201,7 @@ def test_without_secure_aggregation_its_budget_is_refused():
 
 
 def test_masks_that_are_accounted_for_only_warn():
-    fed = federated(secure_aggregation=SecAgg(run="accounted"))
+    fed = federated(secure_aggregation=fedq.SecAgg(run="accounted"))
     with pytest.warns(UserWarning, match="masking is accounted for only, so whoever runs this sees every"):
         trainer(fed, budget(1e3, Adversary.SECAGG_SERVER), epochs=1).fit(Linear())
 
@@ -219,15 +214,15 @@ def test_an_unknown_adversary_is_refused():
 def test_a_robust_rule_is_no_sum():
     """Claims about the sum do not hold for a median: the outsider's budget is that of all messages."""
     spent_by = []
-    for aggregator in (None, RobustAggregation("median")):
+    for aggregator in (None, fedq.RobustAggregation("median")):
         limit = budget(1e3, Adversary.OUTSIDER)
-        trainer(federated(aggregator=aggregator, ranges=FixedRange(1.0)), limit, epochs=1).fit(Linear())
+        trainer(federated(aggregator=aggregator, ranges=fedq.FixedRange(1.0)), limit, epochs=1).fit(Linear())
         spent_by.append(limit.epsilon_spent)
     assert spent_by[0] < spent_by[1] == pytest.approx(cost(1))
 
 
 def test_aborted_rounds_are_paid_for():
-    fed, limit = federated(secure_aggregation=SecAgg(threshold=6), dropout_probability=0.9), budget(1e3)
+    fed, limit = federated(secure_aggregation=fedq.SecAgg(threshold=6), dropout_probability=0.9), budget(1e3)
     with pytest.warns(UserWarning, match="was aborted"):
         trainer(fed, limit, epochs=2).fit(Linear())
     assert all(record.aborted for record in fed.records)

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import lightning_fedq as fedq
 from lightning_fedq import cli
-from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.commands.report import write_report
-from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.html.charts import Line, line_chart, nice_ticks, whole_ticks
-from lightning_fedq.secagg import SecAgg
 from tests.callbacks.runs import small_data, small_model, small_run
 from tests.digits_run import make_trainer
 
@@ -61,14 +58,14 @@ class Page(HTMLParser):
 def private(tmp_path_factory):
     """A run that was asked for epsilon 400 behind masks that run."""
     root = tmp_path_factory.mktemp("private")
-    federated = Federated(
-        GaussianNoise(1.0, 1.0),
+    federated = fedq.Federated(
+        fedq.GaussianNoise(1.0, 1.0),
         4,
         clients_per_step=1,
-        privacy=PrivacyTarget(400.0, 1e-5, "secagg_server"),
-        secure_aggregation=SecAgg(),
+        privacy=fedq.PrivacyTarget(400.0, 1e-5, "secagg_server"),
+        secure_aggregation=fedq.SecAgg(),
     )
-    trainer = make_trainer(federated, RunFolder("asked", str(root), show=False), max_epochs=3)
+    trainer = make_trainer(federated, fedq.RunFolder("asked", str(root), show=False), max_epochs=3)
     trainer.fit(small_model(), datamodule=small_data())
     return root / "asked"
 
@@ -76,7 +73,7 @@ def private(tmp_path_factory):
 @pytest.fixture(scope="module")
 def seeded(tmp_path_factory):
     root = tmp_path_factory.mktemp("seeded")
-    small_run(RunFolder("seeded <b>", str(root), show=False), mechanism=LayeredGaussian(1.0, 1.0))
+    small_run(fedq.RunFolder("seeded <b>", str(root), show=False), mechanism=fedq.LayeredGaussian(1.0, 1.0))
     return root / "seeded <b>"
 
 
@@ -118,10 +115,10 @@ def test_a_run_with_a_seed_is_never_called_private(seeded, tmp_path):
 
 def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path):
     """What is met in every round is said as such, and beside it what all rounds together come to."""
-    federated = Federated(
-        LDPQ(1.0), 4, clients_per_step=1, privacy=PrivacyTarget(4.0, 1e-5, "server", "round")
+    federated = fedq.Federated(
+        fedq.LDPQ(1.0), 4, clients_per_step=1, privacy=fedq.PrivacyTarget(4.0, 1e-5, "server", "round")
     )
-    trainer = make_trainer(federated, RunFolder("each", str(tmp_path), show=False), max_epochs=3)
+    trainer = make_trainer(federated, fedq.RunFolder("each", str(tmp_path), show=False), max_epochs=3)
     trainer.fit(small_model(), datamodule=small_data())
     view = json.loads((tmp_path / "each" / "summary.json").read_text())["view"]
     assert view["met"] and view["spent"] <= 4.0 < view["epsilon"] == view["by_round"][-1][1]
@@ -135,11 +132,11 @@ def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path):
 @pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
 def test_masks_that_did_not_run_meet_no_target(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    masks, target = SecAgg(run="accounted"), PrivacyTarget(400.0, 1e-5, "secagg_server")
-    federated = Federated(
-        GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=target, secure_aggregation=masks
+    masks, target = fedq.SecAgg(run="accounted"), fedq.PrivacyTarget(400.0, 1e-5, "secagg_server")
+    federated = fedq.Federated(
+        fedq.GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=target, secure_aggregation=masks
     )
-    trainer = make_trainer(federated, RunFolder("counted", show=False), max_epochs=2)
+    trainer = make_trainer(federated, fedq.RunFolder("counted", show=False), max_epochs=2)
     trainer.fit(small_model(), datamodule=small_data())
     assert main(["runs/counted"]) == 0
     page = Page(Path("runs/counted/report.html").read_text())
@@ -150,10 +147,10 @@ def test_masks_that_did_not_run_meet_no_target(tmp_path, capsys, monkeypatch):
 
 def test_a_target_is_judged_at_its_own_delta(tmp_path):
     """`RunFolder` may report at a larger delta, at which epsilon is smaller."""
-    federated = Federated(
-        GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=PrivacyTarget(4.0, 1e-9, "server")
+    federated = fedq.Federated(
+        fedq.GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=fedq.PrivacyTarget(4.0, 1e-9, "server")
     )
-    folder = RunFolder("small", str(tmp_path), delta=1e-2, show=False)
+    folder = fedq.RunFolder("small", str(tmp_path), delta=1e-2, show=False)
     make_trainer(federated, folder, max_epochs=3).fit(small_model(), datamodule=small_data())
     view = json.loads((tmp_path / "small" / "summary.json").read_text())["view"]
     privacy = json.loads((tmp_path / "small" / "privacy.json").read_text())

@@ -8,27 +8,14 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import (
-    DPSGD,
-    ByzantineClients,
-    Federated,
-    PrivacyBudget,
-    RunFolder,
-    TrackedRounds,
-)
-from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
 from lightning_fedq.clients.personal import OwnTensors
 from lightning_fedq.data.datasets.leaf import leaf_clients
-from lightning_fedq.data.splits import FeatureShards, Natural
 from lightning_fedq.flower.settings import check_deployable, own_budget, time_limit
 from lightning_fedq.lab.bench import markdown
 from lightning_fedq.lab.bench.tasks import tasks
-from lightning_fedq.lab.callbacks import LeakageMonitor
 from lightning_fedq.lab.commands.bench import reference
-from lightning_fedq.mechanisms import LDPQ, BandedGaussian, GaussianNoise
-from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import Deadline
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
 from lightning_fedq.training.described import run_of_releases
 from tests.cures.rows import fed, fit, row
@@ -38,42 +25,44 @@ from tests.digits_run import Classifier, digits
 from tests.lab.callbacks.test_leakage import Scores
 
 HEAD = ["backbone.bias"]
-LIMIT = Deadline(30.0, durations=1.0)
+LIMIT = fedq.Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
-PER_ROUND = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round")
-SECRET = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
+PER_ROUND = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round")
+SECRET = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
 
 
 def dpsgd():
-    return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
+    return fedq.DPSGD(1.0, 1.0, delta=1e-4, seed=1)
 
 
 def monitor():
-    return LeakageMonitor(attempts=4, num_candidates=8)
+    return fedq.LeakageMonitor(attempts=4, num_candidates=8)
 
 
 def secret(**settings):
     given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
-    return Federated(GaussianNoise(1.0, 1.0), 8, **{**given, **settings})
+    return fedq.Federated(fedq.GaussianNoise(1.0, 1.0), 8, **{**given, **settings})
 
 
 def own_draws(participation, **settings):
     given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
-    adder = BandedGaussian(1.0, 1.0, band=1)
-    return Federated(adder, 8, participation=participation, **{**given, **settings})
+    adder = fedq.BandedGaussian(1.0, 1.0, band=1)
+    return fedq.Federated(adder, 8, participation=participation, **{**given, **settings})
 
 
 def known(**settings):
-    return Federated(GaussianNoise(1.0, 1.0), 8, clients_per_round=2, clients_per_step=1, **settings)
+    return fedq.Federated(
+        fedq.GaussianNoise(1.0, 1.0), 8, clients_per_round=2, clients_per_step=1, **settings
+    )
 
 
 def held_out(amount=0.5):
-    return ClientEvaluation(held_out=amount)
+    return fedq.ClientEvaluation(held_out=amount)
 
 
 def noisy(std=0.5, metric="val_acc", **settings):
     """A federation that releases the mean accuracy of its clients."""
-    return fed(evaluate_clients=ClientEvaluation(0.5, release=NoisyMean(metric, std)), **settings)
+    return fed(evaluate_clients=fedq.ClientEvaluation(0.5, release=fedq.NoisyMean(metric, std)), **settings)
 
 
 def paid():
@@ -85,7 +74,7 @@ def paid():
 
 def counted():
     """The account of a round and of a release beside it."""
-    released = NoisyMean("val_acc", 0.5).mechanism(4, 0)
+    released = fedq.NoisyMean("val_acc", 0.5).mechanism(4, 0)
     releases = run_of_releases(RoundPlanner(4, 0), released, None, 1, secure_keys=True)
     return Setting(releases.context, 1, 1e-3, num_clients=4, beside=releases)
 
@@ -161,9 +150,9 @@ def owned(name):
 
 row(
     "the name of a run is that of a folder below root, got {}; use one like 'digits', and",
-    lambda: RunFolder("/tmp/runs/digits"),
-    lambda: RunFolder("digits"),
-    lambda: RunFolder("digits", root="/tmp/runs"),
+    lambda: fedq.RunFolder("/tmp/runs/digits"),
+    lambda: fedq.RunFolder("digits"),
+    lambda: fedq.RunFolder("digits", root="/tmp/runs"),
 )
 row(
     "works on all trained parameters, and local={} keeps some with the clients; leave one out",
@@ -192,19 +181,19 @@ row(
 )
 row(
     "std={} of a mean of {} clients takes sums of {} bits, and 31 are the most; take std nearer to",
-    lambda: NoisyMean("val_acc", 1e-9).mechanism(1000, 0),
-    lambda: NoisyMean("val_acc", 0.001).mechanism(1000, 0),
+    lambda: fedq.NoisyMean("val_acc", 1e-9).mechanism(1000, 0),
+    lambda: fedq.NoisyMean("val_acc", 0.001).mechanism(1000, 0),
 )
 row(
     "{} says what one sample of a client costs, and a released evaluation is not in it; leave release",
-    lambda: fit(noisy(seed=None), DPSGD(1.0, 1.0, delta=1e-4)),
-    lambda: fit(unreleased(seed=None), DPSGD(1.0, 1.0, delta=1e-4)),
+    lambda: fit(noisy(seed=None), fedq.DPSGD(1.0, 1.0, delta=1e-4)),
+    lambda: fit(unreleased(seed=None), fedq.DPSGD(1.0, 1.0, delta=1e-4)),
     lambda: fit(noisy()),
 )
 row(
     "clients that lie are counted in a cohort, and a released evaluation asks everybody; leave",
-    lambda: fit(noisy(mechanism=LDPQ(1.0)), ByzantineClients(0.25, "inverted")),
-    lambda: fit(unreleased(mechanism=LDPQ(1.0)), ByzantineClients(0.25, "inverted")),
+    lambda: fit(noisy(mechanism=fedq.LDPQ(1.0)), fedq.ByzantineClients(0.25, "inverted")),
+    lambda: fit(unreleased(mechanism=fedq.LDPQ(1.0)), fedq.ByzantineClients(0.25, "inverted")),
     lambda: fit(noisy()),
 )
 row(
@@ -215,9 +204,9 @@ row(
 )
 row(
     "a target over='round' says nothing of what is released between rounds; use over='run', or leave",
-    lambda: fit(noisy(mechanism=GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
-    lambda: fit(noisy(4.0, mechanism=GaussianNoise(1.0, 1.0), privacy=replace(PER_ROUND, over="run"))),
-    lambda: fit(unreleased(mechanism=GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
+    lambda: fit(noisy(mechanism=fedq.GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
+    lambda: fit(noisy(4.0, mechanism=fedq.GaussianNoise(1.0, 1.0), privacy=replace(PER_ROUND, over="run"))),
+    lambda: fit(unreleased(mechanism=fedq.GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
 )
 row(
     "of another price; give evaluate_clients the release of the first federation, or begin with a new",
@@ -227,9 +216,9 @@ row(
 )
 row(
     "releases beside secret cohorts have no account; leave one of them out",
-    lambda: replace(counted(), secret_cohorts=True).run(GaussianNoise(1.0, 1.0)),
-    lambda: replace(counted(), secret_cohorts=True, beside=None).run(GaussianNoise(1.0, 1.0)),
-    lambda: counted().run(GaussianNoise(1.0, 1.0)),
+    lambda: replace(counted(), secret_cohorts=True).run(fedq.GaussianNoise(1.0, 1.0)),
+    lambda: replace(counted(), secret_cohorts=True, beside=None).run(fedq.GaussianNoise(1.0, 1.0)),
+    lambda: counted().run(fedq.GaussianNoise(1.0, 1.0)),
 )
 row("release names {}, and", lambda: fit(noisy(metric="val_loss")), lambda: fit(noisy(metric="val_acc")))
 row(
@@ -248,26 +237,30 @@ row(
 )
 row(
     "found no item {} in the samples of {} ({}: {}); say which item holds it, or give a function of a",
-    lambda: by(Natural("writer")),
-    lambda: by(Natural("user")),
-    lambda: by(Natural(lambda sample: sample["user"])),
+    lambda: by(fedq.Natural("writer")),
+    lambda: by(fedq.Natural("user")),
+    lambda: by(fedq.Natural(lambda sample: sample["user"])),
 )
 row(
     "deals out one data set, and there are several loaders, whose users might be numbered in different",
-    lambda: on(two(), federation=fed(partition=Natural(1)), module=Several()),
+    lambda: on(two(), federation=fed(partition=fedq.Natural(1)), module=Several()),
     lambda: fit(fed(), data=of(*map(loader, parts()))),
 )
 row(
     "the samples are of {} users, num_clients is {}; use num_clients={}{}",
-    lambda: by(Natural("user"), users=8),
-    lambda: by(Natural("user"), users=8, num_clients=8),
-    lambda: by(Natural("user", merge=True), users=8),
+    lambda: by(fedq.Natural("user"), users=8),
+    lambda: by(fedq.Natural("user"), users=8, num_clients=8),
+    lambda: by(fedq.Natural("user", merge=True), users=8),
 )
-row("by numbers, got {}; use Natural", lambda: by(FeatureShards(by="user")), lambda: by(Natural("user")))
+row(
+    "by numbers, got {}; use Natural",
+    lambda: by(fedq.FeatureShards(by="user")),
+    lambda: by(fedq.Natural("user")),
+)
 row(
     "FeatureShards sorts by numbers, and some are NaN or infinite; leave these out",
-    lambda: by(FeatureShards(by="lightness"), finite=False),
-    lambda: by(FeatureShards(by="lightness")),
+    lambda: by(fedq.FeatureShards(by="lightness"), finite=False),
+    lambda: by(fedq.FeatureShards(by="lightness")),
 )
 row(
     "user {} of {} has no samples; leave it out of the file",
@@ -286,7 +279,7 @@ row(
 )
 row(
     "a client's own budget counts what it sends in rounds, and released evaluations are sent beside",
-    lambda: own_budget(noisy(seed=None), PrivacyTarget(8.0, 1e-5), False),
+    lambda: own_budget(noisy(seed=None), fedq.PrivacyTarget(8.0, 1e-5), False),
     lambda: own_budget(noisy(seed=None), None, False),
 )
 # ---- deadlines --------------------------------------------------------------------------------------
@@ -297,10 +290,10 @@ row(
 )
 row(
     "Deadline(durations=...) has {} entries, and there are {} clients; give one for each, or one number",
-    lambda: fed(deadline=Deadline(30.0, [1.0])),
-    lambda: fed(deadline=Deadline(30.0, 1.0)),
+    lambda: fed(deadline=fedq.Deadline(30.0, [1.0])),
+    lambda: fed(deadline=fedq.Deadline(30.0, 1.0)),
 )
-row("{} says not how long", lambda: fit(fed(deadline=Deadline(30.0))), lambda: fit(fed(deadline=LIMIT)))
+row("{} says not how long", lambda: fit(fed(deadline=fedq.Deadline(30.0))), lambda: fit(fed(deadline=LIMIT)))
 row(
     "round_timeout={} and Federated(deadline={}) say two limits; leave round_timeout out",
     lambda: time_limit(fed(deadline=LIMIT), 60.0),
@@ -311,35 +304,35 @@ row(
     "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
     lambda: known(privacy=SECRET),
     lambda: fit(secret(privacy=SECRET), max_epochs=2),
-    lambda: known(privacy=PrivacyTarget(8.0, delta=1e-3, adversary="outsider")),
+    lambda: known(privacy=fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider")),
 )
 row(
     "PrivacyBudget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
-    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
-    lambda: fit(secret(), PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
-    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider")),
+    lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
+    lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
+    lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "outsider")),
 )
 row(
     "secret cohorts need S5, clients without a limit of their own: this budget limits the charges of",
-    lambda: fit(secret(), PrivacyBudget(50.0, 1e-3, "outsider")),
-    lambda: fit(secret(), PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
-    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider")),
+    lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "outsider")),
+    lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
+    lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "outsider")),
 )
 row(
     "cohorts='secret' needs adversary='outsider' and clients, got {} and unit={}; leave cohorts out",
-    lambda: PrivacyBudget(50.0, 1e-3, "server", cohorts="secret"),
-    lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "server")),
+    lambda: fedq.PrivacyBudget(50.0, 1e-3, "server", cohorts="secret"),
+    lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "server")),
 )
 row(
     "cohorts='secret' needs adversary='outsider', got {}: server and clients see who takes part; leave",
-    lambda: PrivacyTarget(8.0, delta=1e-3, adversary="server", cohorts="secret"),
-    lambda: fit(known(privacy=PrivacyTarget(80.0, delta=1e-3, adversary="server"))),
+    lambda: fedq.PrivacyTarget(8.0, delta=1e-3, adversary="server", cohorts="secret"),
+    lambda: fit(known(privacy=fedq.PrivacyTarget(80.0, delta=1e-3, adversary="server"))),
 )
 row(
     "cohorts='secret' needs over='run', got over='round'; leave one of them out",
-    lambda: PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round", cohorts="secret"),
+    lambda: fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round", cohorts="secret"),
     lambda: fit(secret(privacy=SECRET)),
-    lambda: fit(known(privacy=PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round"))),
+    lambda: fit(known(privacy=fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round"))),
 )
 row(
     "secret cohorts are drawn anew every round from the clients of a simulation, got {}; use",
@@ -362,14 +355,14 @@ row(
 row("a federation with secret cohorts is not", lambda: resumed(whole=True), lambda: resumed(whole=False))
 row(
     "TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
-    lambda: fit(fed(), TrackedRounds()),
-    lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
-    lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.TensorBoardLogger(".")),
+    lambda: fit(fed(), fedq.TrackedRounds()),
+    lambda: fit(fed(), fedq.TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
+    lambda: fit(fed(), fedq.TrackedRounds(), logger=pl.loggers.TensorBoardLogger(".")),
 )
 row(
     "{} sends the run folder: put it behind RunFolder in trainer.callbacks",
-    lambda: fit(fed(), TrackedRounds(), RunFolder(show=False), logger=pl.loggers.CSVLogger(".")),
-    lambda: fit(fed(), RunFolder(show=False), TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
+    lambda: fit(fed(), fedq.TrackedRounds(), fedq.RunFolder(show=False), logger=pl.loggers.CSVLogger(".")),
+    lambda: fit(fed(), fedq.RunFolder(show=False), fedq.TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
 )
 row(
     "the checkpoint's clients keep {}, these {}; use the checkpoint's own model",

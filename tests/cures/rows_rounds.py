@@ -6,32 +6,16 @@ from types import SimpleNamespace
 
 import torch
 
-from lightning_fedq.algorithms import SCAFFOLD, FedProx
-from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks import DPSGD
+import lightning_fedq as fedq
 from lightning_fedq.keys.randomness import AgreedKeys
-from lightning_fedq.mechanisms import (
-    LDPQ,
-    AdaptiveClip,
-    AggregateGaussian,
-    BandedGaussian,
-    DistributedDiscreteGaussian,
-    FedAvg,
-    GaussianNoise,
-    HandedOnGaussian,
-    RotatedCoins,
-)
-from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.run import ASSUMED
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds.client_budget import ClientBudget
-from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, fit, row
 from tests.digits_run import Classifier
 from tests.training.test_distributed_clients import on as ranks_on
 
-MEDIAN = RobustAggregation("median")
+MEDIAN = fedq.RobustAggregation("median")
 DELTA = 1e-5
 
 
@@ -40,7 +24,7 @@ def private(mechanism, **settings):
 
 
 def target(**settings):
-    return PrivacyTarget(8.0, **{"delta": DELTA, "adversary": "server", **settings})
+    return fedq.PrivacyTarget(8.0, **{"delta": DELTA, "adversary": "server", **settings})
 
 
 def budget(fewest=None, **settings):
@@ -49,7 +33,7 @@ def budget(fewest=None, **settings):
 
 
 def handed(**settings):
-    return HandedOnGaussian(
+    return fedq.HandedOnGaussian(
         1.0, **{"num_cohorts": 2, "granularity": 0.01, "local_sigma": 0.4, "bits": 16, **settings}
     )
 
@@ -57,26 +41,26 @@ def handed(**settings):
 TURNS = {"participation": "cyclic", "clients_per_round": 2}
 row(
     "has no noise bound > 0, so there is nothing to weight by; use weighting='uniform'",
-    lambda: fit(fed(FedAvg(), weighting="inverse_variance")),
-    lambda: fit(fed(FedAvg(), weighting="uniform")),
+    lambda: fit(fed(fedq.FedAvg(), weighting="inverse_variance")),
+    lambda: fit(fed(fedq.FedAvg(), weighting="uniform")),
 )
 row(
     "SCAFFOLD takes one torch.optim.SGD without momentum, whose update is the sum of its gradients; got",
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=momentum()),
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=Classifier()),
-    lambda: fit(fed(algorithm=FedProx(0.1)), module=momentum()),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=momentum()),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=Classifier()),
+    lambda: fit(fed(algorithm=fedq.FedProx(0.1)), module=momentum()),
 )
 row(
     "SCAFFOLD divides by the learning rate, and this SGD has one for each of its groups; give all",
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=two_rates()),
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=Classifier()),
-    lambda: fit(fed(algorithm=FedProx(0.1)), module=two_rates()),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=two_rates()),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=Classifier()),
+    lambda: fit(fed(algorithm=fedq.FedProx(0.1)), module=two_rates()),
 )
 row(
     "counts on as many steps as there are batches, and this module takes them by hand; use automatic",
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=by_hand()),
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=Classifier()),
-    lambda: fit(fed(algorithm=FedProx(0.1)), module=by_hand()),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=by_hand()),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=Classifier()),
+    lambda: fit(fed(algorithm=fedq.FedProx(0.1)), module=by_hand()),
 )
 row("a client's own budget is over the run: all that it sends;", lambda: budget(over="round"), budget)
 row(
@@ -98,33 +82,33 @@ row(
 )
 row(
     "moves by the plain mean of what clients send; use weighting='uniform', and leave the aggregator out",
-    lambda: fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), weighting="samples"),
-    lambda: fit(fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), weighting="uniform")),
+    lambda: fed(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)), weighting="samples"),
+    lambda: fit(fed(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)), weighting="uniform")),
 )
 row(
     "sets the range of a round itself; leave ranges out",
-    lambda: fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), ranges=FixedRange(1.0)),
-    lambda: fit(fed(AdaptiveClip(GaussianNoise(1.0, 0.1)))),
+    lambda: fed(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)), ranges=fedq.FixedRange(1.0)),
+    lambda: fit(fed(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)))),
 )
 row(
     "moves the l2 norm that a mechanism clips to and that its claims are about, and",
-    lambda: AdaptiveClip(LDPQ(1.0)),
-    lambda: AdaptiveClip(GaussianNoise(1.0, 0.1)),
-    lambda: AdaptiveClip(RotatedCoins(1.0)),
-    lambda: AdaptiveClip(DistributedDiscreteGaussian(1.0, 1.0, 0.1)),
+    lambda: fedq.AdaptiveClip(fedq.LDPQ(1.0)),
+    lambda: fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.1)),
+    lambda: fedq.AdaptiveClip(fedq.RotatedCoins(1.0)),
+    lambda: fedq.AdaptiveClip(fedq.DistributedDiscreteGaussian(1.0, 1.0, 0.1)),
     error=TypeError,
 )
 row(
     "Where SecAgg is on, per-client filters are impossible; leave out the aggregator or",
-    lambda: fed(LDPQ(1.0), aggregator=MEDIAN, secure_aggregation=SecAgg()),
-    lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg())),
-    lambda: fit(fed(LDPQ(1.0), aggregator=MEDIAN)),
+    lambda: fed(fedq.LDPQ(1.0), aggregator=MEDIAN, secure_aggregation=fedq.SecAgg()),
+    lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg())),
+    lambda: fit(fed(fedq.LDPQ(1.0), aggregator=MEDIAN)),
 )
 row(
     "behind secure aggregation the server sees the plain sum, so no client can be weighted; use",
-    lambda: fed(LDPQ(1.0), weighting="samples", secure_aggregation=SecAgg()),
-    lambda: fit(fed(LDPQ(1.0), weighting="uniform", secure_aggregation=SecAgg())),
-    lambda: fit(fed(LDPQ(1.0), weighting="samples")),
+    lambda: fed(fedq.LDPQ(1.0), weighting="samples", secure_aggregation=fedq.SecAgg()),
+    lambda: fit(fed(fedq.LDPQ(1.0), weighting="uniform", secure_aggregation=fedq.SecAgg())),
+    lambda: fit(fed(fedq.LDPQ(1.0), weighting="samples")),
 )
 row(
     "the noise of {} is made for a mean with equal weights; leave client_weights out",
@@ -133,22 +117,22 @@ row(
 )
 row(
     "a robust rule or a vote has no weights; leave client_weights out",
-    lambda: fed(LDPQ(1.0), aggregator=MEDIAN, weighting="samples"),
-    lambda: fit(fed(LDPQ(1.0), aggregator=MEDIAN)),
+    lambda: fed(fedq.LDPQ(1.0), aggregator=MEDIAN, weighting="samples"),
+    lambda: fit(fed(fedq.LDPQ(1.0), aggregator=MEDIAN)),
 )
 row("is decoded for the whole", lambda: fed(exact(), aggregator=MEDIAN), lambda: fit(fed(exact())))
 row(
     "needs {} clients or more, a round has {}; take fewer Byzantine",
-    lambda: fed(LDPQ(1.0), aggregator=krum(2)),
-    lambda: fit(fed(LDPQ(1.0), aggregator=krum(0))),
-    lambda: fit(fed(LDPQ(1.0), 9, aggregator=krum(2))),
-    lambda: fit(fed(LDPQ(1.0), 9, aggregator=krum(0, 1))),
+    lambda: fed(fedq.LDPQ(1.0), aggregator=krum(2)),
+    lambda: fit(fed(fedq.LDPQ(1.0), aggregator=krum(0))),
+    lambda: fit(fed(fedq.LDPQ(1.0), 9, aggregator=krum(2))),
+    lambda: fit(fed(fedq.LDPQ(1.0), 9, aggregator=krum(0, 1))),
 )
 row(
     "counts on {} rounds from one of a client to its next, here it may be {}; use {}{}",
-    lambda: fed(BandedGaussian(1.0, 1.0, band=2)),
-    lambda: fit(fed(BandedGaussian(1.0, 1.0, band=2), **TURNS)),
-    lambda: fit(fed(BandedGaussian(1.0, 1.0, band=1))),
+    lambda: fed(fedq.BandedGaussian(1.0, 1.0, band=2)),
+    lambda: fit(fed(fedq.BandedGaussian(1.0, 1.0, band=2), **TURNS)),
+    lambda: fit(fed(fedq.BandedGaussian(1.0, 1.0, band=1))),
 )
 row(
     "clients that take part once make {} cohorts of {}, and round {} needs one more; take smaller",
@@ -160,27 +144,27 @@ row(
 row(
     "secure keys can't be copied or pickled: both owners would draw the same secret coins; make a new",
     lambda: copy.copy(AgreedKeys(range(4))),
-    lambda: fit(private(LDPQ(1.0))),
-    lambda: copy.copy(fed(LDPQ(1.0))),
+    lambda: fit(private(fedq.LDPQ(1.0))),
+    lambda: copy.copy(fed(fedq.LDPQ(1.0))),
     error=TypeError,
 )
 row(
     "the ledger is of {} clients of {}, this federation has {} with {}; give it a new Ledger",
-    lambda: private(LDPQ(1.0), ledger=Ledger(4, "LDPQ(2.0)")),
-    lambda: fit(private(LDPQ(1.0), ledger=Ledger(4, repr(LDPQ(1.0))))),
+    lambda: private(fedq.LDPQ(1.0), ledger=Ledger(4, "LDPQ(2.0)")),
+    lambda: fit(private(fedq.LDPQ(1.0), ledger=Ledger(4, repr(fedq.LDPQ(1.0))))),
 )
 # ---- secure aggregation -----------------------------------------------------------------------------
 row(
     "modulus must be above {} x {} = {} and at most 2^63, so that the sum can't wrap, got {}; raise it",
-    lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg(modulus=3))),
-    lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg(modulus=64))),
-    lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg())),
+    lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg(modulus=3))),
+    lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg(modulus=64))),
+    lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg())),
 )
 row(
     "{} of {} clients must survive, which {} dropouts do not leave; lower max_dropout or the threshold",
-    lambda: SecAgg(threshold=9, max_dropout=0.5).rules(10),
-    lambda: SecAgg(threshold=9, max_dropout=0.1).rules(10),
-    lambda: SecAgg(threshold=6, max_dropout=0.4).rules(10),
+    lambda: fedq.SecAgg(threshold=9, max_dropout=0.5).rules(10),
+    lambda: fedq.SecAgg(threshold=9, max_dropout=0.1).rules(10),
+    lambda: fedq.SecAgg(threshold=6, max_dropout=0.4).rules(10),
 )
 row(
     "could see more than the sum, with probability above 2^{} a round, at degree {} and threshold {}",
@@ -197,20 +181,20 @@ row(
 )
 row(
     "sums modulo {}, got modulus={}; leave it out",
-    lambda: fit(fed(ddg(), secure_aggregation=SecAgg(modulus=99))),
-    lambda: fit(fed(ddg(), secure_aggregation=SecAgg())),
+    lambda: fit(fed(ddg(), secure_aggregation=fedq.SecAgg(modulus=99))),
+    lambda: fit(fed(ddg(), secure_aggregation=fedq.SecAgg())),
 )
 row(
     "hands noise on to clients whom the server names, and one that lies would name those who collude",
-    lambda: fed(handed(), secure_aggregation=SecAgg(active=True), **TURNS),
-    lambda: fit(fed(handed(), secure_aggregation=SecAgg(), **TURNS)),
-    lambda: fit(fed(ddg(), secure_aggregation=SecAgg(active=True))),
+    lambda: fed(handed(), secure_aggregation=fedq.SecAgg(active=True), **TURNS),
+    lambda: fit(fed(handed(), secure_aggregation=fedq.SecAgg(), **TURNS)),
+    lambda: fit(fed(ddg(), secure_aggregation=fedq.SecAgg(active=True))),
 )
 row(
     "is not homomorphic: the sum of its messages does not decode; leave out secure_aggregation or choose",
-    lambda: fed(FedAvg(), secure_aggregation=SecAgg()),
-    lambda: fit(fed(FedAvg())),
-    lambda: fit(fed(LDPQ(1.0), secure_aggregation=SecAgg())),
+    lambda: fed(fedq.FedAvg(), secure_aggregation=fedq.SecAgg()),
+    lambda: fit(fed(fedq.FedAvg())),
+    lambda: fit(fed(fedq.LDPQ(1.0), secure_aggregation=fedq.SecAgg())),
     error=TypeError,
 )
 # ---- ranks ------------------------------------------------------------------------------------------
@@ -224,7 +208,7 @@ row(
     "spreads the clients of a Federated callback over its ranks, and the Trainer has none: each of {}",
     lambda: ranks_on("cpu").setup(SimpleNamespace(state=SimpleNamespace(fn="fit"))),
     lambda: fit(fed(), strategy="fedq_clients"),
-    lambda: fit(DPSGD(1.0, 1.0, delta=1e-4, seed=1), strategy="auto", devices=1),
+    lambda: fit(fedq.DPSGD(1.0, 1.0, delta=1e-4, seed=1), strategy="auto", devices=1),
 )
 
 
@@ -248,16 +232,16 @@ def by_hand():
 
 
 def krum(liars, bucket=1):
-    return RobustAggregation("krum", num_byzantine=liars, bucket_size=bucket)
+    return fedq.RobustAggregation("krum", num_byzantine=liars, bucket_size=bucket)
 
 
 def ddg():
-    return DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=16)
+    return fedq.DistributedDiscreteGaussian(1.0, granularity=0.01, local_sigma=0.1, bits=16)
 
 
 def exact():
-    return AggregateGaussian(1.0, 1.0)
+    return fedq.AggregateGaussian(1.0, 1.0)
 
 
 def sparse(degree, threshold, corrupt):
-    return SecAgg(threshold, degree, max_corrupt=corrupt, max_dropout=0.2)
+    return fedq.SecAgg(threshold, degree, max_corrupt=corrupt, max_dropout=0.2)

@@ -6,31 +6,9 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedProx
-from lightning_fedq.callbacks import (
-    DPSGD,
-    ByzantineClients,
-    Federated,
-    Langevin,
-    PrivacyBudget,
-    ReloadBest,
-    RunFolder,
-    TailAveraging,
-    TrackedRounds,
-)
-from lightning_fedq.lab.callbacks import LeakageBudget, LeakageMonitor
-from lightning_fedq.mechanisms import (
-    LDPQ,
-    AggregateGaussian,
-    CorBin,
-    FedAvg,
-    GaussianNoise,
-    NearOptimalUtility,
-    TopK,
-)
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.target import PrivacyTarget
 from tests.callbacks import test_langevin as langevin
 from tests.cures.rows import fed, fit, module_with, row
 from tests.digits_run import Classifier, Digits
@@ -40,7 +18,7 @@ from tests.training.test_unfreezing import TwoLayers
 
 
 def dpsgd(**settings):
-    return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
+    return fedq.DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
 
 
 def lbfgs(params):
@@ -81,11 +59,11 @@ class Real(Classifier):
 
 
 def monitor(**settings):
-    return LeakageMonitor(**{"attempts": 4, "num_candidates": 8, **settings})
+    return fedq.LeakageMonitor(**{"attempts": 4, "num_candidates": 8, **settings})
 
 
 def chain(mechanism=None, lr=langevin.STEP * langevin.CLIENTS, **settings):
-    return langevin.sample(mechanism or FedAvg(), 3, 0, **settings)
+    return langevin.sample(mechanism or fedq.FedAvg(), 3, 0, **settings)
 
 
 def with_norm():
@@ -98,14 +76,16 @@ def averaged(kind):
 
 
 def two_sums(private, **settings):
-    return fit(Federated(private, 4, seed=None, clients_per_step=1), PrivacyBudget(50.0, 1e-5, **settings))
+    return fit(
+        fedq.Federated(private, 4, seed=None, clients_per_step=1), fedq.PrivacyBudget(50.0, 1e-5, **settings)
+    )
 
 
 # ---- callbacks --------------------------------------------------------------------------------------
 row(
     "{} is an attack on one-bit messages, {} sends others; use garbage",
-    lambda: fit(fed(GaussianNoise(1.0, 1.0)), ByzantineClients(0.25, "ones")),
-    lambda: fit(fed(GaussianNoise(1.0, 1.0)), ByzantineClients(0.25, "garbage")),
+    lambda: fit(fed(fedq.GaussianNoise(1.0, 1.0)), fedq.ByzantineClients(0.25, "ones")),
+    lambda: fit(fed(fedq.GaussianNoise(1.0, 1.0)), fedq.ByzantineClients(0.25, "garbage")),
 )
 row(
     "the Trainer has two DPSGD callbacks; leave one of them out",
@@ -122,23 +102,23 @@ row(
     lambda: fit(monitor(), module=Scores()),
     lambda: fit(fed(), monitor(), module=Scores()),
 )
-row("has two Federated callbacks;", lambda: fit(fed(), SecondFederated(FedAvg(), 4)), lambda: fit(fed()))
+row("has two Federated callbacks;", lambda: fit(fed(), SecondFederated(fedq.FedAvg(), 4)), lambda: fit(fed()))
 row(
     "bounds gradients that {} would change; leave one out",
-    lambda: fit(fed(algorithm=FedProx(0.1)), dpsgd()),
-    lambda: fit(fed(algorithm=FedProx(0.1))),
+    lambda: fit(fed(algorithm=fedq.FedProx(0.1)), dpsgd()),
+    lambda: fit(fed(algorithm=fedq.FedProx(0.1))),
     lambda: fit(fed(), dpsgd()),
 )
 row(
     "takes as many steps of every client, and theirs differ with what they hold; say local_steps=...",
-    lambda: fit(fed(algorithm=SCAFFOLD()), data=Digits(41)),
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), data=Digits(41)),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD()), data=Digits(41)),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), data=Digits(41)),
 )
 row(
     "take {} coordinates and {} of buffers for sent, and {} sends {} of {}, so that some are lost",
-    lambda: fit(fed(TopK(0.1), algorithm=ErrorFeedback(0.1)), module=with_norm()),
-    lambda: fit(fed(TopK(0.2368), algorithm=ErrorFeedback(0.1)), module=with_norm()),
-    lambda: fit(fed(TopK(0.1), algorithm=ErrorFeedback(0.1))),
+    lambda: fit(fed(fedq.TopK(0.1), algorithm=fedq.ErrorFeedback(0.1)), module=with_norm()),
+    lambda: fit(fed(fedq.TopK(0.2368), algorithm=fedq.ErrorFeedback(0.1)), module=with_norm()),
+    lambda: fit(fed(fedq.TopK(0.1), algorithm=fedq.ErrorFeedback(0.1))),
 )
 row("both choose the local", lambda: fit(fed(), dpsgd(), Chooses()), lambda: fit(fed(), dpsgd()))
 row(
@@ -155,17 +135,17 @@ row(
 )
 row(
     "keep vectors of the parameters that were trained when the fit began; freeze or unfreeze before the",
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=TwoLayers(), max_epochs=2),
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=TwoLayers(change_at=9), max_epochs=2),
-    lambda: fit(fed(algorithm=FedProx(0.1)), module=TwoLayers(), max_epochs=2),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=TwoLayers(), max_epochs=2),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2), module=TwoLayers(change_at=9), max_epochs=2),
+    lambda: fit(fed(algorithm=fedq.FedProx(0.1)), module=TwoLayers(), max_epochs=2),
 )
-row("a variance needs 2 samples, got {}; run", lambda: Langevin(0.1).variance, lambda: chain().variance)
+row("a variance needs 2 samples, got {}; run", lambda: fedq.Langevin(0.1).variance, lambda: chain().variance)
 row(
     "is not exactly Gaussian with a known variance; use LayeredGaussian, AggregateGaussian or FedAvg",
-    lambda: chain(CorBin(1.0)),
+    lambda: chain(fedq.CorBin(1.0)),
     lambda: chain(langevin.layered(0.5)),
     lambda: chain(aggregate()),
-    lambda: chain(FedAvg()),
+    lambda: chain(fedq.FedAvg()),
 )
 row("a missing client bends the drift;", lambda: chain(clients_per_round=2, clients_per_step=2), chain)
 row(
@@ -184,61 +164,65 @@ row(
 row("lower noise_multiplier", lambda: chain(langevin.layered(1.2)), lambda: chain(langevin.layered(0.6)))
 row(
     "LeakageBudget needs {} samples of each client to tell apart, clients {} hold fewer; use fewer",
-    lambda: fit(fed(leaky(), 40), LeakageBudget(probe=4, attempts=20), module=Scores()),
-    lambda: fit(fed(leaky(), 4), LeakageBudget(probe=4, attempts=20), module=Scores()),
+    lambda: fit(fed(leaky(), 40), fedq.LeakageBudget(probe=4, attempts=20), module=Scores()),
+    lambda: fit(fed(leaky(), 4), fedq.LeakageBudget(probe=4, attempts=20), module=Scores()),
 )
 row(
     "PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks",
-    lambda: fit(PrivacyBudget(50.0, 1e-5, "server")),
-    lambda: two_sums(LDPQ(0.1), adversary="server"),
-    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider")),
+    lambda: fit(fedq.PrivacyBudget(50.0, 1e-5, "server")),
+    lambda: two_sums(fedq.LDPQ(0.1), adversary="server"),
+    lambda: fit(dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, "outsider")),
 )
 row(
     "DPSGD protects samples against whoever sees the model, got {}; use Adversary.OUTSIDER",
-    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "server")),
-    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, Adversary.OUTSIDER)),
+    lambda: fit(dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, "server")),
+    lambda: fit(dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, Adversary.OUTSIDER)),
 )
 row(
     "nothing here protects a {}; leave unit out, or add ",
-    lambda: two_sums(LDPQ(0.1), adversary="server", unit="sample"),
-    lambda: two_sums(LDPQ(0.1), adversary="server"),
-    lambda: fit(dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider", unit="sample")),
+    lambda: two_sums(fedq.LDPQ(0.1), adversary="server", unit="sample"),
+    lambda: two_sums(fedq.LDPQ(0.1), adversary="server"),
+    lambda: fit(dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, "outsider", unit="sample")),
 )
 row(
     "say which of the two the budget is about with unit='client' or unit='sample'",
-    lambda: fit(fed(LDPQ(0.1), seed=None), dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider")),
+    lambda: fit(fed(fedq.LDPQ(0.1), seed=None), dpsgd(seed=None), fedq.PrivacyBudget(50.0, 1e-4, "outsider")),
     lambda: fit(
-        fed(LDPQ(0.1), seed=None), dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider", unit="client")
+        fed(fedq.LDPQ(0.1), seed=None),
+        dpsgd(seed=None),
+        fedq.PrivacyBudget(50.0, 1e-4, "outsider", unit="client"),
     ),
     lambda: fit(
-        fed(LDPQ(0.1), seed=None), dpsgd(seed=None), PrivacyBudget(50.0, 1e-4, "outsider", unit="sample")
+        fed(fedq.LDPQ(0.1), seed=None),
+        dpsgd(seed=None),
+        fedq.PrivacyBudget(50.0, 1e-4, "outsider", unit="sample"),
     ),
 )
 row(
     "no budget can be kept against {}{}: {}; choose an adversary that the mechanism protects against",
-    lambda: two_sums(LDPQ(0.1), adversary="secagg_server"),
-    lambda: two_sums(LDPQ(0.1), adversary="server"),
+    lambda: two_sums(fedq.LDPQ(0.1), adversary="secagg_server"),
+    lambda: two_sums(fedq.LDPQ(0.1), adversary="server"),
 )
 row(
     "ReloadBest monitors {}, but validation logged {}; set monitor to one of these",
-    lambda: fit(fed(), ReloadBest(monitor="val_loss")),
-    lambda: fit(fed(), ReloadBest(monitor="val_acc")),
+    lambda: fit(fed(), fedq.ReloadBest(monitor="val_loss")),
+    lambda: fit(fed(), fedq.ReloadBest(monitor="val_acc")),
 )
 row(
     "TailAveraging has to know which rounds are the last ones, got Trainer(max_epochs={}); give a number",
-    lambda: fit(fed(), TailAveraging(), max_epochs=-1, max_steps=4),
-    lambda: fit(fed(), TailAveraging(), max_epochs=2),
+    lambda: fit(fed(), fedq.TailAveraging(), max_epochs=-1, max_steps=4),
+    lambda: fit(fed(), fedq.TailAveraging(), max_epochs=2),
 )
 row(
     "TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
-    lambda: fit(fed(), TrackedRounds()),
-    lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
-    lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.TensorBoardLogger("board")),
+    lambda: fit(fed(), fedq.TrackedRounds()),
+    lambda: fit(fed(), fedq.TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
+    lambda: fit(fed(), fedq.TrackedRounds(), logger=pl.loggers.TensorBoardLogger("board")),
 )
 row(
     "sends the run folder: put it behind RunFolder in trainer.callbacks",
-    lambda: fit(fed(), TrackedRounds(), RunFolder("run"), logger=pl.loggers.CSVLogger("csv")),
-    lambda: fit(fed(), RunFolder("run"), TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
+    lambda: fit(fed(), fedq.TrackedRounds(), fedq.RunFolder("run"), logger=pl.loggers.CSVLogger("csv")),
+    lambda: fit(fed(), fedq.RunFolder("run"), fedq.TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
 )
 # ---- clients and federation -------------------------------------------------------------------------
 row(
@@ -276,18 +260,20 @@ row(
 )
 row(
     "corrects a client by its earlier rounds, and with participation='once' there is none; use",
-    lambda: fed(algorithm=SCAFFOLD(), participation="once", clients_per_round=2),
+    lambda: fed(algorithm=fedq.SCAFFOLD(), participation="once", clients_per_round=2),
     *(
-        lambda way=way: fit(fed(algorithm=SCAFFOLD(), local_steps=2, participation=way, clients_per_round=2))
+        lambda way=way: fit(
+            fed(algorithm=fedq.SCAFFOLD(), local_steps=2, participation=way, clients_per_round=2)
+        )
         for way in ("random", "cyclic")
     ),
-    lambda: fit(fed(algorithm=FedProx(0.1), participation="once", clients_per_round=2)),
+    lambda: fit(fed(algorithm=fedq.FedProx(0.1), participation="once", clients_per_round=2)),
 )
 row(
     "works with the plain mean update; leave out server_lr, server_optimizer, aggregator, weighting and",
-    lambda: fed(algorithm=SCAFFOLD(), server_lr=0.5),
-    lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2)),
-    lambda: fit(fed(algorithm=FedProx(0.1), server_lr=0.5)),
+    lambda: fed(algorithm=fedq.SCAFFOLD(), server_lr=0.5),
+    lambda: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2)),
+    lambda: fit(fed(algorithm=fedq.FedProx(0.1), server_lr=0.5)),
 )
 row(
     "Federated simulates all clients on one device, got {} on {} devices; use Trainer(strategy='auto',",
@@ -340,7 +326,9 @@ row("for {} rounds, {}the", lambda: longer(1, 5), lambda: longer(2, 2), lambda: 
 
 def aimed(**target):
     return fed(
-        LDPQ(1.0), seed=None, privacy=PrivacyTarget(500.0, **{"delta": 1e-5, "adversary": "server", **target})
+        fedq.LDPQ(1.0),
+        seed=None,
+        privacy=fedq.PrivacyTarget(500.0, **{"delta": 1e-5, "adversary": "server", **target}),
     )
 
 
@@ -356,11 +344,11 @@ class Tunable(Classifier):
     lr = 0.1
 
 
-class SecondDPSGD(DPSGD):
+class SecondDPSGD(fedq.DPSGD):
     state_key = "second"
 
 
-class SecondFederated(Federated):
+class SecondFederated(fedq.Federated):
     state_key = "second"
 
 
@@ -368,14 +356,14 @@ class Chooses(pl.Callback):
     """Wants to choose the batches, too."""
 
     def setup(self, trainer, pl_module, stage):
-        next(c for c in trainer.callbacks if isinstance(c, Federated)).use_batches(SimpleNamespace())
+        next(c for c in trainer.callbacks if isinstance(c, fedq.Federated)).use_batches(SimpleNamespace())
 
 
 def aggregate():
     """A sum with exactly Gaussian noise, half of what the chain needs."""
-    return AggregateGaussian(40.0, math.sqrt(langevin.STEP) * langevin.CLIENTS / 80.0)
+    return fedq.AggregateGaussian(40.0, math.sqrt(langevin.STEP) * langevin.CLIENTS / 80.0)
 
 
 def leaky():
     """Noise that a budget of leakage sets."""
-    return NearOptimalUtility(1.0, leakage_budget=0.5, noise_std=0.1, measured_leakage=0.4)
+    return fedq.NearOptimalUtility(1.0, leakage_budget=0.5, noise_std=0.1, measured_leakage=0.4)

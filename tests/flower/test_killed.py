@@ -20,18 +20,15 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
+import lightning_fedq as fedq
 from lightning_fedq import ClientEvaluation, NoisyMean
-from lightning_fedq.algorithms import SCAFFOLD, FedDyn
 from lightning_fedq.flower import federated_server as server_module
 from lightning_fedq.flower.kept import KeptState
 from lightning_fedq.flower.records import from_record
 from lightning_fedq.flower.remote_client import RemoteClient
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.keys.party_keys import Identities
-from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundServer, StreamLog
-from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, simulate
 from tests.flower.test_same_training import STEPS, ByCourse, Scaled
 
@@ -39,7 +36,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*fork:DeprecationWarning"),
 ]
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = fedq.CorBin(epsilon=4.0, shared_bits=5)
 ROUNDS = 3
 
 
@@ -232,7 +229,7 @@ def test_a_target_is_not_exceeded_by_a_server_that_is_killed_and_goes_on(phase, 
     """Three rounds are paid for. One is charged twice, so the last is not begun."""
 
     def targeted():
-        return coin(privacy=PrivacyTarget(1000.0, 1e-3, "server"))
+        return coin(privacy=fedq.PrivacyTarget(1000.0, 1e-3, "server"))
 
     assert serve(targeted, tmp_path, PHASES[phase]) is None
     found = serve(targeted, tmp_path)
@@ -255,8 +252,8 @@ def test_a_seeded_server_that_is_killed_ends_with_the_weights_of_the_simulation(
 KEPT = {
     "a local layer": (module, {"local": ["backbone.3.*"]}),
     "local buffers": (Scaled, {"buffers": "local"}),
-    "FedDyn": (module, {"algorithm": FedDyn(0.1)}),
-    "SCAFFOLD": (lambda: ByCourse("plain"), {"algorithm": SCAFFOLD(), **STEPS}),
+    "FedDyn": (module, {"algorithm": fedq.FedDyn(0.1)}),
+    "SCAFFOLD": (lambda: ByCourse("plain"), {"algorithm": fedq.SCAFFOLD(), **STEPS}),
 }
 """What clients keep from round to round."""
 
@@ -325,7 +322,7 @@ def test_a_client_that_is_killed_is_missed_for_one_round(point, used, tmp_path):
 def releasing(masks=False, **options):
     """Everybody's mean accuracy, with noise, after each round; one may be missing."""
     release = NoisyMean("val_acc", 0.5, max_dropped=1)
-    given = {"secure_aggregation": SecAgg()} if masks else {}
+    given = {"secure_aggregation": fedq.SecAgg()} if masks else {}
     return coin(evaluate_clients=ClientEvaluation(0.25, release=release), **given, **options)
 
 
@@ -368,7 +365,7 @@ def test_a_client_that_is_killed_while_it_measures_is_missed(point, masks, used,
 
 
 def behind_masks():
-    return coin(secure_aggregation=SecAgg())
+    return coin(secure_aggregation=fedq.SecAgg())
 
 
 @pytest.mark.parametrize("point", ["training", "encoded", "shares", "masked", "unmask"])
@@ -386,7 +383,7 @@ def test_behind_secure_aggregation_a_killed_client_is_missed(point, tmp_path):
 @pytest.mark.parametrize("point, received", [("shares", 3), ("masked", 3), ("confirm", 4), ("unmask", 4)])
 def test_against_a_lying_server_a_killed_client_is_missed(point, received, tmp_path):
     """Three of four must sign the list of survivors, which the killed one is on once it has sent."""
-    active = lambda: coin(secure_aggregation=SecAgg(active=True))  # noqa: E731
+    active = lambda: coin(secure_aggregation=fedq.SecAgg(active=True))  # noqa: E731
     found = serve(active, tmp_path, dying={2: dies_when(point)}, signed=True)
     assert found is not None
     assert found["received"] == [4, received, 4] and found["aborted"] == [False] * 3
@@ -410,7 +407,7 @@ def test_behind_secure_aggregation_too_many_killed_give_the_round_up(tmp_path):
 @pytest.mark.parametrize("stage", ["shares", "masked", "confirm", "unmask"])
 def test_behind_secure_aggregation_a_killed_server_begins_a_new_attempt(stage, tmp_path):
     active = stage == "confirm"
-    make = lambda: coin(secure_aggregation=SecAgg(active=active))  # noqa: E731
+    make = lambda: coin(secure_aggregation=fedq.SecAgg(active=active))  # noqa: E731
 
     def dies():
         whole = ForkGrid.push_messages

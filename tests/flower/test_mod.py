@@ -11,17 +11,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from lightning_fedq.callbacks import Federated
+import lightning_fedq as fedq
 from lightning_fedq.flower import DecodingStrategy, client_app, encoding_mod
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanisms import LDPQ, AggregateGaussian, CorBin, FedAvg as Plain
+from lightning_fedq.mechanisms import FedAvg as Plain
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundTask
-from lightning_fedq.secagg import SecAgg
+from lightning_fedq.rounds import RoundPlanner, RoundTask
 from tests.callbacks.silent import Silent
 from tests.flower.loop import CLIENTS, TRAINER, LoopGrid, OwnDigits, module
 
@@ -30,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:clients evaluate nothing:UserWarning",
     "ignore:node |round .* client|train. the training has failed|round .*the label:UserWarning",
 )
-COIN = CorBin(epsilon=4.0, shared_bits=5)
+COIN = fedq.CorBin(epsilon=4.0, shared_bits=5)
 SHAPES = {"layer.weight": (3, 4), "layer.bias": (5,)}
 ROUNDS = 2
 
@@ -77,7 +74,7 @@ def app_of(federated, function=train, **options):
 
 
 def federation(mechanism, **options):
-    return Federated(mechanism, CLIENTS, **{"seed": 5, **options})
+    return fedq.Federated(mechanism, CLIENTS, **{"seed": 5, **options})
 
 
 def grid_of(make, folder, **options):
@@ -97,9 +94,9 @@ def flat(record):
     "mechanism, options",
     [
         (COIN, {}),
-        (LDPQ(epsilon=4.0), {"clients_per_round": 3}),
-        (AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05), {}),
-        (COIN, {"secure_aggregation": SecAgg()}),
+        (fedq.LDPQ(epsilon=4.0), {"clients_per_round": 3}),
+        (fedq.AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05), {}),
+        (COIN, {"secure_aggregation": fedq.SecAgg()}),
     ],
 )
 def test_a_strategy_is_given_the_mean_that_a_simulation_decodes(mechanism, options, tmp_path):
@@ -107,7 +104,7 @@ def test_a_strategy_is_given_the_mean_that_a_simulation_decodes(mechanism, optio
     strategy = DecodingStrategy(FedAvg(), make(), home=tmp_path / "server", wait=2.0)
     found = run(strategy, grid_of(make, tmp_path))
     planner = RoundPlanner(CLIENTS, 5, options.get("clients_per_round"))
-    engine = RoundEngine(mechanism, planner, SeededKeys(5), flat(start()), (12, 5), AdaptiveRange())
+    engine = fedq.RoundEngine(mechanism, planner, SeededKeys(5), flat(start()), (12, 5), fedq.AdaptiveRange())
     for _ in range(ROUNDS):
         for client in engine.start().survivors:
             change = local_change(client, engine.weights.numpy())
@@ -134,7 +131,7 @@ def test_without_noise_it_is_the_strategy_itself(kind, tmp_path):
 
 def test_with_keys_of_their_own_and_a_server_that_begins_again(tmp_path):
     """The second server uses rounds that nobody has answered; every charge of the first one counts."""
-    make = lambda: federation(COIN, seed=None, secure_aggregation=SecAgg())  # noqa: E731
+    make = lambda: federation(COIN, seed=None, secure_aggregation=fedq.SecAgg())  # noqa: E731
     grid = grid_of(make, tmp_path)
     run(DecodingStrategy(FedAvg(), make(), home=tmp_path / "server"), grid)
     again = DecodingStrategy(FedAvg(), make(), home=tmp_path / "server")
@@ -151,8 +148,8 @@ def test_with_keys_of_their_own_and_a_server_that_begins_again(tmp_path):
 @pytest.mark.filterwarnings("ignore:train|round .*BudgetSpentError:UserWarning")
 def test_against_a_lying_server_and_with_a_budget_of_its_own(tmp_path):
     """Signed survivors through the mod; client 2 pays for one message of two, as its own accountant says."""
-    mechanism, rounds = LDPQ(epsilon=0.5), 2
-    make = lambda: federation(mechanism, seed=None, secure_aggregation=SecAgg(active=True))  # noqa: E731
+    mechanism, rounds = fedq.LDPQ(epsilon=0.5), 2
+    make = lambda: federation(mechanism, seed=None, secure_aggregation=fedq.SecAgg(active=True))  # noqa: E731
     own = [Ed25519PrivateKey.generate() for _ in range(CLIENTS)]
     directory = {client: identity.public_key() for client, identity in enumerate(own)}
     one = torch.ones(1, dtype=torch.float64)
@@ -162,7 +159,7 @@ def test_against_a_lying_server_and_with_a_budget_of_its_own(tmp_path):
     paid = spent(claim.loss, 1e-5, compositions=claim.compositions).epsilon * 1.0001
 
     def budget(context):
-        return PrivacyTarget(paid if context.node_config["partition-id"] == 2 else 10 * paid, 1e-5)
+        return fedq.PrivacyTarget(paid if context.node_config["partition-id"] == 2 else 10 * paid, 1e-5)
 
     def identities(context):
         return Identities(own[int(context.node_config["partition-id"])], directory)
@@ -180,7 +177,7 @@ def test_against_a_lying_server_and_with_a_budget_of_its_own(tmp_path):
 
 
 def test_a_silent_client_is_left_out(tmp_path):
-    make = lambda: federation(LDPQ(epsilon=4.0))  # noqa: E731
+    make = lambda: federation(fedq.LDPQ(epsilon=4.0))  # noqa: E731
     silent = lambda kind, client, reply: None if (kind, client) == ("train", 2) else reply  # noqa: E731
     strategy = DecodingStrategy(FedAvg(), make(), home=tmp_path / "server")
     run(strategy, grid_of(make, tmp_path, tamper=silent), rounds=1)
@@ -266,7 +263,7 @@ def test_nothing_of_the_data_goes_round_the_mechanism(tmp_path):
 
 def test_an_exception_of_the_training_stays_with_the_client(tmp_path):
     """A message of an error quotes data; the server learns that the training has failed."""
-    make = lambda: federation(LDPQ(epsilon=4.0))  # noqa: E731
+    make = lambda: federation(fedq.LDPQ(epsilon=4.0))  # noqa: E731
     apps = [app_of(make(), talkative(8)) for _ in range(CLIENTS)]
     wire = Wire(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
     with pytest.warns(UserWarning, match="the label of sample 3 is 8"):  # in the client's own log
@@ -285,7 +282,7 @@ class Failing(OwnDigits):
 def test_an_exception_of_a_client_app_stays_with_the_client(tmp_path):
     from tests.flower.loop import deployment
 
-    make = lambda: federation(LDPQ(epsilon=4.0))  # noqa: E731
+    make = lambda: federation(fedq.LDPQ(epsilon=4.0))  # noqa: E731
     own = lambda context: Failing(int(context.node_config["partition-id"]))  # noqa: E731
     apps = [client_app(module, own, make(), trainer=TRAINER) for _ in range(CLIENTS)]
     wire = Wire(apps, [None] * CLIENTS)
@@ -312,7 +309,7 @@ def test_what_is_dropped_is_named(tmp_path):
         ({"server_lr": 0.5}, "server_lr=0.5 is the business of your own strategy"),
         ({"weighting": "samples"}, "weighting='samples' is the business of your own strategy"),
         ({"dropout_probability": 0.1}, "real clients drop out by themselves"),
-        ({"privacy": PrivacyTarget(30.0, 1e-3)}, "which a mod does not know"),
+        ({"privacy": fedq.PrivacyTarget(30.0, 1e-3)}, "which a mod does not know"),
     ],
 )
 def test_settings_of_somebody_else(options, words):
@@ -331,7 +328,7 @@ def test_disjoint_cohorts_need_a_checkpoint(participation):
 
 
 def test_a_client_with_another_mechanism(tmp_path):
-    theirs = lambda: federation(CorBin(epsilon=3.0, shared_bits=5))  # noqa: E731
+    theirs = lambda: federation(fedq.CorBin(epsilon=3.0, shared_bits=5))  # noqa: E731
     strategy = DecodingStrategy(FedAvg(), federation(COIN), home=tmp_path / "server", wait=2.0)
     with pytest.warns(UserWarning, match="mechanism is"), pytest.raises(RuntimeError, match="one refuses: "):
         run(strategy, grid_of(theirs, tmp_path))

@@ -5,31 +5,20 @@ import json
 import pytest
 import torch
 
-from lightning_fedq.callbacks import Federated, RunFolder
+import lightning_fedq as fedq
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.flower.settings import deployed_mechanism, of_real_clients
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
-from lightning_fedq.mechanisms import (
-    LDPQ,
-    AugCorBin,
-    DistributedDiscreteGaussian,
-    GaussianNoise,
-    LayeredGaussian,
-    PairedCoins,
-    RotatedCoins,
-)
 from lightning_fedq.mechanisms.interface import Adversary, CoinSum
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import HiddenPair
 from lightning_fedq.privacy.report import OWN_CODE
-from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.described import described
 from tests.flower.loop import LoopGrid, clients, deployment, federated
 
 DELTA, ROUNDS, CLIENTS = 1e-3, 3, 6
-MASKED = SecAgg()  # of six clients four open a sum
+MASKED = fedq.SecAgg()  # of six clients four open a sum
 
 
 def among(epsilon, answers, losses):
@@ -44,8 +33,8 @@ def among(epsilon, answers, losses):
 def test_a_target_counts_on_those_who_are_sure_to_answer(adversary, masks, answers):
     if masks is None and adversary == "secagg_server":
         return
-    target = PrivacyTarget(8.0, DELTA, adversary)
-    settings = Federated(LDPQ(1.0), CLIENTS, privacy=target, secure_aggregation=masks, seed=None)
+    target = fedq.PrivacyTarget(8.0, DELTA, adversary)
+    settings = fedq.Federated(fedq.LDPQ(1.0), CLIENTS, privacy=target, secure_aggregation=masks, seed=None)
     module = torch.nn.Linear(4, 1)
     found = deployed_mechanism(settings, module, ROUNDS)
     assert 7.9 < among(found.epsilon, answers, 5 * ROUNDS) <= 8.0
@@ -56,8 +45,8 @@ def test_a_target_counts_on_those_who_are_sure_to_answer(adversary, masks, answe
 )
 def test_the_report_of_a_deployment_and_of_its_checkpoint(options, who, answers, tmp_path):
     """Four clients, of whom three open a sum; without masks nothing makes another one answer."""
-    make = lambda: federated(LDPQ(0.01), **options)  # noqa: E731
-    folder = RunFolder("run", str(tmp_path / "runs"), delta=DELTA, show=False)
+    make = lambda: federated(fedq.LDPQ(0.01), **options)  # noqa: E731
+    folder = fedq.RunFolder("run", str(tmp_path / "runs"), delta=DELTA, show=False)
     _, server = deployment(make(), 1, tmp_path, callbacks=[folder]).run(LoopGrid(*clients(make, tmp_path)))
     page = json.loads((tmp_path / "runs" / "run" / "privacy.json").read_text())
     row = next(r for r in page["with_secure_keys"] or page["rows"] if r["adversary"] == who)
@@ -77,7 +66,7 @@ def test_what_is_kept_whoever_is_silent():
     """Noise that allows for missing clients in so many words, dithers that the server adds for them."""
 
     def rows(mechanism, real):
-        settings = Federated(mechanism, CLIENTS, seed=None)
+        settings = fedq.Federated(mechanism, CLIENTS, seed=None)
         planner = (of_real_clients(settings) if real else settings).planner
         run = described(
             planner,
@@ -95,10 +84,15 @@ def test_what_is_kept_whoever_is_silent():
         return Account(run, DELTA).claims()[Adversary.OUTSIDER].loss
 
     for kept in (
-        RotatedCoins(1.0, 0.5, max_dropped=1),
-        LayeredGaussian(1.0, 1.0),
-        DistributedDiscreteGaussian(1.0, 0.5, 0.1),
+        fedq.RotatedCoins(1.0, 0.5, max_dropped=1),
+        fedq.LayeredGaussian(1.0, 1.0),
+        fedq.DistributedDiscreteGaussian(1.0, 0.5, 0.1),
     ):
         assert rows(kept, True) == rows(kept, False)
-    for fewer in (LDPQ(1.0), GaussianNoise(1.0, 1.0), PairedCoins(1.0), AugCorBin(1.0, 5, 0.5)):
+    for fewer in (
+        fedq.LDPQ(1.0),
+        fedq.GaussianNoise(1.0, 1.0),
+        fedq.PairedCoins(1.0),
+        fedq.AugCorBin(1.0, 5, 0.5),
+    ):
         assert rows(fewer, True) != rows(fewer, False)

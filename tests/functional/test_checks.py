@@ -2,11 +2,8 @@ import math
 
 import pytest
 
-from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.data import Dirichlet, LabelShards
+import lightning_fedq as fedq
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
-from lightning_fedq.secagg import SecAgg
 
 
 def test_positive_numbers_pass():
@@ -28,18 +25,18 @@ def test_numbers_without_a_square_are_refused(value):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SecAgg(max_dropout="0.1"), "max_dropout of SecAgg must be a number or None, got '0.1'"),
-        (lambda: SecAgg(active="yes"), "active of SecAgg must be True or False, got 'yes'"),
+        (lambda: fedq.SecAgg(max_dropout="0.1"), "max_dropout of SecAgg must be a number or None, got '0.1'"),
+        (lambda: fedq.SecAgg(active="yes"), "active of SecAgg must be True or False, got 'yes'"),
         (
-            lambda: Dirichlet("0.3"),
+            lambda: fedq.Dirichlet("0.3"),
             r"alpha of Dirichlet must be a number, got '0.3' \(str\); write it without",
         ),
-        (lambda: LabelShards(2.0), r"shards_per_client of LabelShards .* got 2.0 \(float\); 2 will do"),
-        (lambda: FixedRange(None), "radius of FixedRange must be a number, got None"),
-        (lambda: PreviousMinMax(margin="1.1"), "margin of PreviousMinMax must be a number"),
-        (lambda: AdaptiveRange(growth="2"), "growth of AdaptiveRange must be a number"),
+        (lambda: fedq.LabelShards(2.0), r"shards_per_client of LabelShards .* got 2.0 \(float\); 2 will do"),
+        (lambda: fedq.FixedRange(None), "radius of FixedRange must be a number, got None"),
+        (lambda: fedq.PreviousMinMax(margin="1.1"), "margin of PreviousMinMax must be a number"),
+        (lambda: fedq.AdaptiveRange(growth="2"), "growth of AdaptiveRange must be a number"),
         (
-            lambda: RobustAggregation("krum", num_byzantine=1.5),
+            lambda: fedq.RobustAggregation("krum", num_byzantine=1.5),
             "num_byzantine of RobustAggregation must be an",
         ),
     ],

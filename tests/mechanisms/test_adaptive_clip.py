@@ -7,60 +7,43 @@ from statistics import NormalDist
 import pytest
 import torch
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks import Federated
 from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanisms import (
-    AdaptiveClip,
-    AggregateGaussian,
-    BandedGaussian,
-    CorBin,
-    DistributedDiscreteGaussian,
-    GaussianNoise,
-    HandedOnGaussian,
-    LaplaceNoise,
-    LayeredGaussian,
-    PrivUnit,
-    RotatedCoins,
-    Skellam,
-)
 from lightning_fedq.mechanisms.adaptive_clip import QuantileRule
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.mechanisms.interface.ranges import Ranges
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss
-from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.secagg import SecAgg
+from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.spending import report_of
 from tests.flower.loop import TRAINER, Digits, LoopGrid, clients, deployment, federated, module, simulate
 from tests.one_round import context_of, encode
 
 DIM, CLIENTS = 40, 100
 INSIDE = [
-    GaussianNoise(1.0, 0.5),
-    LayeredGaussian(1.0, 0.2),
-    AggregateGaussian(1.0, 0.2),
-    DistributedDiscreteGaussian(1.0, 0.2, 0.01),
-    Skellam(1.0, 0.2, 0.01),
-    RotatedCoins(1.0, epsilon=2.0),
-    RotatedCoins(1.0, epsilon=2.0, share=0.5),
-    BandedGaussian(1.0, 0.2, band=1),
-    HandedOnGaussian(1.0, 0.2, 0.01, num_cohorts=2),
+    fedq.GaussianNoise(1.0, 0.5),
+    fedq.LayeredGaussian(1.0, 0.2),
+    fedq.AggregateGaussian(1.0, 0.2),
+    fedq.DistributedDiscreteGaussian(1.0, 0.2, 0.01),
+    fedq.Skellam(1.0, 0.2, 0.01),
+    fedq.RotatedCoins(1.0, epsilon=2.0),
+    fedq.RotatedCoins(1.0, epsilon=2.0, share=0.5),
+    fedq.BandedGaussian(1.0, 0.2, band=1),
+    fedq.HandedOnGaussian(1.0, 0.2, 0.01, num_cohorts=2),
 ]
 names = [type(one).__name__ for one in INSIDE]
 CLIPS = (1e-6, 0.1, 1.0, 37.5, 1e6)
 
 
 def at(clip, clients=10, dim=DIM):
-    return context_of(GaussianNoise(1.0, 1.0), range(clients), (dim - 8, 8), radius=clip)
+    return context_of(fedq.GaussianNoise(1.0, 1.0), range(clients), (dim - 8, 8), radius=clip)
 
 
 @pytest.mark.parametrize("inside", INSIDE, ids=names)
 def test_the_claim_is_the_mechanism_s_own_for_one_coordinate_more_at_every_clip(inside):
-    one = AdaptiveClip(inside, share=0.1)
+    one = fedq.AdaptiveClip(inside, share=0.1)
     own = inside.claims(context_of(inside, range(10), (DIM - 8, 8, 1)))
     for clip in CLIPS:
         claims = one.claims(at(clip))
@@ -88,7 +71,7 @@ def test_the_claim_is_the_mechanism_s_own_for_one_coordinate_more_at_every_clip(
 def test_noise_on_sum_and_count_is_accounted_together(z_sum, sigma_b, rounds, delta, epsilon):
     """Multipliers of the noise on sum and count; epsilon of the analytic Gaussian, for replaced updates."""
     z = (z_sum**-2 + sigma_b**-2) ** -0.5
-    one = AdaptiveClip(GaussianNoise(1.0, z), share=min(max((z / sigma_b) ** 2, 1e-15), 0.5))
+    one = fedq.AdaptiveClip(fedq.GaussianNoise(1.0, z), share=min(max((z / sigma_b) ** 2, 1e-15), 0.5))
     claim = next(c for c in one.claims(at(0.3)) if c.adversary is Adversary.SERVER)
     assert spent(claim.loss, delta, rounds=rounds).epsilon == pytest.approx(epsilon, abs=6e-4)
     if sigma_b > 1e6:
@@ -105,13 +88,15 @@ def test_noise_on_sum_and_count_is_accounted_together(z_sum, sigma_b, rounds, de
 def test_what_the_mechanism_is_given_is_never_longer_than_its_norm(clip, length, monkeypatch):
     """Update and bit together; their shares are 1 - f and f where the clip is met."""
     seen = []
-    inner, f = GaussianNoise(3.0, 0.5), 0.1
+    inner, f = fedq.GaussianNoise(3.0, 0.5), 0.1
     monkeypatch.setattr(
-        GaussianNoise, "encode", lambda self, rows, *rest: seen.append(rows) or _encode(self, rows, *rest)
+        fedq.GaussianNoise,
+        "encode",
+        lambda self, rows, *rest: seen.append(rows) or _encode(self, rows, *rest),
     )
     update = torch.randn(2, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     update *= length * clip / update.norm(dim=1, keepdim=True)
-    encode(AdaptiveClip(inner, share=f), update, at(clip, 2))
+    encode(fedq.AdaptiveClip(inner, share=f), update, at(clip, 2))
     (rows,) = seen
     norms = rows.double().norm(dim=1)
     assert (norms <= 3.0 * (1 + 1e-6)).all()
@@ -121,14 +106,14 @@ def test_what_the_mechanism_is_given_is_never_longer_than_its_norm(clip, length,
     torch.testing.assert_close(rows[:, :-1].double().norm(dim=1), torch.full((2,), expected).double())
 
 
-_encode = GaussianNoise.encode
+_encode = fedq.GaussianNoise.encode
 
 
 def engine_of(mechanism, norms, seed=3, secure=None, **options):
     """A round's engine, and one that runs rounds with updates of these norms."""
     count = len(norms)
     planner = options.pop("planner", None) or RoundPlanner(count, seed)
-    engine = RoundEngine(
+    engine = fedq.RoundEngine(
         mechanism, planner, SeededKeys(seed), torch.zeros(DIM), (DIM - 8, 8), None, **options
     )
 
@@ -158,7 +143,7 @@ def test_the_clip_goes_to_the_quantile_from_ten_times_off(inside, first):
     scaled = replace(inside, clip_norm=first)
     options = {"planner": RoundPlanner(2 * CLIENTS, 3, CLIENTS, participation="cyclic")}
     norms = lognormal(2 * CLIENTS)
-    _, rounds = engine_of(AdaptiveClip(scaled, quantile=0.5), norms, **options)
+    _, rounds = engine_of(fedq.AdaptiveClip(scaled, quantile=0.5), norms, **options)
     clips = [record.radius_min for record in rounds(40)]  # a noisy share may cross by chance, half-way
     assert clips[0] == first
     # the law of the linearised rule, its bias aside: std .13 of the logarithm at counts as noisy as n / 5
@@ -203,7 +188,9 @@ def test_the_rate_falls_when_the_share_first_crosses_the_quantile():
 
 def test_the_share_that_comes_back_is_that_of_short_updates():
     norms = torch.tensor([0.5] * 30 + [2.0] * 70)
-    engine, rounds = engine_of(AdaptiveClip(GaussianNoise(1.0, 1e-3), rate=1.0, quantile=0.5), norms)
+    engine, rounds = engine_of(
+        fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 1e-3), rate=1.0, quantile=0.5), norms
+    )
     rounds(1)
     assert engine.ranges.radius.tolist() == pytest.approx(2 * [math.exp(-(0.3 - 0.5))], rel=2e-3)
     exact = torch.zeros(DIM)
@@ -214,7 +201,7 @@ def test_the_share_that_comes_back_is_that_of_short_updates():
 
 @pytest.mark.parametrize("norm", [0.0, 1e30])
 def test_floor_and_ceiling_stop_a_clip_that_runs_away(norm):
-    one = AdaptiveClip(GaussianNoise(1.0, 1e-3), rate=1.0, floor=0.5, ceiling=2.0)
+    one = fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 1e-3), rate=1.0, floor=0.5, ceiling=2.0)
     engine, rounds = engine_of(one, torch.full((4,), norm))
     rounds(10)
     assert engine.ranges.radius.tolist() == [0.5 if norm == 0.0 else 2.0] * 2
@@ -222,12 +209,12 @@ def test_floor_and_ceiling_stop_a_clip_that_runs_away(norm):
 
 
 def test_a_checkpoint_goes_on_with_the_clip():
-    whole, rounds = engine_of(AdaptiveClip(GaussianNoise(1.0, 0.05)), lognormal())
+    whole, rounds = engine_of(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.05)), lognormal())
     rounds(3)
     state = whole.state_dict()
     rounds(3)
     assert state["center"].tolist() in ([1.0, 1.0], [0.0, 0.0])
-    other, further = engine_of(AdaptiveClip(GaussianNoise(1.0, 0.05)), lognormal())
+    other, further = engine_of(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 0.05)), lognormal())
     other.load_state_dict(state)
     further(3)
     assert torch.equal(other.weights, whole.weights)
@@ -235,45 +222,45 @@ def test_a_checkpoint_goes_on_with_the_clip():
 
 
 @pytest.mark.parametrize(
-    "mechanism", [CorBin(1.0), LaplaceNoise(1.0, 1.0), PrivUnit(8.0, 1.0), "no mechanism"]
+    "mechanism", [fedq.CorBin(1.0), fedq.LaplaceNoise(1.0, 1.0), fedq.PrivUnit(8.0, 1.0), "no mechanism"]
 )
 def test_what_has_no_norm_to_move_is_refused(mechanism):
     with pytest.raises(TypeError, match="AdaptiveClip"):
-        AdaptiveClip(mechanism)
+        fedq.AdaptiveClip(mechanism)
     with pytest.raises(TypeError, match="AdaptiveClip moves"):
-        AdaptiveClip(AdaptiveClip(GaussianNoise(1.0, 1.0)))
+        fedq.AdaptiveClip(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 1.0)))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"weighting": "samples"}, "moves by the plain mean"),
-        ({"aggregator": RobustAggregation("median", 1)}, "moves by the plain mean"),
+        ({"aggregator": fedq.RobustAggregation("median", 1)}, "moves by the plain mean"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        Federated(AdaptiveClip(GaussianNoise(1.0, 1.0)), num_clients=8, **options)
+        fedq.Federated(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 1.0)), num_clients=8, **options)
 
 
 def test_another_rule_for_ranges_is_refused():
     from lightning_fedq.mechanisms.interface.ranges import FixedRange
 
     with pytest.raises(ValueError, match="sets the range of a round itself; leave ranges out"):
-        Federated(AdaptiveClip(GaussianNoise(1.0, 1.0)), num_clients=8, ranges=FixedRange(1.0))
+        fedq.Federated(fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 1.0)), num_clients=8, ranges=FixedRange(1.0))
 
 
 def test_a_checkpoint_s_text_reads_back():
-    one = AdaptiveClip(RotatedCoins(0.5, epsilon=1.0, share=0.5), quantile=0.3)
+    one = fedq.AdaptiveClip(fedq.RotatedCoins(0.5, epsilon=1.0, share=0.5), quantile=0.3)
     assert parse_mechanism(repr(one)) == one
 
 
 @pytest.mark.filterwarnings("ignore:.*keys come|.*noise:UserWarning")
 def test_a_run_meets_its_target_behind_masks_with_a_clip_that_moves():
-    target = PrivacyTarget(8.0, 1e-5, "secagg_server")
-    options = {"privacy": target, "secure_aggregation": SecAgg(), "num_clients": 20}
-    inner = DistributedDiscreteGaussian(0.5, 0.05, 0.001)
-    fed = Federated(AdaptiveClip(inner), **options)
+    target = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
+    options = {"privacy": target, "secure_aggregation": fedq.SecAgg(), "num_clients": 20}
+    inner = fedq.DistributedDiscreteGaussian(0.5, 0.05, 0.001)
+    fed = fedq.Federated(fedq.AdaptiveClip(inner), **options)
     trainer = pl.Trainer(**TRAINER, max_epochs=3, callbacks=[fed], enable_checkpointing=False)
     trainer.fit(module(), datamodule=Digits(batch_size=16))
     assert 7.9 < report_of(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run <= 8.0
@@ -283,7 +270,7 @@ def test_a_run_meets_its_target_behind_masks_with_a_clip_that_moves():
 
 @pytest.mark.filterwarnings("ignore:node |register|round .* client|the keys come:UserWarning")
 def test_real_clients_and_a_simulation_have_one_clip_and_one_model(tmp_path):
-    make = lambda: federated(AdaptiveClip(GaussianNoise(0.05, 0.01)))  # noqa: E731
+    make = lambda: federated(fedq.AdaptiveClip(fedq.GaussianNoise(0.05, 0.01)))  # noqa: E731
     expected = simulate(make(), 3)
     server = deployment(make(), 3, tmp_path).run(LoopGrid(*clients(make, tmp_path)))[1]
     assert torch.equal(server.engine.weights, expected.engine.weights)
@@ -297,7 +284,7 @@ def test_the_figures_beside_flower():
     clients, rounds, z0 = 100, 30, 4.0
     count_std, noise = theirs.compute_adaptive_noise_params(z0, clients, None)
     share = (z0 / (2.0 * count_std)) ** 2
-    one = AdaptiveClip(GaussianNoise(1.0, z0 / 2.0), share=share)
+    one = fedq.AdaptiveClip(fedq.GaussianNoise(1.0, z0 / 2.0), share=share)
     context = context_of(one, (0, 1, 2))
     [claim] = [c for c in one.claims(context) if c.adversary is Adversary.SERVER]
     std = 1.0 * one._scale(context) * math.sqrt(one.mechanism.noise.variance)

@@ -7,20 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+import lightning_fedq as fedq
 from lightning_fedq.commands.mechanism_row import example
-from lightning_fedq.mechanisms import (
-    CPA,
-    LDPQ,
-    MVU,
-    CorBin,
-    DistributedDiscreteGaussian,
-    GaussianNoise,
-    JoPEQ,
-    LaplaceNoise,
-    RotatedCoins,
-    SignRR,
-    Skellam,
-)
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import installed
 
@@ -54,22 +42,22 @@ def test_no_parameter_takes_a_value_of_another_kind(kind, name, value):
     ("make", "words"),
     [
         (
-            lambda: LDPQ(epsilon="4"),
+            lambda: fedq.LDPQ(epsilon="4"),
             r"epsilon of LDPQ must be a number, got '4' \(str\); write it without quotes",
         ),
         (
-            lambda: CorBin(1.0, shared_bits=5.5),
+            lambda: fedq.CorBin(1.0, shared_bits=5.5),
             r"shared_bits of CorBin must be an integer or None, got 5.5 \(float\)$",
         ),
-        (lambda: CorBin(1.0, shared_bits=5.0), r"got 5.0 \(float\); 5 will do"),
-        (lambda: CPA(epsilon=(1.0, "2")), r"must be a number or a tuple of numbers, got \(1.0, '2'\)"),
-        (lambda: CPA(epsilon=[1.0]), r"a number or a tuple of numbers, got \[1.0\] \(list\); a tuple"),
+        (lambda: fedq.CorBin(1.0, shared_bits=5.0), r"got 5.0 \(float\); 5 will do"),
+        (lambda: fedq.CPA(epsilon=(1.0, "2")), r"must be a number or a tuple of numbers, got \(1.0, '2'\)"),
+        (lambda: fedq.CPA(epsilon=[1.0]), r"a number or a tuple of numbers, got \[1.0\] \(list\); a tuple"),
         (
-            lambda: LDPQ(torch.tensor(1.0)),
+            lambda: fedq.LDPQ(torch.tensor(1.0)),
             r"epsilon of LDPQ must be a number, got tensor\(1.\) \(Tensor\); its .item",
         ),
         (
-            lambda: RotatedCoins(1.0, 1.0, paired=1),
+            lambda: fedq.RotatedCoins(1.0, 1.0, paired=1),
             r"paired of RotatedCoins must be True or False, got 1 \(int",
         ),
     ],
@@ -83,22 +71,22 @@ def test_a_choice_is_named():
     with pytest.raises(
         ValueError, match="aggregation of SignRR must be one of mean, plain_mean, majority, got 'sum'"
     ):
-        SignRR(1.0, "sum")
+        fedq.SignRR(1.0, "sum")
 
 
 def test_numbers_of_numpy_become_pythons():
     """A checkpoint holds a mechanism as its `repr`, and `np.float64(1.0)` is no plain value there."""
     made = (
-        LDPQ(np.linspace(0.5, 1.0, 2)[1]),
-        CorBin(np.float32(0.5), np.int64(3)),
-        CPA((np.float64(2.0), 1.0)),
+        fedq.LDPQ(np.linspace(0.5, 1.0, 2)[1]),
+        fedq.CorBin(np.float32(0.5), np.int64(3)),
+        fedq.CPA((np.float64(2.0), 1.0)),
     )
-    assert repr(made) == repr((LDPQ(1.0), CorBin(0.5, 3), CPA((2.0, 1.0))))
-    assert repr(LDPQ(1)) == "LDPQ(epsilon=1)", "what was recorded so before stays as it was"
+    assert repr(made) == repr((fedq.LDPQ(1.0), fedq.CorBin(0.5, 3), fedq.CPA((2.0, 1.0))))
+    assert repr(fedq.LDPQ(1)) == "LDPQ(epsilon=1)", "what was recorded so before stays as it was"
 
 
 @dataclass(frozen=True)
-class _Own(GaussianNoise):
+class _Own(fedq.GaussianNoise):
     """With a check of its own that does not ask its base."""
 
     mode: Literal["a", "b"] = "a"
@@ -108,7 +96,7 @@ class _Own(GaussianNoise):
 
 
 @dataclass(frozen=True)
-class _Unreadable(LDPQ):
+class _Unreadable(fedq.LDPQ):
     """With an annotation that nobody can read: it is not checked, what is inherited is."""
 
     more: "NoSuchName | None" = None  # noqa: F821
@@ -125,11 +113,11 @@ def test_mechanisms_of_other_packages_are_checked_too():
 
 
 TOO_SMALL = [
-    lambda: GaussianNoise(1e-200, 1.0),
-    lambda: LaplaceNoise(1e-320, 1.0),
-    lambda: DistributedDiscreteGaussian(1.0, 1.0, 1e-200),
-    lambda: Skellam(1.0, 1e-320, 0.01),
-    lambda: JoPEQ(1e-200),
+    lambda: fedq.GaussianNoise(1e-200, 1.0),
+    lambda: fedq.LaplaceNoise(1e-320, 1.0),
+    lambda: fedq.DistributedDiscreteGaussian(1.0, 1.0, 1e-200),
+    lambda: fedq.Skellam(1.0, 1e-320, 0.01),
+    lambda: fedq.JoPEQ(1e-200),
 ]
 
 
@@ -147,8 +135,8 @@ def test_numbers_whose_squares_vanish_are_refused(make):
 def test_a_level_without_a_design_is_refused_before_one_is_looked_for(epsilon):
     """It took up to a minute and ended in SciPy's words."""
     with pytest.raises(ValueError, match="epsilon must be at most 13, got"):
-        MVU(epsilon)
+        fedq.MVU(epsilon)
 
 
 def test_huge_levels_of_a_coin_are_the_largest():
-    assert LDPQ(1e300).coin == LDPQ(50.0).coin
+    assert fedq.LDPQ(1e300).coin == fedq.LDPQ(50.0).coin

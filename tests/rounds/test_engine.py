@@ -5,21 +5,9 @@ import math
 import pytest
 import torch
 
+import lightning_fedq as fedq
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanisms import (
-    CPA,
-    LDPQ,
-    SIGM,
-    AggregateGaussian,
-    CorBin,
-    FedAvg,
-    GaussianNoise,
-    LayeredGaussian,
-    RotatedCoins,
-    StratifiedCorBin,
-)
-from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
-from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.rounds import RoundPlanner
 from tests.one_round import context_of
 
 DIM, SEGMENTS = 12, (8, 4)
@@ -28,13 +16,13 @@ DIM, SEGMENTS = 12, (8, 4)
 def make_engine(mechanism=None, num_clients=5, ranges=None, planner=None, seed=3, **options):
     weights = torch.linspace(-0.5, 0.5, DIM)
     planner = planner or RoundPlanner(num_clients, seed)
-    return RoundEngine(
-        mechanism or CorBin(1.0),
+    return fedq.RoundEngine(
+        mechanism or fedq.CorBin(1.0),
         planner,
         SeededKeys(seed),
         weights,
         SEGMENTS,
-        ranges or FixedRange(1.0),
+        ranges or fedq.FixedRange(1.0),
         **options,
     )
 
@@ -53,7 +41,7 @@ def run_round(engine, order=None, stack=1, updates=update_of):
 
 
 def test_fedavg_is_the_mean():
-    engine, start = make_engine(FedAvg()), torch.linspace(-0.5, 0.5, DIM)
+    engine, start = make_engine(fedq.FedAvg()), torch.linspace(-0.5, 0.5, DIM)
     record = run_round(engine)
     mean = torch.stack([update_of(c) for c in range(5)]).mean(0)
     torch.testing.assert_close(engine.weights, start + mean)
@@ -82,7 +70,8 @@ def test_records_count_bits():
 
 
 @pytest.mark.parametrize(
-    "mechanism", [LDPQ(1.0), CorBin(1.0), StratifiedCorBin(1.0, 3), GaussianNoise(2.0, 1.0)]
+    "mechanism",
+    [fedq.LDPQ(1.0), fedq.CorBin(1.0), fedq.StratifiedCorBin(1.0, 3), fedq.GaussianNoise(2.0, 1.0)],
 )
 def test_neither_the_stack_size_nor_the_order_of_arrival_matters(mechanism):
     reference = make_engine(mechanism, 7)
@@ -94,7 +83,7 @@ def test_neither_the_stack_size_nor_the_order_of_arrival_matters(mechanism):
 
 
 @pytest.mark.parametrize(
-    "mechanism", [LayeredGaussian(8.0, 0.1), AggregateGaussian(8.0, 0.1), SIGM(1.0, 2.0)]
+    "mechanism", [fedq.LayeredGaussian(8.0, 0.1), fedq.AggregateGaussian(8.0, 0.1), fedq.SIGM(1.0, 2.0)]
 )
 @pytest.mark.parametrize("dropped", [0.0, 0.4])
 def test_a_sum_of_floats_is_rounded_once_before_it_is_released(mechanism, dropped):
@@ -118,7 +107,7 @@ def test_a_sum_of_floats_is_rounded_once_before_it_is_released(mechanism, droppe
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("target", ["updates", "weights"])
-@pytest.mark.parametrize("mechanism", [CorBin(1.0), FedAvg(), GaussianNoise(1.0, 1.0)])
+@pytest.mark.parametrize("mechanism", [fedq.CorBin(1.0), fedq.FedAvg(), fedq.GaussianNoise(1.0, 1.0)])
 def test_a_client_that_is_not_finite_counts_as_zero_and_is_named(mechanism, target, bad):
     def poisoned(client, round):
         update = update_of(client, round)
@@ -150,7 +139,7 @@ def test_large_finite_updates_are_not_taken_for_infinite_ones():
 
 @pytest.mark.parametrize("bad", [1e60, 1e300])
 @pytest.mark.parametrize("target", ["updates", "weights"])
-@pytest.mark.parametrize("mechanism", [CorBin(1.0), FedAvg(), RotatedCoins(1.0, 1.0)])
+@pytest.mark.parametrize("mechanism", [fedq.CorBin(1.0), fedq.FedAvg(), fedq.RotatedCoins(1.0, 1.0)])
 def test_a_number_of_float64_that_float32_cannot_hold_counts_as_not_finite(mechanism, target, bad):
     def poisoned(client, round):
         update = update_of(client, round).double()
@@ -180,8 +169,8 @@ def test_a_round_without_answers_leaves_the_model_and_is_recorded():
 
 def test_dropouts_are_missing_from_the_mean():
     planner = RoundPlanner(6, 5, dropout_probability=0.5)
-    engine = make_engine(FedAvg(), planner=planner)
-    survivors = planner.plan(0, FedAvg()).survivors
+    engine = make_engine(fedq.FedAvg(), planner=planner)
+    survivors = planner.plan(0, fedq.FedAvg()).survivors
     assert 0 < len(survivors) < 6
     record = run_round(engine)
     mean = torch.stack([update_of(c) for c in survivors]).mean(0)
@@ -191,7 +180,7 @@ def test_dropouts_are_missing_from_the_mean():
 
 
 def test_a_client_that_the_plan_kept_may_still_vanish():
-    engine = make_engine(FedAvg(), 3)
+    engine = make_engine(fedq.FedAvg(), 3)
     engine.start()
     engine.receive([1], update_of(1)[None])
     assert engine.finish().num_received == 1
@@ -200,11 +189,11 @@ def test_a_client_that_the_plan_kept_may_still_vanish():
 
 def test_the_weights_themselves_can_be_quantised():
     """FedAvg: the model becomes the client's weights; LDP-FL: it stays within alpha radii of the centre."""
-    engine = make_engine(FedAvg(), 1, PreviousMinMax(), target="weights")
+    engine = make_engine(fedq.FedAvg(), 1, fedq.PreviousMinMax(), target="weights")
     run_round(engine)
     torch.testing.assert_close(engine.weights, torch.linspace(-0.5, 0.5, DIM) + update_of(0))
-    mechanism = LDPQ(1.0)
-    engine = make_engine(mechanism, 3, PreviousMinMax(margin=1.0), target="weights")
+    mechanism = fedq.LDPQ(1.0)
+    engine = make_engine(mechanism, 3, fedq.PreviousMinMax(margin=1.0), target="weights")
     ranges = engine.ranges
     run_round(engine)
     reach = engine._context.expand(ranges.radius) * mechanism.coin.scale
@@ -229,7 +218,7 @@ def test_sgd_with_unit_rate_is_no_server_optimiser():
 
 
 def test_the_server_optimiser_keeps_its_momentum():
-    engine = make_engine(FedAvg(), server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
+    engine = make_engine(fedq.FedAvg(), server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
     constant = lambda client, round: torch.ones(DIM)  # noqa: E731
     start = engine.weights.clone()
     run_round(engine, updates=constant)
@@ -237,7 +226,7 @@ def test_the_server_optimiser_keeps_its_momentum():
     torch.testing.assert_close(engine.weights - start, torch.full((DIM,), 1.0 + 1.5))
 
 
-@pytest.mark.parametrize("mechanism", [FedAvg(), GaussianNoise(9.0, 1e-5)])
+@pytest.mark.parametrize("mechanism", [fedq.FedAvg(), fedq.GaussianNoise(9.0, 1e-5)])
 def test_a_weighted_mean(mechanism):
     weights = torch.tensor([1.0, 2.0, 0.5, 4.0, 1.0])
     engine = make_engine(mechanism, client_weights=weights)
@@ -256,7 +245,7 @@ def test_equal_weights_are_no_weights():
 
 
 def test_the_noise_bound_knows_who_answered_and_how_much_they_weigh():
-    engine = make_engine(LDPQ(1.0), 4, client_weights=torch.tensor([3.0, 1.0, 1.0, 1.0]))
+    engine = make_engine(fedq.LDPQ(1.0), 4, client_weights=torch.tensor([3.0, 1.0, 1.0, 1.0]))
     engine.start()
     for client in (0, 1):
         engine.receive([client], update_of(client)[None])
@@ -274,7 +263,7 @@ def test_diagnostics_can_be_left_out():
 
 def test_the_error_of_many_rounds_is_the_closed_form():
     """Mean of mse over 300 rounds of LDP-FL with zero updates: r^2 alpha^2 / n, within 5 standard errors."""
-    mechanism = LDPQ(1.0)
+    mechanism = fedq.LDPQ(1.0)
     engine = make_engine(mechanism, 4)
     zero = lambda client, round: torch.zeros(DIM)  # noqa: E731
     errors = torch.tensor([run_round(engine, stack=4, updates=zero).mse for _ in range(300)])
@@ -283,14 +272,14 @@ def test_the_error_of_many_rounds_is_the_closed_form():
 
 
 def test_clip_rate_counts_coordinates_outside():
-    engine = make_engine(num_clients=2, ranges=FixedRange(0.5))
+    engine = make_engine(num_clients=2, ranges=fedq.FixedRange(0.5))
     half = torch.cat([torch.ones(DIM // 2), torch.zeros(DIM // 2)])
     assert run_round(engine, updates=lambda c, r: half).clip_rate == 0.5
 
 
 def test_wide_symbols_do_not_overflow_the_sum():
     """Three clients at 25 bits: the accumulator of 32-bit symbols has 64 bits."""
-    engine = make_engine(GaussianNoise(1.0, 1e-6), 3)
+    engine = make_engine(fedq.GaussianNoise(1.0, 1e-6), 3)
     run_round(engine)
     assert engine._sum._symbols.dtype == torch.int64
 
@@ -335,7 +324,9 @@ def test_senseless_engines_are_refused(options, words):
 
 def test_segments_must_cover_the_model():
     with pytest.raises(ValueError, match="segments sum to 9, the model has 12 parameters"):
-        RoundEngine(FedAvg(), RoundPlanner(1, 0), SeededKeys(0), torch.zeros(12), (9,), FixedRange(1.0))
+        fedq.RoundEngine(
+            fedq.FedAvg(), RoundPlanner(1, 0), SeededKeys(0), torch.zeros(12), (9,), fedq.FixedRange(1.0)
+        )
 
 
 # ---- checkpoints ------------------------------------------------------------------------------------
@@ -347,7 +338,7 @@ def adam(parameters):
 
 @pytest.mark.parametrize("options", [{}, {"server_optimizer": adam, "server_lr": 0.5}, {"target": "weights"}])
 def test_a_resumed_run_ends_with_the_same_bits(options):
-    whole, first, second = (make_engine(ranges=AdaptiveRange(), **options) for _ in range(3))
+    whole, first, second = (make_engine(ranges=fedq.AdaptiveRange(), **options) for _ in range(3))
     for _ in range(4):
         run_round(whole)
     for _ in range(2):
@@ -380,7 +371,7 @@ def test_a_state_is_a_snapshot():
 
 
 def test_an_open_round_is_repeated_with_fresh_streams():
-    engine, resumed = make_engine(LDPQ(1.0)), make_engine(LDPQ(1.0))
+    engine, resumed = make_engine(fedq.LDPQ(1.0)), make_engine(fedq.LDPQ(1.0))
     plan = engine.start()
     resumed.load_state_dict(engine.state_dict())
     assert resumed.attempt == 1
@@ -393,7 +384,7 @@ def test_an_open_round_is_repeated_with_fresh_streams():
 
 
 def test_a_repeated_round_draws_other_coins():
-    first, second = make_engine(LDPQ(1.0)), make_engine(LDPQ(1.0))
+    first, second = make_engine(fedq.LDPQ(1.0)), make_engine(fedq.LDPQ(1.0))
     second.start()
     second.abandon()
     run_round(first)
@@ -417,7 +408,7 @@ def test_another_models_state_is_refused():
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])])
 def test_the_exact_mean_is_that_of_the_encoded_updates(weights):
-    engine = make_engine(LDPQ(1.0), client_weights=weights)
+    engine = make_engine(fedq.LDPQ(1.0), client_weights=weights)
     assert engine.exact_mean is None
     plan = engine.start()
     assert engine.exact_mean is None
@@ -426,7 +417,7 @@ def test_the_exact_mean_is_that_of_the_encoded_updates(weights):
     engine.finish()
     shares = torch.ones(5) if weights is None else weights[list(plan.survivors)]
     torch.testing.assert_close(engine.exact_mean, shares @ rows / shares.sum())
-    quiet = make_engine(LDPQ(1.0), diagnostics=False)
+    quiet = make_engine(fedq.LDPQ(1.0), diagnostics=False)
     run_round(quiet)
     assert quiet.exact_mean is None
 
@@ -440,7 +431,7 @@ def test_a_transform_sees_every_update_before_it_is_encoded():
         kept.update(zip(clients, rows, strict=True))
         return torch.stack(rows)
 
-    engine = make_engine(FedAvg())
+    engine = make_engine(fedq.FedAvg())
     engine.transform, before = momentum, engine.weights.clone()
     run_round(engine, stack=2, updates=lambda c, r: update_of(c))
     run_round(engine, stack=3, updates=lambda c, r: update_of(c))
@@ -450,7 +441,7 @@ def test_a_transform_sees_every_update_before_it_is_encoded():
 
 
 def test_a_transform_keeps_the_shape():
-    engine = make_engine(FedAvg())
+    engine = make_engine(fedq.FedAvg())
     engine.transform = lambda clients, updates: updates[:, 1:]
     plan = engine.start()
     with pytest.raises(ValueError, match=r"transformed updates must have shape \(1, 12\), got \(1, 11\)"):
@@ -460,7 +451,7 @@ def test_a_transform_keeps_the_shape():
 def test_the_noise_bound_of_a_weighted_mean_is_made_of_each_client_s():
     """Clients with their own epsilon: the first one's noise is nobody else's."""
     epsilons, weights = (0.5, 4.0, 0.5, 4.0, 0.5), torch.tensor([1.0, 3.0, 1.0, 3.0, 1.0])
-    engine = make_engine(CPA(epsilons), client_weights=weights)
+    engine = make_engine(fedq.CPA(epsilons), client_weights=weights)
     run_round(engine)
     ones = [1 / math.tanh(e / 2) ** 2 - 2 / 3 for e in epsilons]
     expected = sum((w / 9) ** 2 * one for w, one in zip(weights.tolist(), ones, strict=True))

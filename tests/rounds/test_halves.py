@@ -8,23 +8,9 @@ import math
 import pytest
 import torch
 
+import lightning_fedq as fedq
 from lightning_fedq.keys.party_keys import ClientSecrets, HeldClientKeys, HeldServerKeys, ServerSecrets
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import (
-    CPA,
-    CSGM,
-    LDPQ,
-    SIGM,
-    AggregateGaussian,
-    CorBin,
-    CorrelatedQuantization,
-    FedAvg,
-    JoPEQ,
-    LayeredGaussian,
-    RotatedCoins,
-    SubtractiveDither,
-)
-from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import (
@@ -35,7 +21,6 @@ from lightning_fedq.rounds import (
     RefusedMessageError,
     RepeatedMessageError,
     RoundClient,
-    RoundEngine,
     RoundPlanner,
     RoundServer,
     RoundTask,
@@ -76,7 +61,7 @@ def half(kind, mechanism, keys, planner=None, ranges=None, **options):
         keys,
         weights,
         SEGMENTS,
-        ranges or AdaptiveRange(),
+        ranges or fedq.AdaptiveRange(),
         **options,
     )
 
@@ -97,7 +82,7 @@ def answers(server, clients, plan):
 
 
 def simulated(mechanism, rounds, keys=None, **options):
-    engine = half(RoundEngine, mechanism, keys or SeededKeys(3), **options)
+    engine = half(fedq.RoundEngine, mechanism, keys or SeededKeys(3), **options)
     records = []
     for _ in range(rounds):
         plan = engine.start()
@@ -112,9 +97,16 @@ def simulated(mechanism, rounds, keys=None, **options):
 
 @pytest.mark.parametrize(
     "mechanism",
-    [FedAvg(), CorBin(2.0, 5), LDPQ(1.0), AggregateGaussian(8.0, 0.1), CPA(2.0), LayeredGaussian(8.0, 0.1)],
+    [
+        fedq.FedAvg(),
+        fedq.CorBin(2.0, 5),
+        fedq.LDPQ(1.0),
+        fedq.AggregateGaussian(8.0, 0.1),
+        fedq.CPA(2.0),
+        fedq.LayeredGaussian(8.0, 0.1),
+    ],
 )
-@pytest.mark.parametrize("options", [{}, {"target": "weights", "ranges": PreviousMinMax()}])
+@pytest.mark.parametrize("options", [{}, {"target": "weights", "ranges": fedq.PreviousMinMax()}])
 def test_bytes_between_the_halves_give_the_simulations_model(mechanism, options):
     engine, expected = simulated(mechanism, 3, **options)
     server, clients = deployed(mechanism, **options)
@@ -133,7 +125,7 @@ def test_bytes_between_the_halves_give_the_simulations_model(mechanism, options)
 def test_parties_with_their_own_keys_give_the_model_of_one_process_with_all_of_them():
     secrets, own = ServerSecrets.draw(), [ClientSecrets.draw() for _ in range(CLIENTS)]
     roster = {c: one.public_key for c, one in enumerate(own)}
-    held, mechanism = HeldServerKeys(secrets, roster), CorBin(2.0, 5)
+    held, mechanism = HeldServerKeys(secrets, roster), fedq.CorBin(2.0, 5)
     server = half(RoundServer, mechanism, held)
     engine, _ = simulated(mechanism, 2, agreed(secrets, own))
     for _ in range(2):
@@ -200,7 +192,9 @@ def refused(server, message, kind, words):
     assert_same(state_of(server), before)
 
 
-@pytest.mark.parametrize("mechanism", [CorBin(2.0, 5), LayeredGaussian(8.0, 0.1), CPA(2.0)], ids=repr)
+@pytest.mark.parametrize(
+    "mechanism", [fedq.CorBin(2.0, 5), fedq.LayeredGaussian(8.0, 0.1), fedq.CPA(2.0)], ids=repr
+)
 def test_messages_that_are_refused_change_nothing(mechanism):
     planner = RoundPlanner(CLIENTS, 3, clients_per_round=3)
     server, clients = deployed(mechanism, planner=planner)
@@ -253,7 +247,7 @@ def answers_of_attempt(server, clients, plan, attempt):
 def test_random_bytes_from_a_liar_are_refused_or_count_as_some_message(mechanism):
     """A client that holds its key can send what it likes: it is a message, or a `MalformedMessageError`."""
     planner, generator = planner_of(mechanism, 4), torch.Generator().manual_seed(1)
-    engine = RoundServer(mechanism, planner, SeededKeys(3), torch.zeros(64), (40, 24), FixedRange(1.0))
+    engine = RoundServer(mechanism, planner, SeededKeys(3), torch.zeros(64), (40, 24), fedq.FixedRange(1.0))
     engine.start()
     context, public = engine._context, PublicRandomness(engine.keys, 0)
     honest = engine.mechanism.message_code(0, context, public)
@@ -285,7 +279,7 @@ def test_random_bytes_from_a_liar_are_refused_or_count_as_some_message(mechanism
 
 def test_a_symbol_that_the_mechanism_cannot_send_is_refused():
     """Five levels take three bits, and 7 is none of them."""
-    server, _ = deployed(JoPEQ(epsilon=1.0, levels=5))
+    server, _ = deployed(fedq.JoPEQ(epsilon=1.0, levels=5))
     server.start()
     context, public = server._context, PublicRandomness(server.keys, 0)
     size = len(server.mechanism.code(context).pack(torch.zeros(DIM, dtype=torch.int64)))
@@ -295,19 +289,19 @@ def test_a_symbol_that_the_mechanism_cannot_send_is_refused():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_liar_cannot_send_a_nan(bad):
-    server, clients = deployed(FedAvg())
+    server, clients = deployed(fedq.FedAvg())
     plan = server.start()
     good = answers(server, clients, plan)
     row = torch.zeros(DIM)
     row[3] = bad
-    packed = FedAvg().code(server._context).pack(row.view(torch.int32))
+    packed = fedq.FedAvg().code(server._context).pack(row.view(torch.int32))
     public = PublicRandomness(server.keys, 0)
     refused(server, frame(2, packed, server._context, public), MalformedMessageError, "a NaN or an infinity")
     server.take(good[2])
 
 
 def test_the_frame_is_small():
-    server, clients = deployed(LDPQ(1.0))
+    server, clients = deployed(fedq.LDPQ(1.0))
     message = next(iter(answers(server, clients, server.start()).values()))
     assert len(message) == FRAME_BYTES + 2 and FRAME_BYTES == 56
 
@@ -317,15 +311,15 @@ def test_the_frame_is_small():
 
 def test_a_stream_carries_one_payload(tmp_path):
     path, keys = tmp_path / "streams.jsonl", SeededKeys(3)
-    server, _ = deployed(LDPQ(1.0))
+    server, _ = deployed(fedq.LDPQ(1.0))
     server.start()
-    one, task = client_of(LDPQ(1.0), 0, keys, path), server.task()
+    one, task = client_of(fedq.LDPQ(1.0), 0, keys, path), server.task()
     one.answer(task, server.weights, update_of(0))
     with pytest.raises(
         UsedStreamError, match="asks for round 0, attempt 0, and this client has answered round 0"
     ):
         one.answer(task, server.weights, update_of(1))
-    back = client_of(LDPQ(1.0), 0, keys, path)  # a client that was killed and comes back
+    back = client_of(fedq.LDPQ(1.0), 0, keys, path)  # a client that was killed and comes back
     assert back.log.charges == 1
     with pytest.raises(UsedStreamError, match="a stream serves one payload"):
         back.answer(task, server.weights, update_of(1))
@@ -340,31 +334,31 @@ def test_a_stream_carries_one_payload(tmp_path):
 
 def test_the_log_is_on_disk_before_the_message_exists(tmp_path, monkeypatch):
     path = tmp_path / "streams.jsonl"
-    server, _ = deployed(LDPQ(1.0))
+    server, _ = deployed(fedq.LDPQ(1.0))
     server.start()
-    one = client_of(LDPQ(1.0), 0, SeededKeys(3), path)
+    one = client_of(fedq.LDPQ(1.0), 0, SeededKeys(3), path)
 
     def killed(*args):
         assert len(path.read_text().splitlines()) == 2
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LDPQ, "encode", killed)
+    monkeypatch.setattr(fedq.LDPQ, "encode", killed)
     with pytest.raises(KeyboardInterrupt):
         one.answer(server.task(), server.weights, update_of(0))
     monkeypatch.undo()
-    back = client_of(LDPQ(1.0), 0, SeededKeys(3), path)
+    back = client_of(fedq.LDPQ(1.0), 0, SeededKeys(3), path)
     with pytest.raises(UsedStreamError):
         back.answer(server.task(), server.weights, update_of(0))
 
 
 def test_a_torn_line_has_sent_nothing(tmp_path):
     path = tmp_path / "streams.jsonl"
-    server, _ = deployed(LDPQ(1.0))
+    server, _ = deployed(fedq.LDPQ(1.0))
     server.start()
     StreamLog(path, "client 0")
     with path.open("ab") as file:
         file.write(b'{"round": 0, "att')
-    client_of(LDPQ(1.0), 0, SeededKeys(3), path).answer(server.task(), server.weights, update_of(0))
+    client_of(fedq.LDPQ(1.0), 0, SeededKeys(3), path).answer(server.task(), server.weights, update_of(0))
 
 
 def test_the_log_of_another_client_is_refused(tmp_path):
@@ -374,7 +368,7 @@ def test_the_log_of_another_client_is_refused(tmp_path):
 
 
 def test_a_client_refuses_a_round_without_it_or_of_another_model():
-    server, clients = deployed(LDPQ(1.0), planner=RoundPlanner(CLIENTS, 3, clients_per_round=3))
+    server, clients = deployed(fedq.LDPQ(1.0), planner=RoundPlanner(CLIENTS, 3, clients_per_round=3))
     plan = server.start()
     absent = next(c for c in range(CLIENTS) if c not in plan.cohort)
     with pytest.raises(ValueError, match=f"client {absent} is not in the cohort of round 0"):
@@ -393,7 +387,7 @@ def test_a_client_refuses_a_round_without_it_or_of_another_model():
     "spoil", [lambda d: d[:-1], lambda d: d + b"\0", lambda d: b"FQXX" + d[4:], lambda d: b""]
 )
 def test_a_spoiled_task_is_refused(spoil):
-    server, _ = deployed(CorBin(1.0))
+    server, _ = deployed(fedq.CorBin(1.0))
     server.start()
     data = server.task().to_bytes()
     again = RoundTask.from_bytes(data)
@@ -409,11 +403,11 @@ def test_a_server_whose_keys_outlive_it_uses_no_stream_of_its_journal_again(tmp_
     """Killed after the charge and restarted from a checkpoint of before: the round is a new attempt."""
     secrets, own = ServerSecrets.draw(), [ClientSecrets.draw() for _ in range(CLIENTS)]
     keys = HeldServerKeys(secrets, {c: one.public_key for c, one in enumerate(own)})
-    path, name = tmp_path / "ledger.jsonl", repr(LDPQ(1.0))
+    path, name = tmp_path / "ledger.jsonl", repr(fedq.LDPQ(1.0))
 
     def server(position):
         ledger = Ledger(CLIENTS, name)
-        one = half(RoundServer, LDPQ(1.0), keys, ledger=ledger)
+        one = half(RoundServer, fedq.LDPQ(1.0), keys, ledger=ledger)
         ledger.keep(Journal(path, name, CLIENTS, position), False)
         return one
 
@@ -427,10 +421,10 @@ def test_a_server_whose_keys_outlive_it_uses_no_stream_of_its_journal_again(tmp_
 @pytest.mark.parametrize(
     "mechanism, weighted",
     [
-        (LayeredGaussian(8.0, 0.1), False),
+        (fedq.LayeredGaussian(8.0, 0.1), False),
         *(
             (mechanism, weighted)
-            for mechanism in (CPA(2.0), LDPQ(1.0), FedAvg())
+            for mechanism in (fedq.CPA(2.0), fedq.LDPQ(1.0), fedq.FedAvg())
             for weighted in (False, True)
         ),
     ],
@@ -454,11 +448,11 @@ def test_the_order_in_which_clients_answer_does_not_change_the_model(mechanism, 
 @pytest.mark.parametrize(
     "mechanism",
     [
-        LayeredGaussian(1.0, 1.0),
-        LayeredGaussian(1.0, 1.0, entropy_code="elias", layering="shifted"),
-        AggregateGaussian(1.0, 1.0),
-        SIGM(1.0, 1.0),
-        SIGM(1.0, 1.0, 0.5),
+        fedq.LayeredGaussian(1.0, 1.0),
+        fedq.LayeredGaussian(1.0, 1.0, entropy_code="elias", layering="shifted"),
+        fedq.AggregateGaussian(1.0, 1.0),
+        fedq.SIGM(1.0, 1.0),
+        fedq.SIGM(1.0, 1.0, 0.5),
     ],
 )
 @pytest.mark.parametrize("lie", ["huge", "long", "one step beyond"])
@@ -474,9 +468,9 @@ def test_one_message_moves_the_sum_no_further_than_an_update_that_is_clipped(mec
         row[row.nonzero()] += 2
     else:  # every coordinate by itself is fine under an l2 norm
         quantizer = mechanism.quantizers(context, public)(2)
-        dither, step = (quantizer[1] if isinstance(mechanism, SIGM) else quantizer)[:2]
+        dither, step = (quantizer[1] if isinstance(mechanism, fedq.SIGM) else quantizer)[:2]
         row = (
-            torch.from_numpy(dither + (1.5 if isinstance(mechanism, SIGM) else 0.9) / step + 0.5)
+            torch.from_numpy(dither + (1.5 if isinstance(mechanism, fedq.SIGM) else 0.9) / step + 0.5)
             .floor()
             .int()
         )
@@ -486,11 +480,11 @@ def test_one_message_moves_the_sum_no_further_than_an_update_that_is_clipped(mec
 @pytest.mark.parametrize(
     ("mechanism", "largest", "beyond"),
     [
-        (RotatedCoins(1.0, 1.0, coins=4), 4, 7),
-        (RotatedCoins(1.0, 1.0, coins=8), 8, 15),
-        (CSGM(1.0, 1.0), 3, 4),
-        (CorrelatedQuantization(5), 4, 7),
-        (SubtractiveDither(2), 1, -2),
+        (fedq.RotatedCoins(1.0, 1.0, coins=4), 4, 7),
+        (fedq.RotatedCoins(1.0, 1.0, coins=8), 8, 15),
+        (fedq.CSGM(1.0, 1.0), 3, 4),
+        (fedq.CorrelatedQuantization(5), 4, 7),
+        (fedq.SubtractiveDither(2), 1, -2),
     ],
 )
 def test_what_a_code_has_room_for_and_no_update_gives_is_refused(mechanism, largest, beyond):

@@ -3,21 +3,13 @@
 import pytest
 import torch
 
+import lightning_fedq as fedq
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.mechanisms.interface import RoundContext
-from lightning_fedq.secagg import (
-    Aggregation,
-    SecAgg,
-    Stage,
-    StageError,
-    SymbolError,
-    ThresholdError,
-    model_digest,
-)
+from lightning_fedq.secagg import Aggregation, Stage, StageError, SymbolError, ThresholdError, model_digest
 
 KEYS = SeededKeys(0)
-MECHANISM = LDPQ(epsilon=1.0)
+MECHANISM = fedq.LDPQ(epsilon=1.0)
 
 
 def context(num_clients, dim):
@@ -47,7 +39,7 @@ def test_masked_and_accounted_agree_to_the_bit(active, dropped, sparse):
     symbols = messages(clients, size, dim)
     seen = []
     for run in ("masked", "accounted"):
-        summed = aggregation(SecAgg(active=active, run=run, **options), size, dim)
+        summed = aggregation(fedq.SecAgg(active=active, run=run, **options), size, dim)
         for start in range(0, len(clients), 4):
             summed.add(clients[start : start + 4], symbols[start : start + 4])
         assert torch.equal(summed.finish(), symbols.sum(0, dtype=torch.int64))
@@ -64,7 +56,7 @@ def test_masked_and_accounted_agree_to_the_bit(active, dropped, sparse):
 def test_the_decoded_mean_is_that_of_the_plain_sum():
     clients = list(range(7))
     symbols = messages(clients, 7, 300)
-    summed = aggregation(SecAgg())
+    summed = aggregation(fedq.SecAgg())
     summed.add(clients, symbols)
     rand = PublicRandomness(KEYS, 2)
     plain = MECHANISM.decode(symbols, clients, context(7, 300), rand)
@@ -73,7 +65,7 @@ def test_the_decoded_mean_is_that_of_the_plain_sum():
 
 @pytest.mark.parametrize("run", ["masked", "accounted"])
 def test_bad_input(run):
-    summed = aggregation(SecAgg(run=run))
+    summed = aggregation(fedq.SecAgg(run=run))
     symbols = messages([0, 1], 7, 300)
     summed.add([0], symbols[:1])
     with pytest.raises(StageError, match="client 0\\] this client is not expected, or answered already"):
@@ -93,7 +85,7 @@ def test_bad_input(run):
 def test_an_aborted_round_counts_what_was_sent_until_then(active, answering):
     seen = []
     for run in ("masked", "accounted"):
-        summed = aggregation(SecAgg(run=run, active=active))
+        summed = aggregation(fedq.SecAgg(run=run, active=active))
         keys_and_shares = summed.traffic.uplink_bits
         assert keys_and_shares > 7 * 8 * 64 and summed.traffic.downlink_bits > keys_and_shares
         summed.add(range(answering), messages(list(range(answering)), 7, 300))

@@ -11,36 +11,9 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
-from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks import (
-    DPSGD,
-    ByzantineClients,
-    Federated,
-    Langevin,
-    PrivacyBudget,
-    ReloadBest,
-    RunFolder,
-    TailAveraging,
-)
-from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
-from lightning_fedq.data import Dirichlet, FederatedDataModule
-from lightning_fedq.lab.callbacks import LeakageMonitor
-from lightning_fedq.mechanisms import (
-    CPA,
-    LDPQ,
-    AggregateGaussian,
-    BandedGaussian,
-    CorBin,
-    FedAvg,
-    GaussianNoise,
-    HandedOnGaussian,
-    LayeredGaussian,
-)
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.secagg import SecAgg
 from tests.canary.test_canary import FEATURES as LIGHTNING, Model
 from tests.contract.test_mechanisms import ROWS
 from tests.training.test_constraints import Normaliser
@@ -52,7 +25,7 @@ def _plain_sgd():
     return Model(optimizer=torch.optim.SGD)
 
 
-CORBIN = CorBin(epsilon=4.0, shared_bits=5)
+CORBIN = fedq.CorBin(epsilon=4.0, shared_bits=5)
 
 
 class Data(pl.LightningDataModule):
@@ -88,7 +61,7 @@ def _own(kind):
     sets = [
         Stream() if kind is Stream else DataLoader(part, batch_size=2 + c % 3) for c, part in enumerate(parts)
     ]
-    return FederatedDataModule(clients=sets, val=Data()._set(0, SIZE), batch_size=SIZE)
+    return fedq.FederatedDataModule(clients=sets, val=Data()._set(0, SIZE), batch_size=SIZE)
 
 
 class ByHand(Model):
@@ -186,14 +159,16 @@ def _kept(folder):
 
 
 def _folder(folder, **options):
-    return RunFolder("run", str(folder), monitor="val_loss", mode="min", show=False, **options)
+    return fedq.RunFolder("run", str(folder), monitor="val_loss", mode="min", show=False, **options)
 
 
 _STEPS = torch.optim.lr_scheduler
 _WITHIN_ROUNDS = ("checkpoints every step", "checkpoints by time")
 _REFUSED_ON_RANKS = {"a metric object": "metric object that clients update"}
 TURNS = {"clients_per_round": CLIENTS // 2, "participation": "cyclic"}
-HANDED_ON = HandedOnGaussian(clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2)
+HANDED_ON = fedq.HandedOnGaussian(
+    clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2
+)
 FEATURES = {
     "nothing": Feature(),
     **{
@@ -213,17 +188,19 @@ FEATURES = {
         if not name.startswith("interrupted") and name != "nothing"
     },
     **{f"{row!r}": Feature(mechanism=row, federated=TURNS if row.separation > 1 else {}) for row in ROWS},
-    "a variance of one's own": Feature(Normed, LDPQ(2.0)),
+    "a variance of one's own": Feature(Normed, fedq.LDPQ(2.0)),
     "a model that is sent in few bits": Feature(federated={"broadcast_bits": 5}),
     "cohorts": Feature(federated={"clients_per_round": 3}),
     "cohorts smaller than the ranks": Feature(federated={"clients_per_round": 2}),
     "each client once": Feature(federated={"clients_per_round": 2, "participation": "once"}),
     "dropouts": Feature(federated={"dropout_probability": 0.5}),
-    "dropouts, one mean": Feature(mechanism=FedAvg(), federated={"dropout_probability": 0.5}),
-    "weights by samples": Feature(federated={"weighting": "samples", "partition": Dirichlet(1.0)}),
+    "dropouts, one mean": Feature(mechanism=fedq.FedAvg(), federated={"dropout_probability": 0.5}),
+    "weights by samples": Feature(federated={"weighting": "samples", "partition": fedq.Dirichlet(1.0)}),
     "inverse variances": Feature(federated={"weighting": "inverse_variance"}),
-    "a median": Feature(federated={"aggregator": RobustAggregation("median")}),
-    "secure aggregation": Feature(federated={"secure_aggregation": SecAgg(), "dropout_probability": 0.2}),
+    "a median": Feature(federated={"aggregator": fedq.RobustAggregation("median")}),
+    "secure aggregation": Feature(
+        federated={"secure_aggregation": fedq.SecAgg(), "dropout_probability": 0.2}
+    ),
     "quantised weights": Feature(federated={"target": "weights", "server_lr": 0.5}),
     "a server optimiser": Feature(federated={"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.01)}),
     "a server that draws": Feature(
@@ -265,52 +242,61 @@ FEATURES = {
         trainer=lambda f: {"enable_checkpointing": True},
         then=lambda f: {"ckpt_path": f / "kept" / "last.ckpt"},
     ),
-    "a budget": Feature(callbacks=lambda f: [PrivacyBudget(700.0, 1e-5, Adversary.EAVESDROPPER)]),
+    "a budget": Feature(callbacks=lambda f: [fedq.PrivacyBudget(700.0, 1e-5, Adversary.EAVESDROPPER)]),
     "a privacy target": Feature(
-        federated={"privacy": PrivacyTarget(50.0, 1e-5, Adversary.OUTSIDER)},
-        mechanism=AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
+        federated={"privacy": fedq.PrivacyTarget(50.0, 1e-5, Adversary.OUTSIDER)},
+        mechanism=fedq.AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
     ),
-    "an average of the tail": Feature(callbacks=lambda f: [TailAveraging(0.5)]),
-    "back to the best": Feature(callbacks=lambda f: [ReloadBest("val_loss", 1, "min")]),
-    "leakage": Feature(callbacks=lambda f: [LeakageMonitor(attempts=4, num_candidates=4)]),
+    "an average of the tail": Feature(callbacks=lambda f: [fedq.TailAveraging(0.5)]),
+    "back to the best": Feature(callbacks=lambda f: [fedq.ReloadBest("val_loss", 1, "min")]),
+    "leakage": Feature(callbacks=lambda f: [fedq.LeakageMonitor(attempts=4, num_candidates=4)]),
     "Langevin": Feature(
         lambda: Model(optimizer=torch.optim.SGD, rate=0.07),
-        mechanism=LayeredGaussian(clip_norm=8.0, noise_multiplier=1e-6),
+        mechanism=fedq.LayeredGaussian(clip_norm=8.0, noise_multiplier=1e-6),
         federated={"local_steps": 1},
-        callbacks=lambda f: [Langevin(0.1 / CLIENTS)],
+        callbacks=lambda f: [fedq.Langevin(0.1 / CLIENTS)],
     ),
     "DPSGD": Feature(
-        callbacks=lambda f: [DPSGD(1.0, 1.0, delta=0.01, seed=0)],
+        callbacks=lambda f: [fedq.DPSGD(1.0, 1.0, delta=0.01, seed=0)],
         refused="DPSGD keeps every client's account",
     ),
     "a layer of their own": Feature(federated={"local": ["head.*"], "clients_per_round": 4}),
     "a layer of their own, in stacks": Feature(federated={"local": ["head.*"], "clients_per_step": 3}),
-    "FedProx": Feature(federated={"algorithm": FedProx(0.1)}),
-    "FedDyn": Feature(federated={"algorithm": FedDyn(0.1), "clients_per_round": 4}),
-    "ErrorFeedback": Feature(federated={"algorithm": ErrorFeedback(0.1), "clients_per_round": 4}),
-    "SCAFFOLD": Feature(_plain_sgd, federated={"algorithm": SCAFFOLD(), "local_steps": 2}),
+    "FedProx": Feature(federated={"algorithm": fedq.FedProx(0.1)}),
+    "FedDyn": Feature(federated={"algorithm": fedq.FedDyn(0.1), "clients_per_round": 4}),
+    "ErrorFeedback": Feature(federated={"algorithm": fedq.ErrorFeedback(0.1), "clients_per_round": 4}),
+    "SCAFFOLD": Feature(_plain_sgd, federated={"algorithm": fedq.SCAFFOLD(), "local_steps": 2}),
     "SCAFFOLD, some": Feature(
-        _plain_sgd, federated={"algorithm": SCAFFOLD(), "local_steps": 2, "clients_per_round": 4}
+        _plain_sgd, federated={"algorithm": fedq.SCAFFOLD(), "local_steps": 2, "clients_per_round": 4}
     ),
     "what clients measure": Feature(
-        federated={"evaluate_clients": ClientEvaluation(0.3), "local": ["head.*"], "client_metrics": "shared"}
+        federated={
+            "evaluate_clients": fedq.ClientEvaluation(0.3),
+            "local": ["head.*"],
+            "client_metrics": "shared",
+        }
     ),
     "what clients measure, released": Feature(
-        federated={"evaluate_clients": ClientEvaluation(0.3, release=NoisyMean("val_loss", 0.5, 0.0, 4.0))}
+        federated={
+            "evaluate_clients": fedq.ClientEvaluation(0.3, release=fedq.NoisyMean("val_loss", 0.5, 0.0, 4.0))
+        }
     ),
     "secret cohorts": Feature(
-        mechanism=GaussianNoise(clip_norm=8.0, noise_multiplier=0.5),
+        mechanism=fedq.GaussianNoise(clip_norm=8.0, noise_multiplier=0.5),
         federated={"cohorts": "secret", "seed": None, "clients_per_round": 3, "diagnostics": False},
         refused="S1, a secret draw",
     ),
-    "liars": Feature(callbacks=lambda f: [ByzantineClients(0.3, "sign_flip")], refused="clients that lie"),
-    "CPA over rounds": Feature(mechanism=CPA(epsilon=1.0), federated={"clients_per_round": 3}),
+    "liars": Feature(
+        callbacks=lambda f: [fedq.ByzantineClients(0.3, "sign_flip")], refused="clients that lie"
+    ),
+    "CPA over rounds": Feature(mechanism=fedq.CPA(epsilon=1.0), federated={"clients_per_round": 3}),
     "noise over rounds": Feature(
-        mechanism=BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2), federated=TURNS
+        mechanism=fedq.BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2), federated=TURNS
     ),
     "noise that is handed on": Feature(mechanism=HANDED_ON, federated=TURNS),
     "noise that is handed on, behind masks": Feature(
-        mechanism=HANDED_ON, federated={**TURNS, "secure_aggregation": SecAgg(), "dropout_probability": 0.2}
+        mechanism=HANDED_ON,
+        federated={**TURNS, "secure_aggregation": fedq.SecAgg(), "dropout_probability": 0.2},
     ),
 }
 
@@ -397,7 +383,7 @@ def run(feature, folder, devices, nodes=1, rounds=3):
         pl.seed_everything(7, verbose=False)
         module = feature.module()
         settings = {"seed": 5, "clients_per_step": 1, **feature.federated}
-        fed = Federated(feature.mechanism, CLIENTS, **settings)
+        fed = fedq.Federated(feature.mechanism, CLIENTS, **settings)
         settings = {
             "max_epochs": rounds + part,
             "accelerator": "cpu",

@@ -13,13 +13,10 @@ from pathlib import Path
 
 import torch
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated
-from lightning_fedq.data import Dirichlet
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import MLP, Classifier
-from lightning_fedq.mechanisms import LDPQ, CorBin
-from lightning_fedq.privacy.target import PrivacyTarget
 
 RANK = int(os.environ.get("LOCAL_RANK", 0))
 
@@ -47,14 +44,14 @@ def main():
     devices, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.manual_seed(RANK)  # ranks begin with different weights, and rank 0's count
     targeted = "target" in sys.argv
-    fed = Federated(
-        LDPQ(epsilon=4.0) if targeted else CorBin(epsilon=4.0, shared_bits=5),
+    fed = fedq.Federated(
+        fedq.LDPQ(epsilon=4.0) if targeted else fedq.CorBin(epsilon=4.0, shared_bits=5),
         11,
         clients_per_step=3,
         seed=None if "private" in sys.argv else 5,
         dropout_probability=0.0 if targeted else 0.2,
-        partition=Dirichlet(alpha=1.0),
-        privacy=PrivacyTarget(50.0, 1e-5, "outsider") if targeted else None,
+        partition=fedq.Dirichlet(alpha=1.0),
+        privacy=fedq.PrivacyTarget(50.0, 1e-5, "outsider") if targeted else None,
     )
     keep = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True)
     callbacks = [fed, keep, Dies()]

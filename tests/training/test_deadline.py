@@ -7,19 +7,16 @@ import pytest
 import yaml
 from scipy import stats
 
-from lightning_fedq.callbacks import Federated
+import lightning_fedq as fedq
 from lightning_fedq.cli import main
 from lightning_fedq.commands.configs import find
 from lightning_fedq.flower.federated_server import FederatedServer
 from lightning_fedq.flower.settings import of_real_clients, time_limit
-from lightning_fedq.mechanisms import LDPQ, FedAvg
-from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import Deadline, RoundPlanner
-from lightning_fedq.secagg import SecAgg
+from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.spending import report_of
 from tests.digits_run import Classifier, Digits, make_trainer
 
-SLOW = Deadline(30.0, durations=[10.0, 10.0, 90.0, 10.0, 10.0, 10.0])
+SLOW = fedq.Deadline(30.0, durations=[10.0, 10.0, 90.0, 10.0, 10.0, 10.0])
 
 
 def run(federated, rounds=2):
@@ -29,7 +26,7 @@ def run(federated, rounds=2):
 
 
 def test_who_is_late_is_dropped_counted_and_charged():
-    federated = Federated(LDPQ(1.0), 6, seed=1, deadline=SLOW)
+    federated = fedq.Federated(fedq.LDPQ(1.0), 6, seed=1, deadline=SLOW)
     trainer = run(federated)
     assert [record.num_dropped for record in federated.records] == [1, 1]
     assert [record.num_received for record in federated.records] == [5, 5]
@@ -38,13 +35,13 @@ def test_who_is_late_is_dropped_counted_and_charged():
 
 
 def test_nobody_is_late_before_the_limit():
-    federated = Federated(FedAvg(), 6, seed=1, deadline=Deadline(90.0, SLOW.durations))
+    federated = fedq.Federated(fedq.FedAvg(), 6, seed=1, deadline=fedq.Deadline(90.0, SLOW.durations))
     run(federated, 1)
     assert federated.records[0].num_dropped == 0
 
 
 def test_a_round_in_which_all_are_late_leaves_the_model():
-    federated = Federated(FedAvg(), 6, seed=1, deadline=Deadline(1.0, 5.0))
+    federated = fedq.Federated(fedq.FedAvg(), 6, seed=1, deadline=fedq.Deadline(1.0, 5.0))
     module = Classifier()
     before = [parameter.clone() for parameter in module.parameters()]
     trainer = make_trainer(federated, max_epochs=1)
@@ -54,9 +51,9 @@ def test_a_round_in_which_all_are_late_leaves_the_model():
 
 
 def test_a_client_is_late_as_often_as_its_durations_say():
-    deadline = Deadline(30.0, durations=[20.0, 40.0], spread=0.5)
+    deadline = fedq.Deadline(30.0, durations=[20.0, 40.0], spread=0.5)
     planner = RoundPlanner(2, 3, deadline=deadline)
-    late = [planner.plan(round, FedAvg()).dropped for round in range(2000)]
+    late = [planner.plan(round, fedq.FedAvg()).dropped for round in range(2000)]
     for client in (0, 1):
         found = sum(client in dropped for dropped in late)
         chance = deadline.chance(client)
@@ -64,7 +61,7 @@ def test_a_client_is_late_as_often_as_its_durations_say():
     assert deadline.chance(0) == pytest.approx(stats.norm.sf(0.8109302), abs=1e-6)  # ln(30 / 20) / 0.5
 
 
-@pytest.mark.parametrize("masks", [None, SecAgg()])
+@pytest.mark.parametrize("masks", [None, fedq.SecAgg()])
 def test_claims_are_those_of_clients_that_may_be_silent(masks):
     """Not those of a chance to drop out: who is late is not chance."""
 
@@ -72,39 +69,39 @@ def test_claims_are_those_of_clients_that_may_be_silent(masks):
         report = report_of(federated, run(federated, 1), 1e-3)
         return {row.adversary: row.epsilon_any_two for row in report.rows}
 
-    found = epsilons(Federated(LDPQ(1.0), 6, deadline=SLOW, secure_aggregation=masks))
-    known = Federated(LDPQ(1.0), 6, secure_aggregation=masks)
+    found = epsilons(fedq.Federated(fedq.LDPQ(1.0), 6, deadline=SLOW, secure_aggregation=masks))
+    known = fedq.Federated(fedq.LDPQ(1.0), 6, secure_aggregation=masks)
     all_answer = epsilons(known)
     assert found["OUTSIDER"] > all_answer["OUTSIDER"]
-    real = Federated(LDPQ(1.0), 6, secure_aggregation=masks)
+    real = fedq.Federated(fedq.LDPQ(1.0), 6, secure_aggregation=masks)
     real.planner = of_real_clients(real).planner
     assert found == pytest.approx(epsilons(real), rel=1e-9)
 
 
 def test_a_target_is_met_at_the_fewest_answers():
-    target = PrivacyTarget(8.0, 1e-3, "secagg_server")
-    settings = {"privacy": target, "secure_aggregation": SecAgg()}
-    late = Federated(LDPQ(1.0), 6, deadline=SLOW, **settings)
-    every = Federated(LDPQ(1.0), 6, **settings)
+    target = fedq.PrivacyTarget(8.0, 1e-3, "secagg_server")
+    settings = {"privacy": target, "secure_aggregation": fedq.SecAgg()}
+    late = fedq.Federated(fedq.LDPQ(1.0), 6, deadline=SLOW, **settings)
+    every = fedq.Federated(fedq.LDPQ(1.0), 6, **settings)
     found = late.calibrated(50, 3, 0)
     assert found == of_real_clients(every).calibrated(50, 3, 0) != every.calibrated(50, 3, 0)
 
 
 def test_between_real_clients_it_is_the_time_to_answer():
-    federated = Federated(LDPQ(1.0), 6, deadline=SLOW)
+    federated = fedq.Federated(fedq.LDPQ(1.0), 6, deadline=SLOW)
     assert time_limit(federated, None) == time_limit(federated, 30.0) == 30.0
-    assert time_limit(Federated(LDPQ(1.0), 6), None) == 3600.0
+    assert time_limit(fedq.Federated(fedq.LDPQ(1.0), 6), None) == 3600.0
     with pytest.raises(ValueError, match=r"round_timeout=60.0 and Federated\(deadline=.* say two limits"):
         time_limit(federated, 60.0)
     server = FederatedServer(federated, None, None)
-    assert not server.planner.plan(0, LDPQ(1.0)).dropped
+    assert not server.planner.plan(0, fedq.LDPQ(1.0)).dropped
 
 
 @pytest.mark.parametrize(
     "settings, message",
     [
         ({"deadline": SLOW, "dropout_probability": 0.1}, "both say who does not answer"),
-        ({"deadline": Deadline(30.0, [1.0, 2.0])}, "has 2 entries, and there are 6 clients"),
+        ({"deadline": fedq.Deadline(30.0, [1.0, 2.0])}, "has 2 entries, and there are 6 clients"),
         (
             {"deadline": SLOW, "cohorts": "secret", "clients_per_round": 3, "diagnostics": False},
             "S3, everybody",
@@ -114,7 +111,7 @@ def test_between_real_clients_it_is_the_time_to_answer():
 )
 def test_what_does_not_go_together(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        Federated(LDPQ(1.0), 6, **settings)
+        fedq.Federated(fedq.LDPQ(1.0), 6, **settings)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +119,9 @@ def test_what_does_not_go_together(settings, message):
 )
 def test_numbers_out_of_range(name, value):
     with pytest.raises(ValueError, match=rf"Deadline\({name}=...\) must be"):
-        Deadline(**{"seconds": 1.0, "durations": 1.0, name: value})
+        fedq.Deadline(**{"seconds": 1.0, "durations": 1.0, name: value})
     with pytest.raises(TypeError, match="one number or one a client"):
-        Deadline(1.0, durations=["1"])
+        fedq.Deadline(1.0, durations=["1"])
 
 
 @pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")

@@ -2,14 +2,11 @@
 
 import pytest
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated
-from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.journal import Journal
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.training.journal import find_journal
 from tests.callbacks.test_federated_resume import ROUNDS, federation, fit, latest, module, pytestmark  # noqa: F401
 from tests.callbacks.test_federated_resume_killed import journal_lines
@@ -55,11 +52,11 @@ def test_without_its_journal_a_checkpoint_is_refused_and_with_a_seed_not(tmp_pat
 
 def test_a_budget_counts_what_a_killed_run_had_sent(tmp_path):
     checkpoint = lost_round(tmp_path)
-    limit = PrivacyBudget(1e9, 1e-5, Adversary.EAVESDROPPER)
+    limit = fedq.PrivacyBudget(1e9, 1e-5, Adversary.EAVESDROPPER)
     _, again = fit(tmp_path, 4, limit, resume=checkpoint, seed=None)
     assert again.engine is not None
     spent = limit.epsilon_spent
-    limit = PrivacyBudget(0.99 * spent, 1e-5, Adversary.EAVESDROPPER)
+    limit = fedq.PrivacyBudget(0.99 * spent, 1e-5, Adversary.EAVESDROPPER)
     with pytest.raises(RuntimeError, match="is spent"):
         fit(tmp_path, 4, limit, resume=checkpoint, seed=None)
 
@@ -89,12 +86,12 @@ class KilledInTheSecondRound(pl.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("target", [None, PrivacyTarget(3e4, 1e-5, "server")])
+@pytest.mark.parametrize("target", [None, fedq.PrivacyTarget(3e4, 1e-5, "server")])
 def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(tmp_path, target):
     """The checkpoint knows 90 coordinates, the round that was lost had 610: all charges count 610."""
 
     def federated():
-        return Federated(LDPQ(1.0), 4, clients_per_step=1, privacy=target)
+        return fedq.Federated(fedq.LDPQ(1.0), 4, clients_per_step=1, privacy=target)
 
     keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, save_on_exception=False)
     first = federated()

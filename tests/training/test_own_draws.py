@@ -10,19 +10,10 @@ import torch
 from scipy import stats
 from torch import nn
 
-from lightning_fedq.callbacks import Federated, PrivacyBudget, RoundProgressBar, RunFolder
+import lightning_fedq as fedq
 from lightning_fedq.cli import main
 from lightning_fedq.keys.randomness import AgreedKeys, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import (
-    AdaptiveClip,
-    AggregateGaussian,
-    BandedGaussian,
-    DistributedDiscreteGaussian,
-    GaussianNoise,
-    RotatedCoins,
-)
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
-from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import (
     AllocatedGaussianLoss,
@@ -33,23 +24,21 @@ from lightning_fedq.privacy.losses import (
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.sampled import secret_epsilon
-from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import CohortKey, RoundEngine, RoundPlanner
+from lightning_fedq.rounds import CohortKey, RoundPlanner
 from lightning_fedq.rounds.running_sum import RunningSum
-from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.secret_cohorts import check_processes
 from lightning_fedq.training.spending import report_of
 from tests.described import privacy_report
 from tests.training.test_privacy_target import Line, loader
 from tests.training.test_secret_cohorts import Kept, fitted, plain, trainer_of
 
-ADDER = BandedGaussian(1.0, 2.0, band=1)
+ADDER = fedq.BandedGaussian(1.0, 2.0, band=1)
 OWN = ["poisson", "allocated"]
 
 
 def own(participation, mechanism=ADDER, clients=20, **settings):
     given = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False} | settings
-    return Federated(mechanism, clients, participation=participation, **given)
+    return fedq.Federated(mechanism, clients, participation=participation, **given)
 
 
 def planner(participation, clients=12, size=3):
@@ -125,15 +114,15 @@ def played(participation):
     value, in the others its smallest; the second one sends the smallest in all. So both worlds share draws.
     """
     sigma = 1.0 / STRENGTH
-    adder = BandedGaussian(math.sqrt(2 * COPIES), sigma / (2.0 * math.sqrt(2 * COPIES)), band=1)
+    adder = fedq.BandedGaussian(math.sqrt(2 * COPIES), sigma / (2.0 * math.sqrt(2 * COPIES)), band=1)
     plan = RoundPlanner(2, 0, 1, participation=participation, cohort_key=CohortKey())
-    engine = RoundEngine(
+    engine = fedq.RoundEngine(
         adder,
         plan,
         AgreedKeys(range(2)),
         torch.zeros(2 * COPIES, dtype=torch.float64),
         (2 * COPIES,),
-        FixedRange(1.0),
+        fedq.FixedRange(1.0),
         diagnostics=False,
     )
     sent = -torch.ones(2, 2 * COPIES, dtype=torch.float64)
@@ -248,8 +237,8 @@ def test_noise_and_divisor_are_the_same_whoever_is_there(fault, monkeypatch):
             RunningSum, "mean", lambda self, plan: whole(self, plan) if self.received else None
         )
     dim, plan = 2000, planner("poisson", 6, 2)
-    engine = RoundEngine(
-        ADDER, plan, AgreedKeys(range(6)), torch.zeros(dim), (dim,), FixedRange(1.0), diagnostics=False
+    engine = fedq.RoundEngine(
+        ADDER, plan, AgreedKeys(range(6)), torch.zeros(dim), (dim,), fedq.FixedRange(1.0), diagnostics=False
     )
     stds, sizes = [], []
     for _ in range(220):
@@ -374,13 +363,13 @@ def test_a_training_states_the_theorem(participation, rounds):
 
 @pytest.mark.parametrize("participation", OWN)
 def test_targets_and_budgets_are_kept(participation):
-    target = PrivacyTarget(2.0, 1e-3, "outsider", cohorts="secret")
+    target = fedq.PrivacyTarget(2.0, 1e-3, "outsider", cohorts="secret")
     if participation == "poisson":  # of a block each noise takes two seconds
         federated = own(participation, privacy=target)
         report = report_of(federated, fitted(federated, rounds=7), 1e-3)
         assert 1.98 < report.secret.epsilon_run <= 2.0 and federated.ledger.limits is None
-    federated = own(participation, BandedGaussian(1.0, 1.0, band=1))
-    budget = PrivacyBudget(2.0, 1e-3, "outsider", cohorts="secret")
+    federated = own(participation, fedq.BandedGaussian(1.0, 1.0, band=1))
+    budget = fedq.PrivacyBudget(2.0, 1e-3, "outsider", cohorts="secret")
     trainer = fitted(federated, budget, rounds=50)
     rounds = federated.ledger.rounds
     assert rounds == budget.affordable == {"poisson": 12, "allocated": 10}[participation]
@@ -392,7 +381,7 @@ def write_all(participation, sizes, path, capsys, monkeypatch):
     """All that a run lets out, if so many clients draw its rounds."""
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: list(range(sizes[round])))
     federated, logger = own(participation), Kept()
-    folder, bar = RunFolder("run", path, delta=1e-3, show=True), RoundProgressBar(interval=0.0)
+    folder, bar = fedq.RunFolder("run", path, delta=1e-3, show=True), fedq.RoundProgressBar(interval=0.0)
     trainer = trainer_of(federated, folder, bar, rounds=len(sizes), logger=logger, enable_progress_bar=True)
     capsys.readouterr()
     trainer.fit(Line(), loader())
@@ -455,7 +444,7 @@ def in_pairs():
     return torch.utils.data.DataLoader(loader(40).dataset, batch_size=2)
 
 
-MASKED = SecAgg(run="accounted")
+MASKED = fedq.SecAgg(run="accounted")
 
 
 @pytest.mark.parametrize("participation", OWN)
@@ -469,13 +458,13 @@ MASKED = SecAgg(run="accounted")
         ({"secure_aggregation": MASKED}, "S11, .*leave secure_aggregation out"),
         ({"target": "weights"}, "S11, .*target='updates'"),
         ({"cohorts": "known"}, "draw for itself.*cohorts='secret', or participation='random'"),
-        ({"mechanism": BandedGaussian(1.0, 1.0, band=2)}, "counts on 2 rounds"),
-        ({"mechanism": GaussianNoise(1.0, 1.0)}, "S11, .*GaussianNoise.*BandedGaussian"),
-        ({"mechanism": DistributedDiscreteGaussian(1.0, 1.0, 0.01)}, "S11, .*participation='random'"),
-        ({"mechanism": RotatedCoins(1.0)}, "S11, .*RotatedCoins"),
-        ({"mechanism": AggregateGaussian(1.0, 1.0)}, "S11, .*AggregateGaussian"),
-        ({"mechanism": AdaptiveClip(GaussianNoise(1.0, 1.0))}, "S11, .*AdaptiveClip"),
-        ({"privacy": PrivacyTarget(2.0, 1e-3, "outsider")}, "S5, .*limits the charges"),
+        ({"mechanism": fedq.BandedGaussian(1.0, 1.0, band=2)}, "counts on 2 rounds"),
+        ({"mechanism": fedq.GaussianNoise(1.0, 1.0)}, "S11, .*GaussianNoise.*BandedGaussian"),
+        ({"mechanism": fedq.DistributedDiscreteGaussian(1.0, 1.0, 0.01)}, "S11, .*participation='random'"),
+        ({"mechanism": fedq.RotatedCoins(1.0)}, "S11, .*RotatedCoins"),
+        ({"mechanism": fedq.AggregateGaussian(1.0, 1.0)}, "S11, .*AggregateGaussian"),
+        ({"mechanism": fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 1.0))}, "S11, .*AdaptiveClip"),
+        ({"privacy": fedq.PrivacyTarget(2.0, 1e-3, "outsider")}, "S5, .*limits the charges"),
     ],
 )
 def test_each_condition_is_refused_by_name_with_the_cure(participation, settings, words):
@@ -520,14 +509,14 @@ def test_a_round_that_was_given_up_voids_the_claim(monkeypatch):
     federated = own("allocated")
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: [1, 2])
     trainer = trainer_of(federated)
-    finish = RoundEngine.finish
+    finish = fedq.RoundEngine.finish
 
     def fails(self):
         if self.round == 1:
             raise ArithmeticError("a client's")
         return finish(self)
 
-    monkeypatch.setattr(RoundEngine, "finish", fails)
+    monkeypatch.setattr(fedq.RoundEngine, "finish", fails)
     with pytest.raises(ArithmeticError):
         trainer.fit(Line(), loader())
     row = report_of(federated, trainer, 1e-3).secret
@@ -535,7 +524,7 @@ def test_a_round_that_was_given_up_voids_the_claim(monkeypatch):
 
 
 @pytest.mark.parametrize("participation", OWN)
-@pytest.mark.parametrize("mechanism", [GaussianNoise(1.0, 1.0), BandedGaussian(1.0, 1.0, band=3)])
+@pytest.mark.parametrize("mechanism", [fedq.GaussianNoise(1.0, 1.0), fedq.BandedGaussian(1.0, 1.0, band=3)])
 def test_a_report_states_no_such_epsilon_for_other_noise(participation, mechanism):
     given = {
         "rounds": 3,
@@ -554,7 +543,7 @@ def test_clients_train_side_by_side_however_many_there_are(clients_per_step, mon
     sizes, models = [3, 0, 1, 7], []
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: list(range(sizes[round])))
     for steps in (clients_per_step, 1):
-        federated = own("poisson", BandedGaussian(2.0, 1e-3, band=1), clients_per_step=steps)
+        federated = own("poisson", fedq.BandedGaussian(2.0, 1e-3, band=1), clients_per_step=steps)
         federated.plan_by(5)  # the same data and orders for both
         torch.manual_seed(0)
         module = Line()

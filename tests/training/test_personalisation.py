@@ -6,12 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import FedProx
-from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.clients.vector import num_coordinates
-from lightning_fedq.lab.callbacks import LeakageMonitor
-from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.by_hand import averaging_with_own
 from tests.callbacks.silent import Silent
 from tests.digits_run import Classifier, Digits, make_trainer
@@ -28,8 +25,8 @@ def build(norm=False):
 
 
 def federated(local=("backbone.2.*",), mechanism=None, **settings):
-    return Federated(
-        mechanism or FedAvg(), CLIENTS, local=local, **{"seed": 1, "clients_per_step": 1, **settings}
+    return fedq.Federated(
+        mechanism or fedq.FedAvg(), CLIENTS, local=local, **{"seed": 1, "clients_per_step": 1, **settings}
     )
 
 
@@ -88,14 +85,14 @@ def test_is_the_papers_loop(way, clients_per_step):
 def test_in_drawn_cohorts_a_client_waits_with_its_own(clients_per_step):
     fed = federated(clients_per_round=2, clients_per_step=clients_per_step)
     module = fit(fed, rounds=5)
-    cohorts = [fed.planner.plan(r, FedAvg()).survivors for r in range(5)]
+    cohorts = [fed.planner.plan(r, fedq.FedAvg()).survivors for r in range(5)]
     assert len(set(cohorts)) > 2
     agrees(fed, module, by_hand(fed, ("2.",), 5), ("2.",))
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 def test_a_local_algorithm_corrects_what_travels_only(clients_per_step):
-    fed = federated(algorithm=FedProx(0.5), clients_per_step=clients_per_step)
+    fed = federated(algorithm=fedq.FedProx(0.5), clients_per_step=clients_per_step)
     module = fit(fed)
     agrees(fed, module, by_hand(fed, ("2.",), 3, mu=0.5), ("2.",))
 
@@ -106,7 +103,7 @@ def test_the_length_of_the_vector_and_its_bits(buffers):
     module = build(norm=True)
     if buffers == "frozen":
         module.backbone[2].requires_grad_(False)
-    fed = federated(("backbone.3.*",), LDPQ(epsilon=1.0), buffers=buffers)
+    fed = federated(("backbone.3.*",), fedq.LDPQ(epsilon=1.0), buffers=buffers)
     dim = {"share": 552, "local": 536, "frozen": 520}[buffers]
     assert num_coordinates(module, buffers, fed.local.patterns) == dim
     fit(fed, module, rounds=1)
@@ -131,12 +128,12 @@ def value_of(name):
 
 
 def test_a_private_run_without_a_seed_and_its_claim():
-    whole, part = (federated(local, LDPQ(epsilon=0.01), seed=None) for local in ((), ("backbone.2.*",)))
+    whole, part = (federated(local, fedq.LDPQ(epsilon=0.01), seed=None) for local in ((), ("backbone.2.*",)))
     fit(whole)
     fit(part)
     assert part.ledger.dim == 520 and whole.ledger.dim == 610
     assert "own" not in part.state_dict(), "a checkpoint is the server's"
-    normed = federated((), LDPQ(epsilon=0.01), seed=None, buffers="local")
+    normed = federated((), fedq.LDPQ(epsilon=0.01), seed=None, buffers="local")
     fit(normed, build(norm=True))
     assert normed.personal_state(0) and "own" not in normed.state_dict()
 
@@ -163,11 +160,11 @@ def test_resumed_as_if_never_stopped(norm, clients_per_step, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_a_checkpoint_of_a_private_run_holds_nobody_s(tmp_path):
-    first = federated(mechanism=LDPQ(epsilon=1.0), seed=None)
+    first = federated(mechanism=fedq.LDPQ(epsilon=1.0), seed=None)
     trainer = make_trainer(first, max_epochs=1)
     trainer.fit(build(), datamodule=Digits(80, BATCH))
     trainer.save_checkpoint(tmp_path / "one.ckpt")
-    again = federated(mechanism=LDPQ(epsilon=1.0), seed=None)
+    again = federated(mechanism=fedq.LDPQ(epsilon=1.0), seed=None)
     with pytest.warns(
         UserWarning, match=r"holds nothing of what clients keep.*backbone\.2\.weight.*with a seed"
     ):
@@ -264,7 +261,7 @@ def test_a_checkpoint_of_other_patterns_is_refused(tmp_path):
         fit(federated(()), ckpt_path=tmp_path / "one.ckpt")
 
 
-@pytest.mark.parametrize("callback", [lambda: DPSGD(1.0, 1.0, delta=1e-5), LeakageMonitor])
+@pytest.mark.parametrize("callback", [lambda: fedq.DPSGD(1.0, 1.0, delta=1e-5), fedq.LeakageMonitor])
 def test_what_works_on_all_parameters_is_refused(callback):
     with pytest.raises(ValueError, match=r"local=\['backbone\.2\.\*'\] keeps some.*leave one out"):
-        fit(federated(mechanism=LDPQ(epsilon=1.0)), more=[callback()])
+        fit(federated(mechanism=fedq.LDPQ(epsilon=1.0)), more=[callback()])

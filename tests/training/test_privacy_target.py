@@ -7,29 +7,18 @@ import pytest
 import torch
 from torch import nn
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanisms import (
-    LDPQ,
-    AggregateGaussian,
-    DistributedDiscreteGaussian,
-    FedAvg,
-    GaussianNoise,
-    RotatedCoins,
-)
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.planning import Problem, plan
-from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.secagg import SecAgg
+from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.privacy_target import _in_words
 from tests.described import Setting, allowed_dropouts, calibrate, planned_charges
 from tests.digits_run import make_trainer
 from tests.one_round import context_of
 
-TARGET = PrivacyTarget(8.0, 1e-5, "secagg_server")
+TARGET = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
 
 
 class Line(pl.LightningModule):
@@ -60,8 +49,8 @@ def trained(federated, rounds=3, ckpt_path=None, width=4, callbacks=()):
 
 # RotatedCoins are calibrated in seconds, once for the same rounds, clients and target
 def federation(mechanism=None, privacy=TARGET, clients=20, **settings):
-    settings = {"secure_aggregation": SecAgg(), **settings}
-    return Federated(mechanism or RotatedCoins(1.0), clients, privacy=privacy, **settings)
+    settings = {"secure_aggregation": fedq.SecAgg(), **settings}
+    return fedq.Federated(mechanism or fedq.RotatedCoins(1.0), clients, privacy=privacy, **settings)
 
 
 def spent_by(federated, adversary, rounds, secure=True, dim=5):
@@ -89,20 +78,20 @@ def test_a_run_ends_at_its_target():
 @pytest.mark.parametrize(
     ("mechanism", "against"),
     [
-        (LDPQ(1.0), "secagg_server"),
-        (GaussianNoise(1.0, 1.0), "server"),
-        (DistributedDiscreteGaussian(1.0, 1.0, 0.1), "outsider"),
+        (fedq.LDPQ(1.0), "secagg_server"),
+        (fedq.GaussianNoise(1.0, 1.0), "server"),
+        (fedq.DistributedDiscreteGaussian(1.0, 1.0, 0.1), "outsider"),
     ],
     ids=repr,
 )
 def test_every_mechanism_with_a_parameter_is_calibrated(mechanism, against):
-    federated = federation(mechanism, PrivacyTarget(2.0, 1e-5, against))
+    federated = federation(mechanism, fedq.PrivacyTarget(2.0, 1e-5, against))
     trained(federated, rounds=2)
-    assert 1.99 < spent_by(federated, PrivacyTarget(2.0, 1e-5, against).against, 2) <= 2.0
+    assert 1.99 < spent_by(federated, fedq.PrivacyTarget(2.0, 1e-5, against).against, 2) <= 2.0
 
 
 def test_a_target_for_one_round_sets_no_limit():
-    noise, target = GaussianNoise(1.0, 1.0), PrivacyTarget(1.0, 1e-5, "outsider", over="round")
+    noise, target = fedq.GaussianNoise(1.0, 1.0), fedq.PrivacyTarget(1.0, 1e-5, "outsider", over="round")
     federated = federation(noise, target)
     trained(federated, rounds=2)
     assert 0.98 < spent_by(federated, Adversary.OUTSIDER, 1) <= 1.0
@@ -128,7 +117,7 @@ def test_rounds_that_are_repeated_end_the_run_before_it_is_overspent():
             federated.ledger.charges += 1  # as an attempt that had to be repeated would
             self.rounds.append(trainer.current_epoch)
 
-    federated, fails = federation(LDPQ(1.0), clients_per_step=1), Fails()
+    federated, fails = federation(fedq.LDPQ(1.0), clients_per_step=1), Fails()
     trained(federated, rounds=4, callbacks=[fails])
     assert federated.ledger.most_charged <= 4 and len(fails.rounds) == 2
 
@@ -142,7 +131,7 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
             if trainer.current_epoch == 0:
                 trainer.save_checkpoint(path)
 
-    first = federation(seed=1, clients=4, mechanism=RotatedCoins(1.0))
+    first = federation(seed=1, clients=4, mechanism=fedq.RotatedCoins(1.0))
     whole = trained(first, rounds=3, callbacks=[Save()])
     again = federation(seed=1, clients=4)
     resumed = trained(again, rounds=3, ckpt_path=path)
@@ -153,13 +142,15 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
         assert torch.equal(one, other)
     with pytest.raises(ValueError, match="calibrated for 3 rounds, the Trainer wants 5; keep max_epochs"):
         trained(federation(seed=1, clients=4), rounds=5, ckpt_path=path)
-    other = PrivacyTarget(2.0, 1e-5, "secagg_server")
+    other = fedq.PrivacyTarget(2.0, 1e-5, "secagg_server")
     with pytest.raises(ValueError, match="is of another privacy target: target = PrivacyTarget"):
         trained(federation(seed=1, clients=4, privacy=other), rounds=3, ckpt_path=path)
     with pytest.raises(ValueError, match=r"asked = RotatedCoins.*kappa=4\.5.*here RotatedCoins.*kappa=3\.0"):
-        trained(federation(RotatedCoins(1.0, kappa=3.0), seed=1, clients=4), rounds=3, ckpt_path=path)
+        trained(federation(fedq.RotatedCoins(1.0, kappa=3.0), seed=1, clients=4), rounds=3, ckpt_path=path)
     with pytest.raises(ValueError, match="the checkpoint is of another federation: mechanism ="):
-        trained(federation(privacy=None, mechanism=LDPQ(1.0), seed=1, clients=4), rounds=3, ckpt_path=path)
+        trained(
+            federation(privacy=None, mechanism=fedq.LDPQ(1.0), seed=1, clients=4), rounds=3, ckpt_path=path
+        )
 
 
 @pytest.mark.parametrize(
@@ -170,11 +161,11 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
             "can't be private against the server behind secure aggregation here: secure aggregation is off",
         ),
         (
-            {"mechanism": FedAvg(), "secure_aggregation": None},
+            {"mechanism": fedq.FedAvg(), "secure_aggregation": None},
             "FedAvg has no privacy parameter that a target could set",
         ),
         (
-            {"privacy": PrivacyTarget(8.0, 0.06, "outsider")},
+            {"privacy": fedq.PrivacyTarget(8.0, 0.06, "outsider")},
             "delta must be > 0 and below 0.05 = 1 / 20 clients",
         ),
     ],
@@ -199,7 +190,7 @@ def test_what_can_not_be_is_refused_before_the_first_round(settings, match):
 )
 def test_targets_that_make_no_sense(settings, match):
     with pytest.raises(ValueError, match=match):
-        PrivacyTarget(**{"epsilon": 8.0, **settings})
+        fedq.PrivacyTarget(**{"epsilon": 8.0, **settings})
 
 
 # ---- what is planned for -----------------------------------------------------------------------------------
@@ -210,7 +201,7 @@ def setting_of(mechanism, clients=20, **settings):
 
 
 def test_dropouts_and_lying_servers_are_allowed_for():
-    mechanism = RotatedCoins(1.0)
+    mechanism = fedq.RotatedCoins(1.0)
     setting = setting_of(mechanism, dropout_probability=0.1, secure_aggregation=True)
     dropped = allowed_dropouts(setting)
     assert 5 <= dropped <= 8  # 2 expected
@@ -225,15 +216,15 @@ def test_dropouts_and_lying_servers_are_allowed_for():
 
 
 def test_what_would_be_possible_is_said():
-    hopeless = LDPQ(1.0)
+    hopeless = fedq.LDPQ(1.0)
     with pytest.raises(ValueError, match=r"LDPQ can't meet epsilon 1e-09 .* still spend \S+; take fewer"):
-        calibrate(PrivacyTarget(1e-9, 1e-12, "server"), hopeless, setting_of(hopeless), 10)
-    trusted = AggregateGaussian(1.0, 1.0)
+        calibrate(fedq.PrivacyTarget(1e-9, 1e-12, "server"), hopeless, setting_of(hopeless), 10)
+    trusted = fedq.AggregateGaussian(1.0, 1.0)
     with pytest.raises(
         ValueError,
         match=r"against the server that sees every message here: .*; it could be against an outsider",
     ):
-        calibrate(PrivacyTarget(8.0, 1e-5, "server"), trusted, setting_of(trusted), 10)
+        calibrate(fedq.PrivacyTarget(8.0, 1e-5, "server"), trusted, setting_of(trusted), 10)
 
 
 def test_clients_are_drawn_as_often_as_is_planned_for():
@@ -247,7 +238,7 @@ def test_clients_are_drawn_as_often_as_is_planned_for():
 def test_more_clients_need_less_noise():
     levels = [
         calibrate(
-            TARGET, RotatedCoins(1.0), setting_of(RotatedCoins(1.0), n, secure_aggregation=True), 10
+            TARGET, fedq.RotatedCoins(1.0), setting_of(fedq.RotatedCoins(1.0), n, secure_aggregation=True), 10
         ).level
         for n in (5, 20)
     ]
@@ -259,9 +250,11 @@ def test_more_clients_need_less_noise():
 
 def test_a_round_with_more_dropouts_than_were_calibrated_for_is_given_up():
     """The claim counts on the coins of those who were to answer. The model stays, the round is charged."""
-    mechanism = RotatedCoins(1.0, epsilon=1.0, max_dropped=3)
+    mechanism = fedq.RotatedCoins(1.0, epsilon=1.0, max_dropped=3)
     planner = RoundPlanner(20, 0, dropout_probability=0.5)
-    engine = RoundEngine(mechanism, planner, SeededKeys(0), torch.zeros(100), [100], FixedRange(1.0))
+    engine = fedq.RoundEngine(
+        mechanism, planner, SeededKeys(0), torch.zeros(100), [100], fedq.FixedRange(1.0)
+    )
     plan = engine.start()
     assert len(plan.dropped) > mechanism.max_dropped > 0
     engine.receive(plan.survivors, torch.ones(len(plan.survivors), 100))
@@ -310,15 +303,15 @@ def test_a_cohort_that_shrinks_in_memory_is_paid_for_fewer_rounds():
 @pytest.mark.parametrize(
     ("mechanism", "clients", "target", "words"),
     [
-        (RotatedCoins(3.0), 2000, TARGET, "no visible loss"),
-        (LDPQ(1.0), 20, PrivacyTarget(0.1, 1e-5, "server"), "do not"),
-        (GaussianNoise(0.1, 1.0), 20, PrivacyTarget(8.0, 1e-5, "server"), "do not"),
+        (fedq.RotatedCoins(3.0), 2000, TARGET, "no visible loss"),
+        (fedq.LDPQ(1.0), 20, fedq.PrivacyTarget(0.1, 1e-5, "server"), "do not"),
+        (fedq.GaussianNoise(0.1, 1.0), 20, fedq.PrivacyTarget(8.0, 1e-5, "server"), "do not"),
     ],
 )
 def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target, words, caplog):
     """The same R, whatever the norm that the mechanism clips to."""
-    secagg = SecAgg(run="accounted") if target.against is Adversary.SECAGG_SERVER else None
-    federated = Federated(mechanism, clients, seed=1, privacy=target, secure_aggregation=secagg)
+    secagg = fedq.SecAgg(run="accounted") if target.against is Adversary.SECAGG_SERVER else None
+    federated = fedq.Federated(mechanism, clients, seed=1, privacy=target, secure_aggregation=secagg)
     kept = federated.kept_target
     with caplog.at_level("INFO"):
         kept.found = kept.calibrate(federated, 7850, 30, 0)
@@ -334,8 +327,10 @@ def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target,
 
 
 def aimed(epsilon=8.0, **settings):
-    target = PrivacyTarget(epsilon, 1e-5, "secagg_server", **settings.pop("target", {}))
-    return Federated(RotatedCoins(1.0), 20, secure_aggregation=SecAgg(), privacy=target, **settings)
+    target = fedq.PrivacyTarget(epsilon, 1e-5, "secagg_server", **settings.pop("target", {}))
+    return fedq.Federated(
+        fedq.RotatedCoins(1.0), 20, secure_aggregation=fedq.SecAgg(), privacy=target, **settings
+    )
 
 
 def test_a_target_goes_on_with_a_ledger_that_was_handed_on():
@@ -365,7 +360,7 @@ def test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_t
     with pytest.raises(ValueError, match=r"1 rounds of a client charged for RotatedCoins.* less those 1,"):
         trained(aimed(ledger=first.ledger), 3)
     with pytest.raises(ValueError, match="the ledger is of 20 clients"):
-        Federated(RotatedCoins(1.0), 10, privacy=TARGET, ledger=first.ledger)
+        fedq.Federated(fedq.RotatedCoins(1.0), 10, privacy=TARGET, ledger=first.ledger)
     trained(aimed(ledger=first.ledger), 3 - 1)
     assert first.ledger.most_charged == 3
     alone = aimed()

@@ -11,24 +11,9 @@ import pytest
 import torch
 from scipy import stats
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import SCAFFOLD
-from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks import ByzantineClients, Federated, PrivacyBudget, RunFolder
 from lightning_fedq.cli import main
-from lightning_fedq.clients.evaluation import ClientEvaluation
-from lightning_fedq.mechanisms import (
-    CPA,
-    CSGM,
-    SIGM,
-    BandedGaussian,
-    DistributedDiscreteGaussian,
-    FedAvg,
-    GaussianNoise,
-    HandedOnGaussian,
-    PairedCoins,
-    RotatedCoins,
-)
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.losses import GaussianLoss
@@ -36,7 +21,6 @@ from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.privacy.secret_row import CONDITIONS
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import CohortKey, RoundPlanner
 from lightning_fedq.training.secret_cohorts import check_processes
 from lightning_fedq.training.spending import report_of
@@ -44,13 +28,13 @@ from tests.described import privacy_report
 from tests.digits_run import ManualSteps, make_trainer
 from tests.training.test_privacy_target import Line, loader
 
-NOISE = GaussianNoise(1.0, 1.0)
-TARGET = PrivacyTarget(2.0, 1e-3, "outsider", cohorts="secret")
+NOISE = fedq.GaussianNoise(1.0, 1.0)
+TARGET = fedq.PrivacyTarget(2.0, 1e-3, "outsider", cohorts="secret")
 
 
 def secret(mechanism=NOISE, clients=20, **settings):
     given = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False} | settings
-    return Federated(mechanism, clients, **given)
+    return fedq.Federated(mechanism, clients, **given)
 
 
 def trainer_of(*callbacks, rounds=3, **settings):
@@ -68,8 +52,8 @@ def fitted(federated, *callbacks, rounds=3, module=None, data=None, **settings):
 
 
 def test_cohorts_are_known_unless_asked():
-    assert Federated(NOISE, 20, clients_per_round=4).planner.cohort_key is None
-    assert PrivacyTarget(1.0, 1e-5, "outsider").cohorts == "known"
+    assert fedq.Federated(NOISE, 20, clients_per_round=4).planner.cohort_key is None
+    assert fedq.PrivacyTarget(1.0, 1e-5, "outsider").cohorts == "known"
 
 
 def test_a_secret_cohort_does_not_follow_from_the_seed():
@@ -144,14 +128,15 @@ def test_the_row_is_smaller_than_the_known_one_and_others_stay():
 
 
 def test_without_secret_cohorts_there_is_no_such_row():
-    federated = Federated(NOISE, 20, clients_per_round=4)
+    federated = fedq.Federated(NOISE, 20, clients_per_round=4)
     trainer = fitted(federated)
     report = report_of(federated, trainer, 1e-3)
     assert report.secret is None and "secret" not in markdown(report)
 
 
 @pytest.mark.parametrize(
-    "mechanism", [GaussianNoise(1.0, 9.0), RotatedCoins(1.0), DistributedDiscreteGaussian(1.0, 9.0, 0.01)]
+    "mechanism",
+    [fedq.GaussianNoise(1.0, 9.0), fedq.RotatedCoins(1.0), fedq.DistributedDiscreteGaussian(1.0, 9.0, 0.01)],
 )
 def test_a_target_is_met_and_spends_rounds(mechanism):
     federated = secret(mechanism, privacy=TARGET)
@@ -165,7 +150,7 @@ def test_a_target_is_met_and_spends_rounds(mechanism):
 def test_a_target_with_secret_cohorts_takes_less_noise():
     noises = []
     for cohorts, settings in (("secret", {}), ("known", {"cohorts": "known"})):
-        target = PrivacyTarget(2.0, 1e-3, "outsider", cohorts=cohorts)
+        target = fedq.PrivacyTarget(2.0, 1e-3, "outsider", cohorts=cohorts)
         federated = secret(privacy=target, **settings)
         fitted(federated, rounds=5)
         noises.append(federated.mechanism.noise_multiplier)
@@ -175,7 +160,7 @@ def test_a_target_with_secret_cohorts_takes_less_noise():
 @pytest.mark.parametrize("on_exhausted", ["stop", "raise"])
 def test_a_budget_counts_rounds_and_not_charges(on_exhausted):
     federated = secret()
-    budget = PrivacyBudget(2.0, 1e-3, "outsider", on_exhausted, cohorts="secret")
+    budget = fedq.PrivacyBudget(2.0, 1e-3, "outsider", on_exhausted, cohorts="secret")
     trainer = trainer_of(federated, budget, rounds=50)
     if on_exhausted == "raise":
         with pytest.raises(RuntimeError, match=f"allows {'[0-9]+'} rounds"):
@@ -229,7 +214,7 @@ def plain(value):
 def test_checkpoints_of_two_draws_differ_in_the_model_only(tmp_path):
     saved = []
     for index in range(2):
-        federated = secret(DistributedDiscreteGaussian(1.0, 1.0, 0.01))
+        federated = secret(fedq.DistributedDiscreteGaussian(1.0, 1.0, 0.01))
         trainer = fitted(federated)
         trainer.save_checkpoint(tmp_path / f"{index}.ckpt")
         checkpoint = torch.load(tmp_path / f"{index}.ckpt", weights_only=False)
@@ -239,7 +224,7 @@ def test_checkpoints_of_two_draws_differ_in_the_model_only(tmp_path):
 
 
 def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
-    federated, folder = secret(privacy=TARGET), RunFolder("run", tmp_path, delta=1e-3, show=False)
+    federated, folder = secret(privacy=TARGET), fedq.RunFolder("run", tmp_path, delta=1e-3, show=False)
     fitted(federated, folder, rounds=4)
     path = folder.path
     assert "charged" not in (path / "metrics.csv").read_text()
@@ -262,7 +247,7 @@ def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
 def test_a_page_is_the_same_whoever_was_drawn():
     pages = []
     for _ in range(2):
-        federated = secret(GaussianNoise(1.0, 2.0))
+        federated = secret(fedq.GaussianNoise(1.0, 2.0))
         pages.append(markdown(report_of(federated, fitted(federated), 1e-3)))
     assert pages[0] == pages[1]
 
@@ -287,14 +272,14 @@ def test_no_journal_is_written(tmp_path):
         ({"clients_per_round": 20}, "S1, .*clients_per_round below 20"),
         ({"dropout_probability": 0.1}, "S3, .*dropout_probability=0"),
         ({"weighting": "samples"}, "S4, .*weighting='uniform'"),
-        ({"aggregator": RobustAggregation("median")}, "S4, .*aggregator"),
-        ({"algorithm": SCAFFOLD()}, "S5, .*SCAFFOLD"),
+        ({"aggregator": fedq.RobustAggregation("median")}, "S4, .*aggregator"),
+        ({"algorithm": fedq.SCAFFOLD()}, "S5, .*SCAFFOLD"),
         ({"buffers": "local"}, "S5, .*buffers"),
         ({"local": ["weight"]}, "S5, .*local"),
-        ({"evaluate_clients": ClientEvaluation()}, "S8, .*evaluate_clients"),
+        ({"evaluate_clients": fedq.ClientEvaluation()}, "S8, .*evaluate_clients"),
         ({"check_isolation": False}, "S5, .*check_isolation"),
-        ({"privacy": PrivacyTarget(2.0, 1e-3, "server")}, "S5, .*limits the charges"),
-        ({"privacy": PrivacyTarget(2.0, 1e-3, "outsider")}, "S5, .*limits the charges"),
+        ({"privacy": fedq.PrivacyTarget(2.0, 1e-3, "server")}, "S5, .*limits the charges"),
+        ({"privacy": fedq.PrivacyTarget(2.0, 1e-3, "outsider")}, "S5, .*limits the charges"),
         ({"diagnostics": True}, "S8, .*diagnostics=False"),
         ({"client_metrics": "local"}, "S8, .*client_metrics='none'"),
         ({"client_metrics": "shared"}, "S8, .*client_metrics='none'"),
@@ -311,12 +296,12 @@ def test_each_condition_is_refused_by_name_with_the_cure(settings, words):
 @pytest.mark.parametrize(
     ("mechanism", "words"),
     [
-        (FedAvg(), "S10, a claim towards outsiders"),
-        (CSGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
-        (SIGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
-        (CPA(epsilon=1.0), "S4, .*CPA"),
-        (PairedCoins(1.0), "S4, "),
-        (RotatedCoins(1.0, 0.5, paired=True), "S4, groups"),
+        (fedq.FedAvg(), "S10, a claim towards outsiders"),
+        (fedq.CSGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
+        (fedq.SIGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
+        (fedq.CPA(epsilon=1.0), "S4, .*CPA"),
+        (fedq.PairedCoins(1.0), "S4, "),
+        (fedq.RotatedCoins(1.0, 0.5, paired=True), "S4, groups"),
     ],
 )
 def test_a_mechanism_whose_rounds_do_not_amplify_is_refused(mechanism, words):
@@ -326,13 +311,13 @@ def test_a_mechanism_whose_rounds_do_not_amplify_is_refused(mechanism, words):
 
 def test_correlated_noise_is_refused():
     with pytest.raises(ValueError, match="participation='cyclic'"):  # as with any random cohorts
-        secret(BandedGaussian(1.0, 1.0, band=3))
+        secret(fedq.BandedGaussian(1.0, 1.0, band=3))
     with pytest.raises(ValueError, match="DistributedDiscreteGaussian"):
-        secret(HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5))
+        secret(fedq.HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5))
 
 
 @pytest.mark.parametrize(
-    "mechanism", [BandedGaussian(1.0, 1.0, band=3), HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5)]
+    "mechanism", [fedq.BandedGaussian(1.0, 1.0, band=3), fedq.HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5)]
 )
 def test_a_report_states_no_such_epsilon_for_correlated_noise(mechanism):
     row = privacy_report(
@@ -363,10 +348,14 @@ class Transforms(pl.Callback):
 @pytest.mark.parametrize(
     ("callbacks", "options", "words"),
     [
-        ((ByzantineClients(0.1, "sign_flip"),), {}, "S4, .*ByzantineClients"),
+        ((fedq.ByzantineClients(0.1, "sign_flip"),), {}, "S4, .*ByzantineClients"),
         ((Limits(),), {}, "S5, .*PrivacyBudget.cohorts='secret'"),
         ((Transforms(),), {}, "S5, .*callback"),
-        ((PrivacyBudget(9.0, 1e-3, "outsider"),), {}, "S5, .*PrivacyBudget.adversary='outsider', cohorts"),
+        (
+            (fedq.PrivacyBudget(9.0, 1e-3, "outsider"),),
+            {},
+            "S5, .*PrivacyBudget.adversary='outsider', cohorts",
+        ),
         ((pl.callbacks.Timer("00:01:00:00"),), {}, "S6, .*max_epochs"),
         ((Writes(),), {}, "S8, .*Writes"),
         ((), {"module": ByHand()}, "S8, .*manual"),
@@ -429,14 +418,15 @@ def test_a_run_is_not_resumed(tmp_path):
 
 def test_targets_and_budgets_are_about_outsiders_and_runs():
     with pytest.raises(ValueError, match="adversary='outsider', got 'server'"):
-        PrivacyTarget(1.0, 1e-5, "server", cohorts="secret")
+        fedq.PrivacyTarget(1.0, 1e-5, "server", cohorts="secret")
     with pytest.raises(ValueError, match="over='run'"):
-        PrivacyTarget(1.0, 1e-5, "outsider", over="round", cohorts="secret")
+        fedq.PrivacyTarget(1.0, 1e-5, "outsider", over="round", cohorts="secret")
     with pytest.raises(ValueError, match="adversary='outsider'"):
-        PrivacyBudget(1.0, 1e-5, "client", cohorts="secret")
+        fedq.PrivacyBudget(1.0, 1e-5, "client", cohorts="secret")
     with pytest.raises(ValueError, match=r"Federated.cohorts='secret'"):
         fitted(
-            Federated(NOISE, 20, clients_per_round=4), PrivacyBudget(1.0, 1e-3, "outsider", cohorts="secret")
+            fedq.Federated(NOISE, 20, clients_per_round=4),
+            fedq.PrivacyBudget(1.0, 1e-3, "outsider", cohorts="secret"),
         )
 
 

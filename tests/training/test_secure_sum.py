@@ -5,34 +5,24 @@ from functools import partial
 import pytest
 import torch
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import ByzantineClients, Federated
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import (
-    CPA,
-    LDPQ,
-    AggregateGaussian,
-    CorBin,
-    DistributedDiscreteGaussian,
-    FedAvg,
-    IrwinHall,
-)
-from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
-from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.secagg import SecAgg, Stage, expected_traffic
+from lightning_fedq.rounds import RoundPlanner
+from lightning_fedq.secagg import Stage, expected_traffic
 from lightning_fedq.secagg.messages import FRAME_BYTES
 from lightning_fedq.training.secure_sum import secure_sum
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 CLIENTS, DIM = 8, 20
-NOISY = DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=3)
+NOISY = fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=3)
 
 
 def run(secagg, *others, mechanism=None, **settings):
     """A short run on digits: the callback and the weights at the end."""
     values = {"dropout_probability": 0.2, "seed": 0, "clients_per_step": 4}
-    federated = Federated(
-        mechanism or LDPQ(epsilon=1.0), CLIENTS, secure_aggregation=secagg, **{**values, **settings}
+    federated = fedq.Federated(
+        mechanism or fedq.LDPQ(epsilon=1.0), CLIENTS, secure_aggregation=secagg, **{**values, **settings}
     )
     model = Classifier()
     make_trainer(federated, *others, max_epochs=3).fit(model, datamodule=Digits(160))
@@ -40,13 +30,13 @@ def run(secagg, *others, mechanism=None, **settings):
 
 
 def engine_of(mechanism, secagg, dropout_probability=0.0, **options):
-    return RoundEngine(
+    return fedq.RoundEngine(
         mechanism,
         RoundPlanner(CLIENTS, 3, dropout_probability=dropout_probability),
         SeededKeys(3),
         torch.linspace(-0.5, 0.5, DIM),
         (12, 8),
-        AdaptiveRange(),
+        fedq.AdaptiveRange(),
         secure_sums=None if secagg is None else partial(secure_sum, secagg),
         **options,
     )
@@ -67,7 +57,7 @@ def answer(engine, clients, stack=3):
 def test_a_masked_run_ends_with_the_same_weights(active, clients_per_step):
     settings = {"clients_per_step": clients_per_step, "dropout_probability": 0.1, "seed": 2}
     plain, expected = run(None, **settings)
-    masked, weights = run(SecAgg(active=active), **settings)
+    masked, weights = run(fedq.SecAgg(active=active), **settings)
     assert torch.equal(weights, expected)
     assert sum(record.num_dropped for record in masked.records) > 0
     for record, other in zip(masked.records, plain.records, strict=True):
@@ -78,11 +68,13 @@ def test_a_masked_run_ends_with_the_same_weights(active, clients_per_step):
 
 @pytest.mark.parametrize("run", ["masked", "accounted"])
 @pytest.mark.parametrize(
-    "mechanism", [LDPQ(1.0), CorBin(1.0), AggregateGaussian(1.0, 0.1), IrwinHall(1.0, 0.1), NOISY], ids=repr
+    "mechanism",
+    [fedq.LDPQ(1.0), fedq.CorBin(1.0), fedq.AggregateGaussian(1.0, 0.1), fedq.IrwinHall(1.0, 0.1), NOISY],
+    ids=repr,
 )
 def test_every_kind_of_sum_gives_the_same_weights(mechanism, run):
     """Also where an absent client counts as zeros, scales are public, or sums are modular."""
-    engines = [engine_of(mechanism, secagg, 0.2) for secagg in (None, SecAgg(run=run))]
+    engines = [engine_of(mechanism, secagg, 0.2) for secagg in (None, fedq.SecAgg(run=run))]
     dropped = 0
     for _ in range(3):
         for engine in engines:
@@ -96,13 +88,13 @@ def test_every_kind_of_sum_gives_the_same_weights(mechanism, run):
 
 
 def test_the_bits_are_those_of_the_protocol():
-    federated, _ = run(SecAgg())
+    federated, _ = run(fedq.SecAgg())
     engine = federated.engine
     assert engine is not None
     plan = engine.planner.plan(0, engine.mechanism)
     rand, context = PublicRandomness(engine.keys, 0), engine.context(plan)
-    layout = SecAgg().layout(engine.mechanism, context, rand)
-    terms = SecAgg().terms(engine.keys.public(), 0, 0, plan.cohort, layout)
+    layout = fedq.SecAgg().layout(engine.mechanism, context, rand)
+    terms = fedq.SecAgg().terms(engine.keys.public(), 0, 0, plan.cohort, layout)
     expected = expected_traffic(terms, len(plan.survivors))
     record, dim = federated.records[0], engine.weights.numel()
     assert record.uplink_bits == expected.uplink_bits
@@ -117,31 +109,36 @@ def test_the_bits_are_those_of_the_protocol():
 
 
 def test_a_resumed_run_is_bit_identical(tmp_path):
-    _, expected = run(SecAgg())
+    _, expected = run(fedq.SecAgg())
 
     class Keep(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
             if trainer.current_epoch == 0:
                 trainer.save_checkpoint(tmp_path / "one.ckpt")
 
-    first, _ = run(SecAgg(), Keep())
-    again = Federated(
-        LDPQ(1.0), CLIENTS, dropout_probability=0.2, seed=0, clients_per_step=4, secure_aggregation=SecAgg()
+    first, _ = run(fedq.SecAgg(), Keep())
+    again = fedq.Federated(
+        fedq.LDPQ(1.0),
+        CLIENTS,
+        dropout_probability=0.2,
+        seed=0,
+        clients_per_step=4,
+        secure_aggregation=fedq.SecAgg(),
     )
     model = Classifier()
     trainer = make_trainer(again, Keep(), max_epochs=3)
     trainer.fit(model, datamodule=Digits(160), ckpt_path=tmp_path / "one.ckpt")
     assert torch.equal(weights_of(model), expected)
     assert again.records == first.records
-    other = Federated(LDPQ(1.0), CLIENTS, dropout_probability=0.2, seed=0, clients_per_step=4)
+    other = fedq.Federated(fedq.LDPQ(1.0), CLIENTS, dropout_probability=0.2, seed=0, clients_per_step=4)
     with pytest.raises(ValueError, match=r"another federation: secure_aggregation = SecAgg\("):
         make_trainer(other, Keep()).fit(Classifier(), datamodule=Digits(160), ckpt_path=tmp_path / "one.ckpt")
 
 
 def test_liars_hide_behind_the_masks():
     """Their lies are in the sum like anybody's updates: nothing can filter them, nothing breaks."""
-    liars = partial(ByzantineClients, 0.25, "inverted")
-    masked, weights = run(SecAgg(), liars())
+    liars = partial(fedq.ByzantineClients, 0.25, "inverted")
+    masked, weights = run(fedq.SecAgg(), liars())
     assert torch.equal(weights, run(None, liars())[1])
     assert not any(record.aborted for record in masked.records)
 
@@ -151,7 +148,7 @@ def test_liars_hide_behind_the_masks():
 
 @pytest.mark.parametrize("mode", ["masked", "accounted"])
 def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode):
-    engine, start = engine_of(LDPQ(1.0), SecAgg(run=mode), 0.45), torch.linspace(-0.5, 0.5, DIM)
+    engine, start = engine_of(fedq.LDPQ(1.0), fedq.SecAgg(run=mode), 0.45), torch.linspace(-0.5, 0.5, DIM)
     seen = set()
     for round in range(6):
         before, plan = engine.weights, engine.start()
@@ -171,7 +168,7 @@ def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode):
 
 def test_an_aborted_round_of_a_run_warns_is_charged_and_logged():
     with pytest.warns(UserWarning, match=r"round \d was aborted, the model stays as it was: \[masked input"):
-        federated, _ = run(SecAgg(threshold=8))
+        federated, _ = run(fedq.SecAgg(threshold=8))
     aborted = [record for record in federated.records if record.aborted]
     assert aborted and len(federated.records) == 3
     assert all(record.metrics()["aborted"] == 1 for record in aborted)
@@ -181,7 +178,7 @@ def test_an_aborted_round_of_a_run_warns_is_charged_and_logged():
 def test_clients_that_fall_silent_unannounced_abort_the_round_at_its_end():
     bits = []
     for mode in ("masked", "accounted"):
-        engine = engine_of(LDPQ(1.0), SecAgg(run=mode))
+        engine = engine_of(fedq.LDPQ(1.0), fedq.SecAgg(run=mode))
         before = engine.weights
         answer(engine, engine.start().survivors[:4])
         record = engine.finish()
@@ -194,7 +191,7 @@ def test_clients_that_fall_silent_unannounced_abort_the_round_at_its_end():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_client_that_is_not_finite_counts_as_zero_behind_the_masks(bad):
-    engines, records = [engine_of(LDPQ(1.0), SecAgg()) for _ in range(2)], []
+    engines, records = [engine_of(fedq.LDPQ(1.0), fedq.SecAgg()) for _ in range(2)], []
     for engine, value in zip(engines, (bad, 0.0), strict=True):
         updates = torch.linspace(-0.5, 0.5, CLIENTS * DIM).reshape(CLIENTS, DIM)
         updates[3] = 0.0
@@ -206,7 +203,7 @@ def test_a_client_that_is_not_finite_counts_as_zero_behind_the_masks(bad):
     assert records[0].uplink_bits == records[1].uplink_bits
 
 
-class OutOfRange(LDPQ):
+class OutOfRange(fedq.LDPQ):
     """Sends a symbol that it said it never would."""
 
     def encode(self, update, context, rand):
@@ -216,7 +213,7 @@ class OutOfRange(LDPQ):
 
 
 def test_a_symbol_out_of_range_aborts_the_round():
-    engine = engine_of(OutOfRange(1.0), SecAgg())
+    engine = engine_of(OutOfRange(1.0), fedq.SecAgg())
     before, plan = engine.weights, engine.start()
     answer(engine, plan.survivors)
     record = engine.finish()
@@ -224,10 +221,10 @@ def test_a_symbol_out_of_range_aborts_the_round():
     assert engine.ledger.most_charged == 1
 
 
-@pytest.mark.parametrize("secagg", [None, SecAgg()])
+@pytest.mark.parametrize("secagg", [None, fedq.SecAgg()])
 def test_noise_of_too_few_clients_is_not_released(secagg):
     """DDG counts on all but `max_dropped` clients' noise: with fewer the sum is not even unmasked."""
-    engine = engine_of(DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=1), secagg, 0.2)
+    engine = engine_of(fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=1), secagg, 0.2)
     outcomes = set()
     for _ in range(6):
         before, plan = engine.weights, engine.start()
@@ -243,7 +240,7 @@ def test_noise_of_too_few_clients_is_not_released(secagg):
 
 
 def test_an_abandoned_round_is_a_new_attempt_with_new_masks():
-    engines = [engine_of(LDPQ(1.0), secagg) for secagg in (None, SecAgg())]
+    engines = [engine_of(fedq.LDPQ(1.0), secagg) for secagg in (None, fedq.SecAgg())]
     for engine in engines:
         answer(engine, engine.start().survivors[:3])
         engine.abandon()
@@ -258,26 +255,26 @@ def test_an_abandoned_round_is_a_new_attempt_with_new_masks():
 
 def test_weights_are_refused():
     with pytest.raises(ValueError, match="no client can be weighted; use weighting='uniform'"):
-        Federated(LDPQ(1.0), CLIENTS, weighting="samples", secure_aggregation=SecAgg())
+        fedq.Federated(fedq.LDPQ(1.0), CLIENTS, weighting="samples", secure_aggregation=fedq.SecAgg())
     with pytest.raises(ValueError, match="no client can be weighted"):
-        engine_of(LDPQ(1.0), SecAgg(), client_weights=torch.ones(CLIENTS))
+        engine_of(fedq.LDPQ(1.0), fedq.SecAgg(), client_weights=torch.ones(CLIENTS))
 
 
-@pytest.mark.parametrize("mechanism", [FedAvg(), CPA(epsilon=1.0)])
+@pytest.mark.parametrize("mechanism", [fedq.FedAvg(), fedq.CPA(epsilon=1.0)])
 def test_a_mechanism_that_is_no_sum_is_refused(mechanism):
     with pytest.raises(TypeError, match=f"{type(mechanism).__name__} is not homomorphic"):
-        Federated(mechanism, CLIENTS, secure_aggregation=SecAgg())
+        fedq.Federated(mechanism, CLIENTS, secure_aggregation=fedq.SecAgg())
 
 
 def test_a_cohort_that_does_not_suit_is_refused():
     with pytest.raises(ValueError, match="needs a cohort of 2 or more to hide in, got 1"):
-        Federated(LDPQ(1.0), CLIENTS, clients_per_round=1, secure_aggregation=SecAgg())
+        fedq.Federated(fedq.LDPQ(1.0), CLIENTS, clients_per_round=1, secure_aggregation=fedq.SecAgg())
     with pytest.raises(ValueError, match=r"threshold must be in \[5, 8\]"):
-        Federated(LDPQ(1.0), CLIENTS, secure_aggregation=SecAgg(threshold=3))
+        fedq.Federated(fedq.LDPQ(1.0), CLIENTS, secure_aggregation=fedq.SecAgg(threshold=3))
 
 
 def test_a_modulus_that_wraps_is_refused_before_the_first_round():
-    federated = Federated(LDPQ(1.0), CLIENTS, seed=0, secure_aggregation=SecAgg(modulus=4))
+    federated = fedq.Federated(fedq.LDPQ(1.0), CLIENTS, seed=0, secure_aggregation=fedq.SecAgg(modulus=4))
     with pytest.raises(ValueError, match="modulus"):
         make_trainer(federated).fit(Classifier(), datamodule=Digits(160))
     assert federated.engine is None and federated.ledger.most_charged == 0

@@ -5,15 +5,12 @@ import re
 
 import pytest
 
-from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
+import lightning_fedq as fedq
 from lightning_fedq.cli import main
-from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, DistributedDiscreteGaussian, FedAvg
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.runs import epsilon_of_label, summary_lines
-from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
 
-DDG = DistributedDiscreteGaussian(0.1, 0.5, 0.01)
+DDG = fedq.DistributedDiscreteGaussian(0.1, 0.5, 0.01)
 
 
 def said(caplog, federated, *callbacks):
@@ -27,20 +24,20 @@ def said(caplog, federated, *callbacks):
 @pytest.mark.parametrize(
     ("mechanism", "settings", "words"),
     [
-        (FedAvg(), {}, "no client is protected, because FedAvg claims nothing against anybody"),
-        (LDPQ(0.1), {"seed": 1}, "nothing is private, because the keys come from a seed"),
-        (LDPQ(4.0), {}, "nothing useful is promised; the smallest epsilon is"),
-        (CorBin(5.0, shared_bits=5), {}, "nothing useful is promised; the smallest epsilon is"),
+        (fedq.FedAvg(), {}, "no client is protected, because FedAvg claims nothing against anybody"),
+        (fedq.LDPQ(0.1), {"seed": 1}, "nothing is private, because the keys come from a seed"),
+        (fedq.LDPQ(4.0), {}, "nothing useful is promised; the smallest epsilon is"),
+        (fedq.CorBin(5.0, shared_bits=5), {}, "nothing useful is promised; the smallest epsilon is"),
     ],
 )
 def test_a_run_that_protects_nobody_says_so(mechanism, settings, words, caplog):
-    (line,) = said(caplog, Federated(mechanism, 10, **settings))
+    (line,) = said(caplog, fedq.Federated(mechanism, 10, **settings))
     assert words in line
 
 
 def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog):
-    target = PrivacyTarget(8.0, 1e-5, "secagg_server")
-    first, second = said(caplog, Federated(DDG, 20, secure_aggregation=SecAgg(), privacy=target))
+    target = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
+    first, second = said(caplog, fedq.Federated(DDG, 20, secure_aggregation=fedq.SecAgg(), privacy=target))
     assert "asked for epsilon 8 towards the server behind secure aggregation over 2 rounds" in first
     assert "met, 8 spent" in first
     assert "8 towards an outsider" in second
@@ -51,19 +48,19 @@ def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog):
 
 
 def test_without_a_target_the_smallest_epsilon_comes_first(caplog):
-    mechanism = DistributedDiscreteGaussian(0.1, 0.5, 0.01)
-    first, _ = said(caplog, Federated(mechanism, 20, secure_aggregation=SecAgg()))
+    mechanism = fedq.DistributedDiscreteGaussian(0.1, 0.5, 0.01)
+    first, _ = said(caplog, fedq.Federated(mechanism, 20, secure_aggregation=fedq.SecAgg()))
     assert first.startswith("privacy over 2 rounds at delta 1e-05: epsilon ") and "towards" in first
 
 
 def test_no_row_behind_masks_that_did_not_run(caplog):
-    lines = said(caplog, Federated(LDPQ(0.01), 20))
+    lines = said(caplog, fedq.Federated(fedq.LDPQ(0.01), 20))
     assert lines and not any("behind secure aggregation" in line for line in lines)
 
 
 def test_masks_that_were_only_counted_meet_no_target(caplog):
-    target, secagg = PrivacyTarget(8.0, 1e-5, "secagg_server"), SecAgg(run="accounted")
-    federated = Federated(DDG, 20, secure_aggregation=secagg, privacy=target)
+    target, secagg = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), fedq.SecAgg(run="accounted")
+    federated = fedq.Federated(DDG, 20, secure_aggregation=secagg, privacy=target)
     with pytest.warns(UserWarning, match="masking is accounted for only"):
         first, second = said(caplog, federated)
     assert first.endswith("NOT met: no masks ran, so the server could see every message")
@@ -75,10 +72,10 @@ def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_hav
     tmp_path, capsys
 ):
     """Of the printed table, `report.md`, the HTML page and `fedq compare`, which also shows an honest run."""
-    target, names = PrivacyTarget(8.0, 1e-5, "secagg_server"), ("accounted", "without")
-    for name, masks in zip(names, (SecAgg(run="accounted"), None), strict=True):
-        federated = Federated(DDG, 20, secure_aggregation=masks, privacy=target if masks else None)
-        folder = RunFolder(name, root=str(tmp_path))
+    target, names = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server"), ("accounted", "without")
+    for name, masks in zip(names, (fedq.SecAgg(run="accounted"), None), strict=True):
+        federated = fedq.Federated(DDG, 20, secure_aggregation=masks, privacy=target if masks else None)
+        folder = fedq.RunFolder(name, root=str(tmp_path))
         make_trainer(federated, folder).fit(Classifier(), datamodule=Digits(200))
         written = (tmp_path / name / "report.md").read_text()
         summary = folder.summary
@@ -104,14 +101,14 @@ def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_hav
 
 
 def test_samples_have_a_line_of_their_own(caplog):
-    lines = said(caplog, Federated(FedAvg(), 4), DPSGD(1.0, 1.0, delta=1e-3))
+    lines = said(caplog, fedq.Federated(fedq.FedAvg(), 4), fedq.DPSGD(1.0, 1.0, delta=1e-3))
     assert any(line.startswith("privacy of a sample: epsilon ") and "delta 0.001" in line for line in lines)
 
 
 def test_a_target_of_a_round_is_said_between_any_two_updates(caplog):
     """SIGM's claim is about an update and zero, of which any two updates are two steps apart."""
-    target = PrivacyTarget(8.0, 1e-5, "outsider", "round")
-    mechanism = SIGM(0.1, 1.0, 0.5)
-    first, _ = said(caplog, Federated(mechanism, 20, privacy=target))
+    target = fedq.PrivacyTarget(8.0, 1e-5, "outsider", "round")
+    mechanism = fedq.SIGM(0.1, 1.0, 0.5)
+    first, _ = said(caplog, fedq.Federated(mechanism, 20, privacy=target))
     (spent,) = re.findall(r"met, ([\d.]+) spent", first)
     assert "in every round" in first and 7.9 <= float(spent) <= 8.0

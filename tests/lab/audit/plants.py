@@ -9,41 +9,25 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+import lightning_fedq as fedq
 from lightning_fedq.functional.exact_error.decompose import Special
 from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
 from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS, one_bit_quantize, one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, Stream
-from lightning_fedq.mechanisms import (
-    CSGM,
-    LDPQ,
-    SIGM,
-    AggregateGaussian,
-    CorBin,
-    DistributedDiscreteGaussian,
-    GaussianNoise,
-    LayeredGaussian,
-    PairedCoins,
-    RotatedAxes,
-    RotatedCoins,
-    Skellam,
-    StratifiedCorBin,
-    paired_coins,
-    rotated_coins,
-)
+from lightning_fedq.mechanisms import paired_coins, rotated_coins
 from lightning_fedq.mechanisms.bases import own_rotation
 from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.mechanisms.interface import AuditCase
-from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
 
 # ---- the mechanisms of section 8 of the specification of useful privacy ----------------------------------
 
 
 @dataclass(frozen=True)
-class TooFewFlips(PairedCoins):
+class TooFewFlips(fedq.PairedCoins):
     """The pair's secret is hidden half as well as the claim needs."""
 
     def encode(self, update, context, rand):
@@ -52,7 +36,7 @@ class TooFewFlips(PairedCoins):
 
 
 @dataclass(frozen=True)
-class AnyAxisIsAnOther(RotatedAxes):
+class AnyAxisIsAnOther(fedq.RotatedAxes):
     """Who does not send a preferred axis draws among all of them, the preferred ones too."""
 
     def encode(self, update, context, rand):
@@ -86,7 +70,7 @@ def _draw_any(preferred, num_options, threshold, stream, draw=own_rotation.draw_
 
 
 @dataclass(frozen=True)
-class NormIsNotClipped(RotatedCoins):
+class NormIsNotClipped(fedq.RotatedCoins):
     """Only the range of every rotated coordinate is clipped, and no norm."""
 
     def encode(self, update, context, rand):
@@ -96,7 +80,7 @@ class NormIsNotClipped(RotatedCoins):
 
 # ---- who knows what a pair shares: caught by the joint law given the public streams, or the contract ------
 @dataclass(frozen=True)
-class FlipsTwoPercentRarer(RotatedCoins):
+class FlipsTwoPercentRarer(fedq.RotatedCoins):
     """Responses of a pair, after the shared rounding, are flipped 2% less often."""
 
     def _throw(self, rotated, ranges, ones, client, context, rand):
@@ -106,7 +90,7 @@ class FlipsTwoPercentRarer(RotatedCoins):
 
 
 @dataclass(frozen=True)
-class SecretTwoPercentLouder(PairedCoins):
+class SecretTwoPercentLouder(fedq.PairedCoins):
     """The pair's secret is flipped 2% less often than the claim needs."""
 
     def encode(self, update, context, rand):
@@ -121,17 +105,17 @@ class _PublicPeers:
 
 
 @dataclass(frozen=True)
-class SecretFromThePublicStream(_PublicPeers, PairedCoins):
+class SecretFromThePublicStream(_PublicPeers, fedq.PairedCoins):
     """What the pair shares, everybody knows."""
 
 
 @dataclass(frozen=True)
-class RoundingFromThePublicStream(_PublicPeers, RotatedCoins):
+class RoundingFromThePublicStream(_PublicPeers, fedq.RotatedCoins):
     """The words that a pair shares, everybody knows."""
 
 
 @dataclass(frozen=True)
-class HalfOfTheSecretPublic(PairedCoins):
+class HalfOfTheSecretPublic(fedq.PairedCoins):
     """Every other byte of the secret is drawn from the public stream."""
 
     def encode(self, update, context, rand):
@@ -153,15 +137,15 @@ class HalfOfTheSecretPublic(PairedCoins):
 
 # ---- caught by layer B: mechanisms that claim more than they keep -------------------------------------
 @dataclass(frozen=True)
-class AlphaOffByOne(LDPQ):
+class AlphaOffByOne(fedq.LDPQ):
     """The coin of a larger epsilon than the claimed one."""
 
     def encode(self, update, context, rand):
-        return LDPQ(1.31 * self.epsilon).encode(update, context, rand)
+        return fedq.LDPQ(1.31 * self.epsilon).encode(update, context, rand)
 
 
 @dataclass(frozen=True)
-class WrongClipping(LDPQ):
+class WrongClipping(fedq.LDPQ):
     """Inputs are clipped to twice the range that the probabilities are made for."""
 
     def encode(self, update, context, rand):
@@ -178,7 +162,7 @@ class WrongClipping(LDPQ):
 
 
 @dataclass(frozen=True)
-class BitsReusedBetweenRounds(LDPQ):
+class BitsReusedBetweenRounds(fedq.LDPQ):
     """The stream's address lacks the round."""
 
     def encode(self, update, context, rand):
@@ -189,7 +173,7 @@ class BitsReusedBetweenRounds(LDPQ):
 
 
 @dataclass(frozen=True)
-class LayerMissingInAddress(LDPQ):
+class LayerMissingInAddress(fedq.LDPQ):
     """Every layer starts its stream anew."""
 
     def encode(self, update, context, rand):
@@ -206,7 +190,7 @@ class LayerMissingInAddress(LDPQ):
 
 
 @dataclass(frozen=True)
-class PairWithoutPrivateCoins(CorBin):
+class PairWithoutPrivateCoins(fedq.CorBin):
     """Shares every bit of the word and claims what independent coins give."""
 
     shared_bits: int | None = None
@@ -216,17 +200,17 @@ class PairWithoutPrivateCoins(CorBin):
 
 
 @dataclass(frozen=True)
-class PrivateCoinsFromTheSharedStream(CorBin):
+class PrivateCoinsFromTheSharedStream(fedq.CorBin):
     """The low bits come from the pair's stream too."""
 
     shared_bits: int | None = 1
 
     def coupling(self, group, rand):
-        return CorBin(self.epsilon, None).coupling(group, rand)
+        return fedq.CorBin(self.epsilon, None).coupling(group, rand)
 
 
 @dataclass(frozen=True)
-class ResponseTwiceWithTheSameBits(LDPQ):
+class ResponseTwiceWithTheSameBits(fedq.LDPQ):
     """A second randomised response that reads the first one's words takes the first one back."""
 
     def encode(self, update, context, rand):
@@ -243,7 +227,7 @@ class ResponseTwiceWithTheSameBits(LDPQ):
 
 
 @dataclass(frozen=True)
-class LastCoordinateInTheClear(LDPQ):
+class LastCoordinateInTheClear(fedq.LDPQ):
     """The loop over coordinates ends one too early."""
 
     def encode(self, update, context, rand):
@@ -254,7 +238,7 @@ class LastCoordinateInTheClear(LDPQ):
 
 
 @dataclass(frozen=True)
-class PartnersSwapped(CorBin):
+class PartnersSwapped(fedq.CorBin):
     """Both of a pair take the first one's part, so that their errors add up."""
 
     shared_bits: int | None = 5
@@ -273,7 +257,7 @@ class PartnersSwapped(CorBin):
 
 
 @dataclass(frozen=True)
-class PlannedCohortClaimed(LDPQ):
+class PlannedCohortClaimed(fedq.LDPQ):
     """Claims the hiding of the 50 clients that were planned, whoever is there."""
 
     def claims(self, context):
@@ -282,7 +266,7 @@ class PlannedCohortClaimed(LDPQ):
 
 
 @dataclass(frozen=True)
-class PaddingInTheClear(LDPQ):
+class PaddingInTheClear(fedq.LDPQ):
     """The bits that fill up the last byte are a copy of data that was not randomised."""
 
     def code(self, context):
@@ -308,7 +292,7 @@ class _LeakyPadding(FixedLength):
 
 # ---- quieter: a tenth to a fifth of the noise is missing, and all of it claimed --------------------------
 @dataclass(frozen=True)
-class GaussianATenthQuieter(GaussianNoise):
+class GaussianATenthQuieter(fedq.GaussianNoise):
     """Nine tenths of the standard deviation."""
 
     @property
@@ -330,30 +314,30 @@ class _AnEighthQuieter:
 
 
 @dataclass(frozen=True)
-class DiscreteGaussianAnEighthQuieter(_AnEighthQuieter, DistributedDiscreteGaussian):
+class DiscreteGaussianAnEighthQuieter(_AnEighthQuieter, fedq.DistributedDiscreteGaussian):
     pass
 
 
 @dataclass(frozen=True)
-class SkellamAnEighthQuieter(_AnEighthQuieter, Skellam):
+class SkellamAnEighthQuieter(_AnEighthQuieter, fedq.Skellam):
     pass
 
 
 @dataclass(frozen=True)
-class CoinsAFifthLouder(RotatedCoins):
+class CoinsAFifthLouder(fedq.RotatedCoins):
     """The coin of 1.2 times the claimed epsilon."""
 
     def encode(self, update, context, rand):
-        loud = RotatedCoins(**(vars(self) | {"epsilon": 1.2 * self.epsilon}))
+        loud = fedq.RotatedCoins(**(vars(self) | {"epsilon": 1.2 * self.epsilon}))
         return loud.encode(update, context, rand)
 
 
 @dataclass(frozen=True)
-class AxesAThirdLouder(RotatedAxes):
+class AxesAThirdLouder(fedq.RotatedAxes):
     """The choice of 1.3 times the claimed epsilon."""
 
     def encode(self, update, context, rand):
-        return RotatedAxes(1.3 * self.epsilon, self.clip_norm).encode(update, context, rand)
+        return fedq.RotatedAxes(1.3 * self.epsilon, self.clip_norm).encode(update, context, rand)
 
 
 MECHANISMS = [
@@ -373,7 +357,7 @@ MECHANISMS = [
 
 # ---- caught by layer B: claims about the released sum, and about whole vectors -----------------------------
 @dataclass(frozen=True)
-class NoiseOfThePlannedCohort(LayeredGaussian):
+class NoiseOfThePlannedCohort(fedq.LayeredGaussian):
     """Every client's share of the noise is made for 50 clients, of whom three are there."""
 
     def sigma(self, context):
@@ -381,7 +365,7 @@ class NoiseOfThePlannedCohort(LayeredGaussian):
 
 
 @dataclass(frozen=True)
-class MixtureWithoutShift(AggregateGaussian):
+class MixtureWithoutShift(fedq.AggregateGaussian):
     """The random shift B is left out, so that the error is a scaled Irwin-Hall."""
 
     def special(self, context, rand):
@@ -390,7 +374,7 @@ class MixtureWithoutShift(AggregateGaussian):
 
 
 @dataclass(frozen=True)
-class SelectionIgnored(SIGM):
+class SelectionIgnored(fedq.SIGM):
     """Every coordinate is sent, whatever the sampling probability that the claim counts on."""
 
     def selected(self, client, context, rand):
@@ -398,7 +382,7 @@ class SelectionIgnored(SIGM):
 
 
 @dataclass(frozen=True)
-class NoiseSharedButClaimedWhole(DistributedDiscreteGaussian):
+class NoiseSharedButClaimedWhole(fedq.DistributedDiscreteGaussian):
     """Each client adds its share of the noise only, and claims all of it for its own message."""
 
     @property
@@ -406,11 +390,13 @@ class NoiseSharedButClaimedWhole(DistributedDiscreteGaussian):
         return self.local_sigma / self.granularity / math.sqrt(3.0)
 
     def claims(self, context):
-        return DistributedDiscreteGaussian(self.clip_norm, self.local_sigma, self.granularity).claims(context)
+        return fedq.DistributedDiscreteGaussian(self.clip_norm, self.local_sigma, self.granularity).claims(
+            context
+        )
 
 
 @dataclass(frozen=True)
-class ClippedInTheWrongNorm(GaussianNoise):
+class ClippedInTheWrongNorm(fedq.GaussianNoise):
     """Every coordinate is clipped to what the whole vector may have: right for one, wrong for many."""
 
     @property
@@ -425,7 +411,7 @@ class _EachCoordinate(WholeVector):
 
 
 @dataclass(frozen=True)
-class ClippedToTwiceTheNorm(GaussianNoise):
+class ClippedToTwiceTheNorm(fedq.GaussianNoise):
     """The factor 2 of substitution is forgotten."""
 
     @property
@@ -433,11 +419,11 @@ class ClippedToTwiceTheNorm(GaussianNoise):
         return 0.5 * super().multiplier
 
     def claims(self, context):
-        return GaussianNoise(self.clip_norm, self.noise_multiplier).claims(context)
+        return fedq.GaussianNoise(self.clip_norm, self.noise_multiplier).claims(context)
 
 
 @dataclass(frozen=True)
-class OddClientsReuseTheirBits(LDPQ):
+class OddClientsReuseTheirBits(fedq.LDPQ):
     """A: the private stream's address lacks the round, for odd clients only."""
 
     def encode(self, update, context, rand):
@@ -452,7 +438,7 @@ class OddClientsReuseTheirBits(LDPQ):
 
 
 @dataclass(frozen=True)
-class LastSharesTheFirstStratum(StratifiedCorBin):
+class LastSharesTheFirstStratum(fedq.StratifiedCorBin):
     """B: the last member of a group takes the stratum of the first; each alone is as random as before."""
 
     def coupling(self, group, rand):
@@ -469,7 +455,7 @@ class LastSharesTheFirstStratum(StratifiedCorBin):
 
 
 @dataclass(frozen=True)
-class SecondLayerOff(LDPQ):
+class SecondLayerOff(fedq.LDPQ):
     """C: in every layer but the first, the threshold is 2^-16 too high."""
 
     def encode(self, update, context, rand):
@@ -523,27 +509,27 @@ class _SelectedInPublic:
 
 
 @dataclass(frozen=True)
-class NoiseSharedWithTheServer(_SharedForPrivate, GaussianNoise):
+class NoiseSharedWithTheServer(_SharedForPrivate, fedq.GaussianNoise):
     """F: the noise comes from the stream that the server holds too."""
 
 
 @dataclass(frozen=True)
-class PublicSelection(_SelectedInPublic, SIGM):
+class PublicSelection(_SelectedInPublic, fedq.SIGM):
     """G: who is selected is drawn from the public stream, and amplification still claimed."""
 
 
 @dataclass(frozen=True)
-class PublicSelectionOfCSGM(_SelectedInPublic, CSGM):
+class PublicSelectionOfCSGM(_SelectedInPublic, fedq.CSGM):
     """G again."""
 
 
 @dataclass(frozen=True)
-class ModularNoiseSharedWithTheServer(_SharedForPrivate, DistributedDiscreteGaussian):
+class ModularNoiseSharedWithTheServer(_SharedForPrivate, fedq.DistributedDiscreteGaussian):
     """H: the discrete noise comes from the stream that the server holds too."""
 
 
 @dataclass(frozen=True)
-class PublicMixture(AggregateGaussian):
+class PublicMixture(fedq.AggregateGaussian):
     """I: scale and shift, A and B, are drawn from the public stream."""
 
     def special(self, context, rand):
@@ -551,7 +537,7 @@ class PublicMixture(AggregateGaussian):
 
 
 @dataclass(frozen=True)
-class PublicNoise(CSGM):
+class PublicNoise(fedq.CSGM):
     """J: the noise of the mean is drawn from the public stream."""
 
     def noise_share(self, client, context, rand):
@@ -591,7 +577,7 @@ def restart_streams_only(state):
     return {**state, "round": 0, "attempt": 0}
 
 
-class SkipsTheFailedRound(RoundEngine):
+class SkipsTheFailedRound(fedq.RoundEngine):
     """A round that was given up is not paid for, although its messages were sent."""
 
     def abandon(self):
@@ -600,7 +586,7 @@ class SkipsTheFailedRound(RoundEngine):
         super().abandon()
 
 
-class NanPasses(RoundEngine):
+class NanPasses(fedq.RoundEngine):
     """Nobody asks whether an update is finite."""
 
     def _take(self, clients, updates):
@@ -608,7 +594,7 @@ class NanPasses(RoundEngine):
             super()._take(clients, updates)
 
 
-class _ExactMean(RoundEngine):
+class _ExactMean(fedq.RoundEngine):
     """Adds up the clients' exact updates beside the messages."""
 
     def start(self):
@@ -643,7 +629,7 @@ EXACT_MEAN_LEAKS = [RangeFromExactMean, NormOfExactMean]
 
 
 @dataclass(frozen=True)
-class ClipPassesNan(GaussianNoise):
+class ClipPassesNan(fedq.GaussianNoise):
     """Clips by min(1, C / norm), which a norm of NaN passes; harmless while the engine asks first."""
 
     @property

@@ -8,32 +8,16 @@ import pytest
 import torch
 from scipy import special
 
+import lightning_fedq as fedq
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.lab.audit.enumeration_words import enumerate_words, exact_law
-from lightning_fedq.mechanisms import (
-    CPA,
-    IMVU,
-    LDPQ,
-    MVU,
-    RQM,
-    AugCorBin,
-    CorBin,
-    FedAvg,
-    GaussianNoise,
-    JoPEQ,
-    LaplaceNoise,
-    PerCoordinateGaussian,
-    PerCoordinateLaplace,
-    SignRR,
-    StratifiedCorBin,
-)
 from lightning_fedq.mechanisms.bases.one_bit import COINS
 from tests.lab.audit import plants
 
 DITHERS = (0, 1 << 51, 12_345_678_901_234, (1 << 52) - 1)
 
 
-@pytest.mark.parametrize("kind", [LDPQ, SignRR, CorBin, AugCorBin, StratifiedCorBin])
+@pytest.mark.parametrize("kind", [fedq.LDPQ, fedq.SignRR, fedq.CorBin, fedq.AugCorBin, fedq.StratifiedCorBin])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 def test_counts_of_a_bit_are_the_specified_ones(kind, epsilon):
     mechanism = kind(epsilon)
@@ -44,20 +28,20 @@ def test_counts_of_a_bit_are_the_specified_ones(kind, epsilon):
 
 def test_counts_of_a_flip_are_the_specified_ones():
     low = Fraction(coin_thresholds(1.0).low, 2**32)
-    assert set(exact_law(CPA(1.0), 4.0).values()) == {low, 1 - low}
+    assert set(exact_law(fedq.CPA(1.0), 4.0).values()) == {low, 1 - low}
 
 
 def test_counts_of_an_mvu_row_are_the_designed_ones():
-    design = MVU(1.0).design
+    design = fedq.MVU(1.0).design
     for value, row in ((4.0, -1), (-4.0, 0)):
         counts = [Fraction(int(count), 2**32) for count in design.counts[row]]
-        assert exact_law(MVU(1.0), value) == dict(enumerate(counts))
+        assert exact_law(fedq.MVU(1.0), value) == dict(enumerate(counts))
 
 
 def test_cells_of_gaussian_noise_have_their_exact_probabilities():
     """Outside reference: scipy's normal distribution function, at the 132 ends of the cells."""
-    mechanism = PerCoordinateGaussian(1.0, 1e-5)
-    noise, law = mechanism.noise, exact_law(PerCoordinateGaussian(1.0, 1e-5), 0.0)
+    mechanism = fedq.PerCoordinateGaussian(1.0, 1e-5)
+    noise, law = mechanism.noise, exact_law(fedq.PerCoordinateGaussian(1.0, 1e-5), 0.0)
     assert sum(law.values()) == 1
     for symbol, probability in law.items():
         ends = (np.array([symbol - 0.5, symbol + 0.5]) * noise.step) / noise.scale
@@ -68,12 +52,20 @@ def test_cells_of_gaussian_noise_have_their_exact_probabilities():
 @pytest.mark.parametrize(
     "mechanism",
     [
-        *(LDPQ(1.0), SignRR(0.5), CPA(2.0), MVU(1.0), RQM(1.0), IMVU(1.0, 0.3), IMVU(1.0, 1.0, 1)),
         *(
-            PerCoordinateLaplace(1.0),
-            PerCoordinateGaussian(1.0, 1e-5),
-            GaussianNoise(1.0, 1 / 32),
-            LaplaceNoise(1.0, 1 / 1024),
+            fedq.LDPQ(1.0),
+            fedq.SignRR(0.5),
+            fedq.CPA(2.0),
+            fedq.MVU(1.0),
+            fedq.RQM(1.0),
+            fedq.IMVU(1.0, 0.3),
+            fedq.IMVU(1.0, 1.0, 1),
+        ),
+        *(
+            fedq.PerCoordinateLaplace(1.0),
+            fedq.PerCoordinateGaussian(1.0, 1e-5),
+            fedq.GaussianNoise(1.0, 1 / 32),
+            fedq.LaplaceNoise(1.0, 1 / 1024),
         ),
     ],
     ids=lambda mechanism: type(mechanism).__name__,
@@ -83,16 +75,16 @@ def test_the_exact_law_keeps_the_claim(mechanism):
 
 
 def test_the_exact_law_keeps_the_claim_whatever_the_dither():
-    assert enumerate_words(JoPEQ(1.0), DITHERS) == []
-    assert exact_law(JoPEQ(1.0), 4.0, DITHERS[0]) != exact_law(JoPEQ(1.0), 4.0, DITHERS[1])
+    assert enumerate_words(fedq.JoPEQ(1.0), DITHERS) == []
+    assert exact_law(fedq.JoPEQ(1.0), 4.0, DITHERS[0]) != exact_law(fedq.JoPEQ(1.0), 4.0, DITHERS[1])
 
 
 def test_nothing_claimed_is_nothing_compared():
-    assert enumerate_words(FedAvg()) == []
+    assert enumerate_words(fedq.FedAvg()) == []
 
 
 @dataclass(frozen=True)
-class TieBreak(LDPQ):
+class TieBreak(fedq.LDPQ):
     """`<=` for `<` at 32 bits, where no simulation could see it."""
 
     def encode(self, update, context, rand):
@@ -103,7 +95,7 @@ class TieBreak(LDPQ):
 
 
 @dataclass(frozen=True)
-class Parity(LDPQ):
+class Parity(fedq.LDPQ):
     """Not monotone in its word."""
 
     def encode(self, update, context, rand):
@@ -113,7 +105,7 @@ class Parity(LDPQ):
 
 
 @dataclass(frozen=True)
-class LessLaplace(JoPEQ):
+class LessLaplace(fedq.JoPEQ):
     """Noise one millionth too small for the claim."""
 
     @property
@@ -121,11 +113,11 @@ class LessLaplace(JoPEQ):
         return super().noise_scale * (1.0 - 1e-6)
 
     def claims(self, context):
-        return JoPEQ(self.epsilon).claims(context)
+        return fedq.JoPEQ(self.epsilon).claims(context)
 
 
 def test_one_word_too_many_shows():
-    assert exact_law(TieBreak(1.0), 4.0)[1] - exact_law(LDPQ(1.0), 4.0)[1] == Fraction(1, 2**32)
+    assert exact_law(TieBreak(1.0), 4.0)[1] - exact_law(fedq.LDPQ(1.0), 4.0)[1] == Fraction(1, 2**32)
 
 
 def test_noise_a_millionth_too_small_shows():

@@ -4,32 +4,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import lightning_fedq as fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.lab.audit import bench
 from lightning_fedq.lab.audit.knowledge import SEGMENTS, audit_knowledge, estimates, mean_bounds
-from lightning_fedq.mechanisms import (
-    CPA,
-    IMVU,
-    LDPQ,
-    CorBin,
-    FedAvg,
-    PrivUnit,
-    PrivUnitG,
-    ProjUnit,
-    RotatedAxes,
-    StratifiedCorBin,
-)
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from tests.contract.test_mechanisms import ROWS
 from tests.lab.audit import plants
 from tests.one_round import context_of
 
 DIM = sum(SEGMENTS)
-WHOLE = (PrivUnitG, RotatedAxes)
+WHOLE = (fedq.PrivUnitG, fedq.RotatedAxes)
 EXAMPLES = [
     example(getattr(mechanisms, name)).audit_cases(DIM)[0].mechanism for name in mechanisms.__all__
-] + [row for row in ROWS if isinstance(row, CPA)]
+] + [row for row in ROWS if isinstance(row, fedq.CPA)]
 
 
 def claimed(mechanism, num_clients=4):
@@ -44,7 +33,7 @@ def some(mechanisms_):
     """
 
     def again(one):
-        return isinstance(one, PrivUnit | ProjUnit) or getattr(one, "epsilon_scope", "") == "round"
+        return isinstance(one, fedq.PrivUnit | fedq.ProjUnit) or getattr(one, "epsilon_scope", "") == "round"
 
     return [pytest.param(one, marks=[pytest.mark.slow] * again(one), id=repr(one)) for one in mechanisms_]
 
@@ -66,11 +55,11 @@ def granted(mechanism):
     A coupled coin counts as known, but for the sums of AugCorBin; several bits behind one decoded coordinate
     add up to a claim that grants nearly everything, where one message is held to its bits.
     """
-    if isinstance(mechanism, CorBin | StratifiedCorBin):
+    if isinstance(mechanism, fedq.CorBin | fedq.StratifiedCorBin):
         return set(Adversary) - {Adversary.EAVESDROPPER}
-    if isinstance(mechanism, CPA) and (mechanism.stages > 1 or mechanism.lattice != "Z"):
+    if isinstance(mechanism, fedq.CPA) and (mechanism.stages > 1 or mechanism.lattice != "Z"):
         return {Adversary.CLIENT, Adversary.OUTSIDER}
-    if isinstance(mechanism, CPA) and mechanism.epsilon_scope != "bit":
+    if isinstance(mechanism, fedq.CPA) and mechanism.epsilon_scope != "bit":
         return {Adversary.CLIENT, Adversary.OUTSIDER}
     return set()
 
@@ -80,7 +69,7 @@ def test_where_everything_is_held_nothing_hides(mechanism, monkeypatch):
     """The power of the test, mechanism by mechanism and claim by claim: nothing is left to hide behind."""
     monkeypatch.setattr(bench.HeldKeys, "_of", lambda keys, known: keys._held)
     # the few outputs of IMVU change least between two worlds, a direction most, and it takes longest
-    cells = 2000 if isinstance(mechanism, IMVU) else 80 if isinstance(mechanism, WHOLE) else 400
+    cells = 2000 if isinstance(mechanism, fedq.IMVU) else 80 if isinstance(mechanism, WHOLE) else 400
     findings = audit_knowledge(mechanism, 16, cells=cells)
     found = {finding.view.split(", ")[-1] for finding in findings if finding.alarm}
     expected = set(claimed(mechanism)) - granted(mechanism)
@@ -114,9 +103,9 @@ def test_streams_that_the_adversary_holds_are_caught(plant, adversary, options):
 
 
 def test_nothing_claimed_is_nothing_audited():
-    assert audit_knowledge(FedAvg()) == ()
+    assert audit_knowledge(fedq.FedAvg()) == ()
     with pytest.raises(ValueError, match="multiple of 4"):
-        audit_knowledge(LDPQ(1.0), 6)
+        audit_knowledge(fedq.LDPQ(1.0), 6)
 
 
 # ---- the bound -----------------------------------------------------------------------------------------

@@ -11,23 +11,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
+import lightning_fedq as fedq
 from lightning_fedq.dpsgd.opacus import GridDPOptimizer
 from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.lab.audit import audit
 from lightning_fedq.lab.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.lab.audit.enumeration_words import enumerate_words
 from lightning_fedq.lab.commands import audit as command
-from lightning_fedq.mechanisms import (
-    LDPQ,
-    GaussianNoise,
-    JoPEQ,
-    LayeredGaussian,
-    PairedCoins,
-    RotatedAxes,
-    RotatedCoins,
-    StratifiedCorBin,
-)
-from lightning_fedq.rounds import RoundEngine, running_sum
+from lightning_fedq.rounds import running_sum
 from tests.lab.audit import plants
 from tests.lab.audit.engine_plays import audit_not_finite, audit_resumption, play, server, unpaid
 
@@ -108,7 +99,7 @@ CASES = [
 
 def skipped_grid():
     with patch.object(running_sum, "round_to_grid", plants.skip_the_grid):
-        return simulated(LayeredGaussian(1.0, 1 / 32, entropy_code="elias"), 40_000)
+        return simulated(fedq.LayeredGaussian(1.0, 1 / 32, entropy_code="elias"), 40_000)
 
 
 def elsewhere(test, name):
@@ -215,7 +206,9 @@ def test_all_of_the_noise_is_silent(title, quiet, draws):
     assert simulated(whole.audit_cases(TIMES * 1024)[0], draws) == ""
 
 
-@pytest.mark.parametrize("clean", [PairedCoins(1.0), RotatedAxes(1.0, 1.0), RotatedCoins(1.0, 1.0)], ids=repr)
+@pytest.mark.parametrize(
+    "clean", [fedq.PairedCoins(1.0), fedq.RotatedAxes(1.0, 1.0), fedq.RotatedCoins(1.0, 1.0)], ids=repr
+)
 def test_the_same_cases_without_the_plant_are_silent(clean):
     assert among_cases(clean, 100_000) == ""
 
@@ -225,7 +218,8 @@ def test_the_list_is_complete():
 
 
 @pytest.mark.parametrize(
-    "mechanism", [LDPQ(1.0), StratifiedCorBin(1.0, 2), LayeredGaussian(1.0, 1 / 32, entropy_code="elias")]
+    "mechanism",
+    [fedq.LDPQ(1.0), fedq.StratifiedCorBin(1.0, 2), fedq.LayeredGaussian(1.0, 1 / 32, entropy_code="elias")],
 )
 def test_the_clean_twins_are_silent(mechanism):
     assert simulated(mechanism, 40_000) == ""
@@ -253,19 +247,19 @@ def test_table(tmp_path):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     "mechanism",
-    [CLIPS, GaussianNoise(1.0, 1.0), LDPQ(1.0), JoPEQ(1.0)],
+    [CLIPS, fedq.GaussianNoise(1.0, 1.0), fedq.LDPQ(1.0), fedq.JoPEQ(1.0)],
     ids=lambda mechanism: type(mechanism).__name__,
 )
 def test_a_client_that_is_not_finite_is_hidden(mechanism, bad):
     """Even by a mechanism whose own clip would let it pass: the engine asks first."""
     update = torch.cat([torch.tensor([bad]), torch.full((199,), 1e3)])
-    assert not_finite(RoundEngine, mechanism, update) == ""
+    assert not_finite(fedq.RoundEngine, mechanism, update) == ""
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
 def test_an_engine_that_does_not_ask_exposes_a_client_whose_update_is_nan():
     """Jopeq casts NaN to an integer that no finite update gives."""
-    assert not_finite(plants.NanPasses, JoPEQ(1.0), torch.full((200,), math.nan))
+    assert not_finite(plants.NanPasses, fedq.JoPEQ(1.0), torch.full((200,), math.nan))
 
 
 def test_a_clean_resumption_uses_fresh_coins(tmp_path):
@@ -278,7 +272,7 @@ def test_streams_that_restart_are_refused_where_the_ledger_remembers(tmp_path):
 
 
 def test_every_stream_is_paid_for():
-    assert ledger(RoundEngine) == ""
+    assert ledger(fedq.RoundEngine) == ""
 
 
 def test_a_sample_that_is_not_finite_is_dropped_by_the_private_optimizer():

@@ -5,21 +5,11 @@ from pathlib import Path
 
 import pytest
 
+import lightning_fedq as fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.lab.audit import audit, bench
 from lightning_fedq.lab.audit.simulated import cohort_size
 from lightning_fedq.lab.audit.views import Finding
-from lightning_fedq.mechanisms import (
-    CPA,
-    LDPQ,
-    CorBin,
-    DistributedDiscreteGaussian,
-    FedAvg,
-    GaussianNoise,
-    IrwinHall,
-    LayeredGaussian,
-    RotatedCoins,
-)
 from lightning_fedq.mechanisms.interface import AuditCase
 from lightning_fedq.privacy.account import Account
 from tests.lab.audit import plants
@@ -41,7 +31,7 @@ def test_planted_clipping_is_caught_in_one_coordinate(mechanism):
 
 def test_the_audit_is_not_vacuous():
     """With 10^6 draws, half of them to judge, the bound comes within 0.06 of the claim of two rounds."""
-    found = found_in(LDPQ(1.0), 1_000_000)
+    found = found_in(fedq.LDPQ(1.0), 1_000_000)
     for view, copies in (
         ("one message", 1),
         ("one message, two rounds", 2),
@@ -56,9 +46,9 @@ def test_the_audit_is_not_vacuous():
 @pytest.mark.parametrize(
     ("mechanism", "draws", "options", "share"),
     [
-        (LayeredGaussian(1.0, 1 / 32, entropy_code="elias"), 500_000, {}, 0.95),
-        (GaussianNoise(1.0, 1 / 32), 400_000, {}, 0.95),
-        (LayeredGaussian(1.0, 0.5, entropy_code="elias"), 1000, {"concentrated": True}, 0.7),
+        (fedq.LayeredGaussian(1.0, 1 / 32, entropy_code="elias"), 500_000, {}, 0.95),
+        (fedq.GaussianNoise(1.0, 1 / 32), 400_000, {}, 0.95),
+        (fedq.LayeredGaussian(1.0, 0.5, entropy_code="elias"), 1000, {"concentrated": True}, 0.7),
     ],
 )
 def test_claims_about_a_whole_vector_are_tested_closely(mechanism, draws, options, share):
@@ -70,8 +60,8 @@ def test_claims_about_a_whole_vector_are_tested_closely(mechanism, draws, option
 
 
 MISSING = [
-    AuditCase(LDPQ(1.0), num_clients=8, only_sums=True, min_survivors=4),
-    AuditCase(LDPQ(1.0), num_clients=8, only_sums=True, dropout_probability=0.6),
+    AuditCase(fedq.LDPQ(1.0), num_clients=8, only_sums=True, min_survivors=4),
+    AuditCase(fedq.LDPQ(1.0), num_clients=8, only_sums=True, dropout_probability=0.6),
 ]
 
 
@@ -91,7 +81,7 @@ def test_claims_that_count_on_clients_who_are_missing_are_refuted(case, monkeypa
 
 def test_a_share_of_a_rotated_sum_is_close_to_its_claim():
     """Every view of the case is looked at, and at least half of the claim is proven."""
-    case = RotatedCoins(1.0, 1.0).audit_cases(1024)[1]
+    case = fedq.RotatedCoins(1.0, 1.0).audit_cases(1024)[1]
     found = {finding.view: finding for finding in audit(case, 200_000)}
     assert set(found) == {
         "the sum of all messages",
@@ -108,7 +98,7 @@ def test_a_claim_that_grants_everything_shows_nothing():
 
 
 def test_every_adversary_with_a_claim_is_looked_at():
-    assert set(found_in(CorBin(1.0), 20_000)) == {
+    assert set(found_in(fedq.CorBin(1.0), 20_000)) == {
         "one message",
         "one message, two rounds",
         "one message, two layers",
@@ -118,18 +108,18 @@ def test_every_adversary_with_a_claim_is_looked_at():
         "a curious client",
         "error of the mean",
     }
-    assert set(found_in(LayeredGaussian(1.0, 1.0), 20_000)) == {
+    assert set(found_in(fedq.LayeredGaussian(1.0, 1.0), 20_000)) == {
         "the released sum",
         "the released sum, two rounds",
         "the released sum, two layers",
         "a curious client",
         "the grid of the released sum",
     }
-    assert "the released sum" in found_in(DistributedDiscreteGaussian(1.0, 1.0, 0.1), 20_000)
+    assert "the released sum" in found_in(fedq.DistributedDiscreteGaussian(1.0, 1.0, 0.1), 20_000)
 
 
 def test_blocks_of_several_coordinates_have_a_claim_a_symbol():
-    found = found_in(CPA(epsilon=1.0, lattice="D4"), 20_000)
+    found = found_in(fedq.CPA(epsilon=1.0, lattice="D4"), 20_000)
     assert found["one message"].claim == pytest.approx(1.0)
     assert not any(finding.alarm for finding in found.values())
 
@@ -137,9 +127,9 @@ def test_blocks_of_several_coordinates_have_a_claim_a_symbol():
 @pytest.mark.parametrize(
     ("mechanism", "size"),
     [
-        (LDPQ(1.0), 4),
-        (CorBin(1.0), 4),
-        (LayeredGaussian(1.0, 1.0), 3),
+        (fedq.LDPQ(1.0), 4),
+        (fedq.CorBin(1.0), 4),
+        (fedq.LayeredGaussian(1.0, 1.0), 3),
         (mechanisms.StratifiedCorBin(1.0, 3), 6),
         (mechanisms.StratifiedCorBin(1.0, 10), 12),
         (mechanisms.CorrelatedQuantization(), 4),  # one group, however many there are
@@ -150,7 +140,7 @@ def test_cohorts_have_no_group_or_two(mechanism, size):
     assert cohort_size(mechanism) == size
 
 
-@pytest.mark.parametrize("mechanism", [FedAvg(), IrwinHall(1.0, 1.0)])
+@pytest.mark.parametrize("mechanism", [fedq.FedAvg(), fedq.IrwinHall(1.0, 1.0)])
 def test_nothing_claimed_is_nothing_audited(mechanism):
     assert audit(mechanism, 100_000) == ()
 
@@ -158,7 +148,7 @@ def test_nothing_claimed_is_nothing_audited(mechanism):
 @pytest.mark.parametrize("options", [{"draws": 100}, {"draws": 63, "concentrated": True}])
 def test_too_few_draws_are_refused(options):
     with pytest.raises(ValueError, match="draws must be >="):
-        audit(LDPQ(1.0), **options)
+        audit(fedq.LDPQ(1.0), **options)
 
 
 def test_the_document_runs_and_its_table_has_every_mechanism(capsys):

@@ -6,14 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
+import lightning_fedq as fedq
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import (
-    AggregateGaussian,
-    DistributedDiscreteGaussian,
-    IrwinHall,
-    LayeredGaussian,
-)
-from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg.simulation import Aggregation
 from tests.one_round import context_of, decode, encode
 
@@ -23,15 +17,15 @@ DIM, SIZE = 20_000, 6
 def aggregation(mechanism, context):
     rand = PublicRandomness(SeededKeys(0), 0)
     model = hashlib.sha256(b"model").digest()
-    return Aggregation(SecAgg(), mechanism, context, rand, session=b"s" * 16, model_hash=model)
+    return Aggregation(fedq.SecAgg(), mechanism, context, rand, session=b"s" * 16, model_hash=model)
 
 
 @pytest.mark.parametrize(
     "mechanism",
     [
-        AggregateGaussian(1.0, 0.7),
-        IrwinHall(1.0, 0.7),
-        DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=2),
+        fedq.AggregateGaussian(1.0, 0.7),
+        fedq.IrwinHall(1.0, 0.7),
+        fedq.DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=2),
     ],
     ids=repr,
 )
@@ -49,7 +43,7 @@ def test_the_masked_sum_is_the_sum(mechanism, dropped):
     counted = context.cohort if mechanism.fixed_cohort else survivors
     summed = decode(mechanism, total, counted, context)
     assert torch.equal(summed, decode(mechanism, exact, counted, context))
-    if isinstance(mechanism, AggregateGaussian):
+    if isinstance(mechanism, fedq.AggregateGaussian):
         error = (summed.double() - updates[survivors].double().sum(0)) / (2 * 0.7)
         smoothed = error + (torch.rand(DIM, generator=torch.Generator().manual_seed(1)) - 0.5) * 2.0**-9
         # false alarm 1e-4
@@ -57,6 +51,6 @@ def test_the_masked_sum_is_the_sum(mechanism, dropped):
 
 
 def test_layered_quantisation_is_refused():
-    mechanism = LayeredGaussian(1.0, 1.0)
+    mechanism = fedq.LayeredGaussian(1.0, 1.0)
     with pytest.raises(TypeError, match="LayeredGaussian is not homomorphic"):
         aggregation(mechanism, context_of(mechanism, range(SIZE), (10,)))
