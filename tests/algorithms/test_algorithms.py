@@ -279,16 +279,6 @@ def test_scaffold_takes_plain_sgd(optimizer):
         train(SCAFFOLD(), module=Module(optimizer))
 
 
-def test_scaffold_takes_as_many_steps_of_all():
-    unequal = data([INDICES[0][:4], *INDICES[1:]])
-    with pytest.raises(ValueError, match="local_steps"):
-        make_trainer(Federated(FedAvg(), CLIENTS, algorithm=SCAFFOLD(), seed=0)).fit(
-            Module(), datamodule=unequal
-        )
-    federated = Federated(FedAvg(), CLIENTS, algorithm=SCAFFOLD(), seed=0, local_steps=3)  # the cure
-    make_trainer(federated).fit(Module(), datamodule=unequal)
-
-
 def test_by_hand_and_with_accumulation():
     """The term comes once in a step, whoever makes it."""
 

@@ -41,17 +41,6 @@ class SetsItsRate(Steady):
         self.optimizers().param_groups[0]["lr"] *= 1.0 + float(batch[0].mean())
 
 
-class Two(Steady):
-    def configure_optimizers(self):
-        return SGD([{"params": [self.backbone.weight]}, {"params": [self.backbone.bias], "lr": 0.2}], lr=0.1)
-
-
-class ByHand(Steady):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-
 def fit(module):
     fed = Federated(FedAvg(), CLIENTS, seed=1, algorithm=SCAFFOLD(), local_steps=STEPS, clients_per_step=1)
     make_trainer(fed, max_epochs=2).fit(module, datamodule=Digits(100, 5))
@@ -74,10 +63,3 @@ def test_without_a_schedule_it_is_rate_times_steps_and_everybody_opens_a_variate
     assert sorted(found.kept) == list(range(CLIENTS)), "whether a client has moved does not show in the share"
     mean = torch.stack([found.kept[client] for client in range(CLIENTS)]).mean(0)
     assert torch.allclose(found.server, mean, atol=1e-6), "with everybody, the server's is the mean"
-
-
-@pytest.mark.filterwarnings("ignore:nothing trains")
-@pytest.mark.parametrize(("module", "words"), [(Two, "one for each of its groups"), (ByHand, "by hand")])
-def test_what_has_no_common_divisor_is_refused(module, words):
-    with pytest.raises(ValueError, match=words):
-        fit(module())

@@ -63,12 +63,6 @@ class Stream(IterableDataset):
         return iter(DataLoader(data, batch_size=5)) if self.batches else (data[i] for i in range(20))
 
 
-class Endless(Stream):
-    def __iter__(self):
-        while True:
-            yield from super().__iter__()
-
-
 def loader(data=None, **settings):
     return DataLoader(data or part(), **{"batch_size": 5, **settings})
 

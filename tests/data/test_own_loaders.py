@@ -243,7 +243,6 @@ def test_one_stream_for_everybody_is_refused():
     [
         ({}, [Stream(c) for c in range(3)], r"client 0 are a stream .* with Federated\(local_steps="),
         ({"local_steps": 2}, [Stream(0)] * 2, "loaders of 2 clients, num_clients is 3"),
-        ({"local_steps": 2, "weighting": "samples"}, [Stream(0)] * 3, "clients 0, 1, 2 are streams"),
         ({"local_steps": 2, "clients_per_step": 3}, [Stream(0)] * 3, "can't train side by side, got client"),
         ({"partition": Dirichlet(1.0)}, [part(0)] * 3, "give it in one place"),
         ({}, [part(0)] * 2, "dealt out to 2 clients, num_clients is 3"),

@@ -88,15 +88,6 @@ def test_what_top_k_and_random_k_lose_is_the_published_part():
     assert square.item() == pytest.approx(9.0, rel=0.05)  # 400 rounds: 5 standard errors
 
 
-def test_a_place_that_is_not_there_is_refused():
-    mechanism, context = TopK(0.5), context_of(TopK(0.5), (0,), (4,))
-    symbols = encode(mechanism, torch.ones(1, 4), context).symbols
-    with pytest.raises(ValueError, match=r"places must lie in \[0, 4\); drop the client"):
-        decode(mechanism, symbols + 3, (0,), context)
-    with pytest.raises(ValueError, match=r"share must be in \(0, 1\]"):
-        RandomK(1.5)
-
-
 @pytest.mark.parametrize(
     "mechanism, error",
     [(DRIVE(), 0.570796), (EDEN(2), 0.133121), (EDEN(3), 0.035784), (EDEN(4), 0.009592)],

@@ -299,16 +299,6 @@ def test_all_blocks_asked_for_are_all_blocks():
     assert torch.equal(plain, asked)
 
 
-def test_a_total_budget_ends_with_its_rounds():
-    mechanism = CPA(10.0, epsilon_scope="total", rounds=2)
-    for round in (0, 1):
-        rand = ClientRandomness(SeededKeys(0), [0], round)
-        mechanism.encode(torch.zeros(1, 8), context(1, 8, round=round), rand)
-    with pytest.raises(ValueError, match="epsilon is for 2 rounds and this would be number 3"):
-        rand = ClientRandomness(SeededKeys(0), [0], 2)
-        mechanism.encode(torch.zeros(1, 8), context(1, 8, round=2), rand)
-
-
 # ---- randomness ----------------------------------------------------------------------------------
 
 
@@ -497,5 +487,3 @@ def test_messages_are_checked():
     for wrong in (torch.full((2, 10), 3), torch.full((2, 10), -1), torch.full((2, 10), 0.5)):
         with pytest.raises(ValueError, match="must hold bits, 0 or 1"):
             mechanism.decode(wrong, (0, 1), ctx, public)
-    with pytest.raises(ValueError, match="epsilon has 2 entries for 3 clients"):
-        CPA(epsilon=(1.0, 2.0)).group_sizes(3)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, PmfPairs
 from lightning_fedq.mechanisms.mvu import MVU, solve_mvu
 from tests.one_round import context_of, decode, encode
@@ -80,12 +79,3 @@ def test_claims_hold_all_pairs_of_rows():
         assert (
             max(abs(math.log(a / b)) for p, q in claim.loss.pairs for a, b in zip(p, q, strict=True)) <= 2.0
         )
-
-
-def test_messages_are_checked():
-    mechanism, public = MVU(epsilon=2.0), PublicRandomness(SeededKeys(0), 0)
-    context = context_of(mechanism, (0, 1), (5,))
-    with pytest.raises(ValueError, match=r"shape \(2, 5\)"):
-        mechanism.decode(torch.zeros(2, 4, dtype=torch.uint8), (0, 1), context, public)
-    with pytest.raises(ValueError, match="drop the client"):
-        mechanism.decode(torch.full((2, 5), 9), (0, 1), context, public)

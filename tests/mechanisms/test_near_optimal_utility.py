@@ -18,14 +18,6 @@ def make(**changes):
 def test_refusals():
     with pytest.raises(ValueError, match=r"leakage_budget must be in \(0, 0\.8326\), the range of sqrt"):
         make(leakage_budget=0.9)
-    with pytest.raises(
-        ValueError, match=r"noise_std must be > 0 and finite, got 0\.0; without noise use FedAvg"
-    ):
-        make(noise_std=0.0)
-    with pytest.raises(ValueError, match=r"measured_leakage must be in .* find more noise with `fedq attack"):
-        make(measured_leakage=0.31)
-    with pytest.raises(ValueError, match="clip_norm must be > 0"):
-        make(clip_norm=-1.0)
 
 
 def test_it_claims_no_differential_privacy_against_anybody():

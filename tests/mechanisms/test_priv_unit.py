@@ -145,9 +145,3 @@ def test_a_message_that_names_no_direction_is_refused(symbols):
     context = context_of(KINDS[0], (0,), (48,))
     with pytest.raises(ValueError, match="one integer in"):
         decode(KINDS[0], symbols, (0,), context)
-
-
-def test_a_codebook_that_no_memory_holds_is_refused_with_the_cure():
-    mechanism = PrivUnitG(1.0, 1.0, directions=2**16)
-    with pytest.raises(ValueError, match="lower `directions`, or take RotatedAxes"):
-        messages_of(mechanism, torch.ones(2**11), 1)

@@ -20,10 +20,11 @@ BandedGaussian(1.0, 1.0, 0) | band must be in [1, 1024], got 0
 BandedGaussian(0.0, 1.0, 1) | clip_norm
 BandedGaussian(1.0, 100000.0, 1) | more noise leaves no signal
 BandedGaussian(1.0, 1e-06, 1) | less protects nobody
+RandomK(1.5) | share must be in (0, 1]
+Skellam(0.0, 1.0, 0.01) | clip_norm must be > 0
+NearOptimalUtility(clip_norm=-1.0, leakage_budget=0.3, noise_std=0.1, measured_leakage=0.25) | clip_norm must
 QSGD(0) | levels must be in [1, 32767]
-TernGrad(2) | take QSGD
 EDEN(5) | bits must be in [1, 4]
-DRIVE(2) | take EDEN
 CPA(epsilon=0.0) | epsilon must be > 0
 CPA(epsilon=(1.0, -1.0)) | epsilon must be > 0
 CPA(epsilon=()) | a number or a tuple of them
@@ -31,15 +32,11 @@ CPA(epsilon=1.0, lattice='E7') | lattice of CPA must be one of
 CPA(epsilon=1.0, stages=0) | stages must be >= 1
 CPA(epsilon=1.0, levels=1) | at least 2 levels
 CPA(epsilon=1.0, levels=1000000000) | at most 65536 levels a stage
-CPA(epsilon=1.0, stages=41) | at most 65536 levels a stage and 1099511627776 in all
 CPA(epsilon=1.0, codebook_radius=1.0) | Z takes levels
 CPA(epsilon=1.0, lattice='A2', levels=3) | A2 takes codebook_radius
-CPA(epsilon=1.0, nesting=3) | does nothing with one stage
 CPA(epsilon=1.0, stages=2, nesting=1) | at least 2 levels
 CPA(epsilon=1.0, lattice='A2', stages=2, nesting=1) | ratio must be >= 2
 CPA(epsilon=1.0, lattice='A2', codebook_radius=0.1) | needs a radius >=
-CPA(epsilon=1.0, lattice='D4', codebook_radius=1.4142135623730951) | choose a larger one
-CPA(epsilon=1.0, levels=5, words='balanced') | even number of points
 CPA(epsilon=1.0, words='hash') | words of CPA must be one of
 CPA(epsilon=1.0, dither='some') | dither of CPA must be one of
 CPA(epsilon=1.0, decoder='best') | decoder of CPA must be one of
@@ -60,7 +57,6 @@ IMVU(clip_norm=1.0, noise_multiplier=0.1) | noise_multiplier must be at least 0.
 IMVU(clip_norm=0.0, noise_multiplier=1.0) | clip_norm must be > 0
 JoPEQ(epsilon=0.0) | epsilon must be > 0 and finite
 JoPEQ(epsilon=1.0, levels=1) | levels must be in [2, 65536]
-JoPEQ(epsilon=8.0, levels=2) | no noise is left
 MVU(epsilon=1.0, input_bits=0) | must be in [1, 4]
 MVU(epsilon=0.0) | epsilon must be > 0
 PrivUnitG(epsilon=0.0, clip_norm=1.0) | epsilon must be
@@ -119,16 +115,12 @@ LayeredGaussian(1.0) | give noise_multiplier, or all of epsilon, delta and round
 LayeredGaussian(1.0, 1.0, layering='up') | layering of LayeredGaussian must be one of direct, shifted
 LayeredGaussian(1.0, 1.0, entropy_code='zip') | entropy_code of LayeredGaussian must be one of
 AggregateGaussian(1.0, 1.0, target='cauchy') | target of AggregateGaussian must be one of gaussian, laplace
-LayeredGaussian(1.0, 1.0, entropy_code='fixed') | with a shortest one, which LayeredGaussian
 AggregateGaussian(1.0, 1.0, entropy_code='fixed') | with a shortest one, which AggregateGaussian
 LayeredGaussian(1.0, epsilon=1.0, delta=1e-05, rounds=1, target='laplace') | can't meet a budget: l2 clip
-AggregateGaussian(1.0, epsilon=1.0, delta=1e-05, rounds=1, target='laplace') | can't meet a budget: l2 clip
-IrwinHall(1.0, epsilon=1.0, delta=1e-05, rounds=1) | can't meet a budget: its noise is bounded
 LDPQ(0.0) | epsilon must be > 0, got 0.0
 LDPQ(math.nan) | epsilon must be > 0, got nan
 CorBin(1.0, 33) | shared_bits must be in [0, 32] or None, got 33
 AugCorBin(1.0, 5, 1.5) | unpaired_fraction must be in [0, 1], got 1.5
-StratifiedCorBin(1.0, 1) | group_size must be >= 2, got 1
 """
 """What is made, and a part of what is said."""
 

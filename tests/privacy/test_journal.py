@@ -59,22 +59,6 @@ def test_another_federation_is_refused(path, mechanism, clients):
         Journal(path, mechanism, clients)
 
 
-def test_a_file_that_lost_charges_is_refused(path):
-    journal = Journal(path, "m", 3)
-    position = journal.position
-    journal.append(0, 0, "", None, 8)
-    path.write_bytes(path.read_bytes()[:position])
-    with pytest.raises(ValueError, match="charges are lost; put the whole file back"):
-        Journal(path, "m", 3, journal.position)
-
-
-def test_two_writers_at_once_are_refused(path):
-    one, other = Journal(path, "m", 3), Journal(path, "m", 3)
-    one.append(0, 0, "", None, 8)
-    with pytest.raises(RuntimeError, match="let one run at a time go on from a checkpoint"):
-        other.append(0, 0, "", None, 8)
-
-
 def test_lines_of_an_older_version_do_not_say_how_long_a_vector_was(path):
     path.parent.mkdir()
     path.write_text(

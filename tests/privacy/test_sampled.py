@@ -195,11 +195,6 @@ def test_what_the_theorem_does_not_cover_is_refused(change, words):
         secret(**options)
 
 
-def test_a_loss_about_one_order_only_is_refused():
-    with pytest.raises(ValueError, match="both orders"):
-        secretly_drawn(LossGrid(0.1, 1, np.array([1.0]), 0.0), 9, 10)
-
-
 # What breaks the theorem, enumerated: two clients, one drawn, each release a randomised response of its bit.
 
 

@@ -78,8 +78,3 @@ def test_the_flips_are_the_fewest_that_hide_the_secret(epsilon):
     flip = flip_threshold(coin)
     assert 2 * flip * (whole - flip) >= coin.low * whole
     assert 2 * (flip - 1) * (whole - flip + 1) < coin.low * whole
-
-
-def test_a_level_below_the_margin_is_refused():
-    with pytest.raises(ValueError, match="can't be expressed by a pair"):
-        inner_coin(coin_thresholds(2.0**-29))

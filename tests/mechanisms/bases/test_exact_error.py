@@ -312,16 +312,6 @@ def test_golden_messages_whatever_the_number_of_threads(mechanism, threads):
     assert (*found, message.num_bits) == GOLDEN[mechanism]
 
 
-def test_noise_too_small_for_64_bits_is_refused():
-    mechanism = AggregateGaussian(1.0, 1e-8)
-    context = context_of(mechanism, range(3), (10,))
-    with pytest.raises(ValueError, match="too small for a cohort of 3: sums would not fit 62 bits; raise it"):
-        encode(mechanism, torch.zeros(3, 10), context)
-    small = LayeredGaussian(1.0, 1e-12)
-    with pytest.raises(ValueError, match=r"a symbol of client 0 is .* too large for the sum"):
-        encode(small, torch.ones(1, 10), context_of(small, (0,), (10,)))
-
-
 def test_a_budget_asks_for_exactly_its_noise():
     mechanism = AggregateGaussian(1.0, epsilon=2.0, delta=1e-5, rounds=10)
     # the exact multiplier of ten Gaussian rounds; 1% of the budget is kept for what floats do

@@ -48,9 +48,3 @@ def test_the_masked_sum_is_the_sum(mechanism, dropped):
         smoothed = error + (torch.rand(DIM, generator=torch.Generator().manual_seed(1)) - 0.5) * 2.0**-9
         # false alarm 1e-4
         assert stats.kstest(smoothed.numpy(), "norm").pvalue > 1e-4
-
-
-def test_layered_quantisation_is_refused():
-    mechanism = fedq.LayeredGaussian(1.0, 1.0)
-    with pytest.raises(TypeError, match="LayeredGaussian is not homomorphic"):
-        aggregation(mechanism, context_of(mechanism, range(SIZE), (10,)))
