@@ -146,7 +146,7 @@ def twins_of(
         home.state,
     )
     epoch_loop.min_steps, epoch_loop.max_steps = home.min_steps, home.max_steps
-    epoch_loop.val_loop._combined_loader = Outside(epoch_loop_of_home.val_loop._combined_loader)
+    del epoch_loop.val_loop, epoch_loop.manual_optimization  # a client's loop makes them when they are asked for
     fit_loop.epoch_loop = epoch_loop_of_home
     fit_loop.epoch_progress = progress = _twin(home.fit_loop.epoch_progress)
     progress.current, progress.total = _twin(progress.current), _twin(progress.total)
@@ -191,9 +191,6 @@ def count_from(child: Any, steps: int, logged: int) -> None:
         logged: Steps that loggers have seen.
     """
     loop = child.fit_loop.epoch_loop
-    for progress in (
-        loop.automatic_optimization.optim_progress.optimizer.step,
-        loop.manual_optimization.optim_step_progress,
-    ):
-        progress.total.ready = progress.total.completed = steps
+    progress = loop.automatic_optimization.optim_progress.optimizer.step.total
+    progress.ready = progress.completed = loop.steps_before = steps
     loop._batches_that_stepped = logged

@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 
     Args:
         clients: Its clients.
-        updates: `(clients, dim)` local - global. Overwritten by the next stack.
+        updates: `(clients, dim)` local - global. Those of two clients up are overwritten by the next stack.
         asks_to_stop: Whether the training has set `should_stop`.
     """
 

@@ -25,6 +25,7 @@ import io
 import logging
 import math
 import pickle
+import pickletools
 import random
 import threading
 import types
@@ -203,7 +204,7 @@ class World:
             cure = next((text for kind, text in _CURES.items() if isinstance(last, kind)), "")
             why = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
             raise NotCarriedError(why, _way(roots, last), cure) from error
-        return file.getvalue()
+        return pickletools.optimize(file.getvalue())  # the memo of what is met once takes a third of a load
 
     def number(self, value: Any) -> int:
         """The place of an object in the table."""

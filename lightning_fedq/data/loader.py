@@ -356,7 +356,7 @@ class ClientLoader:
             order = self._table[clients, :total]  # nothing to shuffle or repeat: one gather
         else:
             order = torch.stack([self._order(c, s, total) for c, s in zip(clients, seeds, strict=True)])
-        yield from torch.split(order, list(stack.batch_sizes), dim=-1)
+        yield from torch.split_with_sizes(order, stack.batch_sizes, dim=-1)
 
     def _order(self, client: int, seed: int | None, total: int) -> Tensor:
         """Sample indices of one client, pass after pass, `(total,)`."""

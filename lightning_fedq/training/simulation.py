@@ -18,13 +18,17 @@ from lightning_fedq._lightning import callbacks_of, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.vector import Members, Vector
-from lightning_fedq.clients.worker import ClientWorker
+from lightning_fedq.clients.worker import ClientWorker, Trained
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.training.clock import Clock, Taken
 from lightning_fedq.training.metrics import ClientMetrics
+
+
+_AT_ONCE = 1 << 17
+"""Values of updates up to which those of clients that train one at a time are received together."""
 
 
 class Listens(Protocol):
@@ -102,6 +106,7 @@ class Simulation:
         self.present: Stack | None = None
         self.taken = Taken()
         self._refused_to_stop = False
+        self._waiting: list[Trained] = []
         self.seconds = 0.0
 
     def run(self) -> tuple[RoundRecord, int]:
@@ -166,7 +171,9 @@ class Simulation:
                 done += len(stack.clients)
                 for callback in self._listening:
                     callback.on_clients_done(self.trainer, done, expected)
+            self._receive()
         finally:
+            self._waiting.clear()
             self.present = None
             self.seconds += time.perf_counter() - began
             self.fit.end_round()
@@ -178,11 +185,22 @@ class Simulation:
         trained = self.worker.train(stack, batches, weights)
         if trained.asks_to_stop:
             self._stop(trained.clients)
+        self._waiting.append(trained)
+        if len(trained.clients) > 1 or (len(self._waiting) + 1) * len(weights) > _AT_ONCE:
+            self._receive()
+
+    def _receive(self) -> None:
+        """Let the server have the updates that wait: of single clients, which own theirs, and of a last stack."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        clients = tuple(client for trained in waiting for client in trained.clients)
+        updates = [trained.updates for trained in waiting]
+        rows = updates[0] if len(updates) == 1 else torch.cat(updates)
         before = len(self.engine.non_finite)
-        self.engine.receive(trained.clients, trained.updates)
+        self.engine.receive(clients, rows)
         for client in self.engine.non_finite[before:]:
-            names = self.vector.not_finite(trained.updates[trained.clients.index(client)])
-            self._not_finite |= dict.fromkeys(names)
+            self._not_finite |= dict.fromkeys(self.vector.not_finite(rows[clients.index(client)]))
 
     def _stop(self, clients: Sequence[int]) -> None:
         """A client's training has asked to end the run: after the round, where clients may be heard."""
