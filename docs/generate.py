@@ -68,6 +68,7 @@ HOOKS = {
     ),
     "unbiased": ("True", "the decoded sum is meant to be off on average, for updates inside the range"),
     "joint": ("False", "`decode` is no sum: a vote, a threshold"),
+    "order_free": ("`homomorphic`", "sums of floats are the same in whatever parts messages come"),
     "separation": ("1", "noise is correlated over rounds"),
     "hands_on": ("False", "clients take back noise of the round before"),
     "noise_of_adder": (

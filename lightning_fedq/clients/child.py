@@ -146,7 +146,7 @@ def twins_of(
         home.state,
     )
     epoch_loop.min_steps, epoch_loop.max_steps = home.min_steps, home.max_steps
-    del epoch_loop.val_loop, epoch_loop.manual_optimization  # a client's loop makes them when they are asked for
+    del (epoch_loop.val_loop, epoch_loop.manual_optimization)  # `ClientLoop` makes them
     fit_loop.epoch_loop = epoch_loop_of_home
     fit_loop.epoch_progress = progress = _twin(home.fit_loop.epoch_progress)
     progress.current, progress.total = _twin(progress.current), _twin(progress.total)

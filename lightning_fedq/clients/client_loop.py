@@ -99,7 +99,8 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             states = pl.trainer.states
             stage = states.TrainerFn.FITTING, states.RunningStage.VALIDATING
             made = _loops._EvaluationLoop(self.trainer, *stage, verbose=False, inference_mode=False)
-            made._combined_loader = self.trainer.home.fit_loop.epoch_loop.val_loop._combined_loader
+            home = self.trainer.home.fit_loop.epoch_loop.val_loop
+            made._combined_loader, made._max_batches = home._combined_loader, list(home._max_batches)
         else:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         setattr(self, name, made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ _BLOCK = 1 << 13
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _add_rows(rows: NDArray[np.integer], total: NDArray[np.int32]) -> None:
+def _add_rows(rows: NDArray[Any], total: NDArray[Any]) -> None:
     for start in range(0, total.size, _BLOCK):
         part = total[start : start + _BLOCK]
         for i in range(rows.shape[0]):
@@ -22,11 +24,11 @@ def _add_rows(rows: NDArray[np.integer], total: NDArray[np.int32]) -> None:
 
 
 def add_rows(rows: Tensor, total: Tensor) -> None:
-    """Add every row of an integer tensor to a running sum, in place.
+    """Add every row of a tensor to a running sum, in place, one after the other.
 
     Args:
-        rows: `(n, m)` integers.
-        total: `(m,)` integers, overwritten; wide enough for the sum.
+        rows: `(n, m)` integers, or floats.
+        total: `(m,)` integers wide enough for the sum, or float64; overwritten.
     """
     if rows.device.type == "cpu":
         _add_rows(rows.numpy(), total.numpy())

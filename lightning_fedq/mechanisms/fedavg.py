@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_fedq.functional.accumulate import add_rows
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext, no_guarantee
 from lightning_fedq.wire.coding import FixedLength
@@ -29,6 +30,11 @@ class FedAvg(Mechanism):
 
     homomorphic = False
 
+    @property
+    def order_free(self) -> bool:
+        """Yes: float32 added up in float64 round to the same float32."""
+        return True
+
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are int32 bit patterns
         symbols = update.detach().float().contiguous().view(torch.int32)
@@ -38,7 +44,9 @@ class FedAvg(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         patterns = symbols.to(torch.int32).reshape(len(clients), context.dim)  # 64-bit integers off a wire
-        return patterns.view(torch.float32).sum(0)
+        total = torch.zeros(context.dim, dtype=torch.float64, device=symbols.device)
+        add_rows(patterns.view(torch.float32), total)
+        return total
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """No noise."""

@@ -26,7 +26,6 @@ from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.training.clock import Clock, Taken
 from lightning_fedq.training.metrics import ClientMetrics
 
-
 _AT_ONCE = 1 << 17
 """Values of updates up to which those of clients that train one at a time are received together."""
 
@@ -186,11 +185,12 @@ class Simulation:
         if trained.asks_to_stop:
             self._stop(trained.clients)
         self._waiting.append(trained)
-        if len(trained.clients) > 1 or (len(self._waiting) + 1) * len(weights) > _AT_ONCE:
+        full = (len(self._waiting) + 1) * len(weights) > _AT_ONCE
+        if len(trained.clients) > 1 or full or not self.engine.mechanism.order_free:
             self._receive()
 
     def _receive(self) -> None:
-        """Let the server have the updates that wait: of single clients, which own theirs, and of a last stack."""
+        """Let the server have the updates that wait: those of single clients, and of a stack behind them."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return

@@ -38,7 +38,7 @@ def test_bytes_hold_the_model_that_clients_get(bits, dtype):
     assert torch.equal(sent.unpack(again, segments, dtype), rounded)
     for part, its in zip(weights.split(segments), rounded.split(segments), strict=True):
         half = (part.max().double() - part.min().double()) / (2**bits - 1) / 2
-        last_digit = torch.finfo(dtype).eps * part.abs().max().double() / 2  # of the dtype that it is stored in
+        last_digit = torch.finfo(dtype).eps * part.abs().max().double() / 2  # of its dtype
         assert (its.double() - part.double()).abs().max() <= half * (1 + 1e-6) + last_digit
         assert its.unique().numel() <= 2**bits
     with pytest.raises(ValueError, match="bytes"):

@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,8 +14,10 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.client_loop import ClientLoop
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import BATCH_HOOKS
-from lightning_fedq.mechanisms import FedAvg
-from tests.digits_run import Classifier, Digits, make_trainer
+from lightning_fedq.mechanisms import QSGD, CorBin, FedAvg, GaussianNoise
+from lightning_fedq.rounds import RoundEngine
+from lightning_fedq.training import simulation
+from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CALLS = []
@@ -219,3 +221,54 @@ def test_a_client_that_trains_twice_begins_its_batches_anew(monkeypatch: pytest.
     monkeypatch.setattr(ClientFit, "train", twice)
     train(*ROWS["plain"][:2])
     assert set(seen) == {4}
+
+
+@pytest.mark.parametrize("mechanism", [FedAvg(), CorBin(5.0), GaussianNoise(1.0, 0.5), QSGD()], ids=repr)
+def test_updates_that_are_received_together_end_with_the_same_model(mechanism, monkeypatch):
+    """Those of clients that train one at a time wait for each other where the sum has no order."""
+    lengths, receive = [], RoundEngine.receive
+
+    def counted(engine, clients, updates):
+        lengths.append(len(clients))
+        receive(engine, clients, updates)
+
+    def fit():
+        module = Classifier()
+        federated = Federated(mechanism, 20, seed=0, clients_per_step=1)
+        make_trainer(federated).fit(module, datamodule=Digits())
+        return weights_of(module), [record.num_received for record in federated.records]
+
+    monkeypatch.setattr(RoundEngine, "receive", counted)
+    together, received = fit()
+    assert (max(lengths) > 10) == mechanism.order_free
+    lengths.clear()
+    monkeypatch.setattr(simulation, "_AT_ONCE", 0)
+    alone, one_by_one = fit()
+    assert set(lengths) == {1}
+    assert torch.equal(together, alone)
+    assert received == one_by_one == [20, 20]
+
+
+class AsksForItsLoops(Classifier):
+    """Notes what is rarely asked of a client's Trainer."""
+
+    seen: ClassVar[list] = []
+
+    def training_step(self, batch, batch_idx):
+        loop = self.trainer.fit_loop.epoch_loop
+        if self.trainer.max_epochs and hasattr(self.trainer, "home"):
+            steps = loop.manual_optimization.optim_step_progress.total.completed
+            self.seen.append((steps, loop.val_loop, self.trainer.num_val_batches))
+            assert loop.val_loop is loop.val_loop
+            assert not hasattr(loop, "no_such_loop")
+        return super().training_step(batch, batch_idx)
+
+
+def test_loops_that_a_client_rarely_needs_are_made_when_it_asks():
+    AsksForItsLoops.seen.clear()
+    federated = Federated(FedAvg(), 4, seed=0, clients_per_step=1)
+    make_trainer(federated).fit(AsksForItsLoops(), datamodule=Digits(40))
+    steps, loops, batches = zip(*AsksForItsLoops.seen[-8:], strict=True)
+    assert set(steps) == {0, 1}
+    assert len(set(map(id, loops))) == 8
+    assert all(length == [1] for length in batches)

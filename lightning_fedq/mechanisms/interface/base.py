@@ -126,6 +126,12 @@ class Mechanism(ABC):
         """
         return None
 
+    @property
+    def order_free(self) -> bool:
+        """Is the decoded sum the same in whatever parts messages come, as one of integers is? Then those of
+        clients that train one at a time are decoded together."""
+        return self.homomorphic
+
     @abstractmethod
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """Encode one client's update `(dim,)` or a stack `(clients, dim)`, in the order of `rand.clients`.
