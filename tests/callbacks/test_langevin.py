@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.callbacks.langevin import Langevin
-from lightning_fedq.mechanisms import AggregateGaussian, CorBin, FedAvg, IrwinHall, LayeredGaussian
+from lightning_fedq.mechanisms import AggregateGaussian, FedAvg, IrwinHall, LayeredGaussian
 from tests.digits_run import make_trainer
 
 CLIENTS, EACH, DIM = 4, 5, 50
@@ -67,9 +67,6 @@ def test_samples_have_the_posterior_s_mean_and_the_chain_s_variance(mechanism):
     [
         (IrwinHall(40.0, 0.01), {}, "error of IrwinHall is not exactly Gaussian"),
         (AggregateGaussian(40.0, 0.01, target="laplace"), {}, "error of AggregateGaussian is not exactly"),
-        (CorBin(1.0), {}, "error of CorBin is not exactly Gaussian"),
-        (FedAvg(), {"clients_per_round": 2, "clients_per_step": 2}, "a missing client bends the drift"),
-        (FedAvg(), {"server_lr": 0.5}, "moves by the mean update itself"),
         (layered(0.5), {"diagnostics": False}, "only diagnostics=True shows it"),
     ],
 )
@@ -95,8 +92,6 @@ def test_arguments_are_checked_and_moments_survive_a_checkpoint():
     with pytest.raises(ValueError, match=r"burn_in must be >= 0, got -1"):
         Langevin(0.1, -1)
     fresh = Langevin(STEP)
-    with pytest.raises(ValueError, match=r"a variance needs 2 samples, got 0"):
-        _ = fresh.variance
     found = sample(FedAvg(), 8)
     fresh.load_state_dict(found.state_dict())
     assert torch.equal(fresh.variance, found.variance) and fresh.num_samples == 3

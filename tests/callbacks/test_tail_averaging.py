@@ -116,5 +116,3 @@ def test_bad_input_is_refused_with_the_cure():
         TailAveraging(0.0)
     with pytest.raises(ValueError, match=r"TailAveraging reports on a federation, .* add .*Federated"):
         make_trainer(TailAveraging(), max_epochs=2).fit(Classifier(), datamodule=Digits(60))
-    with pytest.raises(ValueError, match=r"which rounds are the last ones, got .*max_epochs=-1.*; give"):
-        make_trainer(federated(), TailAveraging(), max_epochs=-1).fit(Classifier(), datamodule=Digits(60))

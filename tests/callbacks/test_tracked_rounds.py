@@ -154,12 +154,6 @@ def test_weights_and_biases_has_the_same_names(tmp_path, monkeypatch):
     assert ours == theirs
 
 
-def test_the_run_folder_must_come_first(tmp_path):
-    logger = pl.loggers.CSVLogger(tmp_path)
-    with pytest.raises(ValueError, match="TrackedRounds sends the run folder: put it behind RunFolder"):
-        small_run(TrackedRounds(), RunFolder("mine", str(tmp_path)), rounds=1, logger=logger)
-
-
 def test_a_table_of_whose_updates_were_not_finite_tells_who_was_drawn(tmp_path):
     assert WandbRounds.follows_clients, "it has the same table"
     settings = {"cohorts": "secret", "diagnostics": False, "local_steps": 2}

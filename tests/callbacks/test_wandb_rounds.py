@@ -121,10 +121,3 @@ def test_a_run_with_a_target_is_found_by_it_and_drawn_against_its_price(tmp_path
         for item in (*r.history.item, *r.summary.update)
     }
     assert 0 < json.loads(last["fed/epsilon"]) <= 50.0
-
-
-def test_the_run_folder_must_come_first(tmp_path):
-    logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
-    with pytest.raises(ValueError, match=r"put it behind RunFolder"):
-        small_run(WandbRounds(), RunFolder("mine", str(tmp_path)), rounds=1, logger=logger)
-    logger.experiment.finish()

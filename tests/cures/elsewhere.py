@@ -4,7 +4,11 @@ _TARGET = "training/test_privacy_target.py::"
 _SAME = "flower/test_same_training.py::"
 _LEDGER = "callbacks/test_federated_ledger.py::"
 _CONSTRAINTS = "training/test_constraints.py::"
+_RECORDS = "training/test_linear_bytes.py::test_records_that_are_not_the_checkpoint_s_are_named"
 TESTED = {
+    "parameters in the optimiser are not the module's (shapes {}), so that no update carries": (
+        "training/test_checks.py::test_parameters_that_the_module_does_not_own_are_refused_with_a_cure_that_helps"
+    ),
     "watches {}, which clients log in training, and the server hears nothing": (
         "flower/test_same_training.py::test_a_plateau_of_what_clients_log_is_refused_before_anybody_is_charged"
     ),
@@ -47,6 +51,8 @@ TESTED = {
     "so what others count is not known; {}": _SAME + "test_a_layer_that_counts_otherwise_is_named",
     "let max_epochs be the rounds that the first training was calibrated for less those": _TARGET
     + "test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works",
+    "rounds, is missing; put it back": _RECORDS,
+    "it is not what this checkpoint's {} rounds have written": _RECORDS,
     "AES by this CPU's instructions is not AES by OpenSSL": (
         "keys/test_keystream.py::test_other_cpus_draw_the_same_words"
     ),

@@ -74,27 +74,6 @@ class Rows(guards.InRows):
         return torch.nn.functional.cross_entropy(self.net(steps).mean(1), labels)
 
 
-class Passes(guards.Classifier):
-    """A second pass of some samples, or of all with what comes out masked."""
-
-    def __init__(self, masked: bool) -> None:
-        super().__init__(batch_size=100)
-        self.masked = masked
-
-    def training_step(self, batch, batch_idx):
-        inputs, labels = batch
-        losses = torch.nn.functional.cross_entropy(self.net(inputs), labels, reduction="none")
-        chosen = labels == 2
-        if self.masked:
-            again = torch.nn.functional.cross_entropy(self.net(-inputs), labels, reduction="none")
-            return (losses + torch.where(chosen, again, 0.0)).mean()
-        again = torch.zeros_like(losses)
-        again[chosen] = torch.nn.functional.cross_entropy(
-            self.net(-inputs[chosen]), labels[chosen], reduction="none"
-        )
-        return (losses + again).mean()
-
-
 def sampled(module, *more, **settings):
     """DP-SGD of the module's own data."""
     guards.trainer(guards.dpsgd(), *more, epochs=1, **settings).fit(module)
@@ -301,8 +280,8 @@ row(
 )
 row(
     "a {} saw {} rows in one pass and {} in another, and the gradients of some samples would count,",
-    lambda: sampled(Passes(False)),
-    lambda: sampled(Passes(True)),
+    lambda: sampled(guards.Passes(False)),
+    lambda: sampled(guards.Passes(True)),
     error=RuntimeError,
 )
 row(

@@ -7,6 +7,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.privacy.accounting import check_delta
+from tests.callbacks.test_dpsgd_guards import NoisyBackward
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import part
 from tests.digits_run import Classifier, Digits, ManualSteps
@@ -124,16 +125,6 @@ class Random(Classifier):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss * (1.0 + torch.rand(())) if self.always or self.training else loss
-
-
-class NoisyBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, inputs):
-        return inputs.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad + torch.randn_like(grad)
 
 
 class Noisy(nn.Module):

@@ -88,17 +88,6 @@ def without_journal(back):
     resumed(checkpoint)
 
 
-def lost_records(damage, back):
-    """The file of records beside the checkpoint is gone (None) or another's, or is back."""
-    checkpoint = saved()
-    path = next(Path("kept").glob("records-*.jsonl"))
-    whole = path.read_bytes()
-    path.unlink() if damage is None else path.write_bytes(damage)
-    if back:
-        path.write_bytes(whole)
-    resumed(checkpoint)
-
-
 def cut_journal(back):
     """The journal has lost its last charges, or has them again."""
     checkpoint = saved()
@@ -193,19 +182,6 @@ row(
 )
 row("{} is of an older version and does not say how many parameters round {} had,", older, weights_only)
 row("{} has {} bytes, the checkpoint", lambda: cut_journal(back=False), lambda: cut_journal(back=True))
-row(
-    "{}, which holds the records of this checkpoint's {} rounds, is missing; put it back",
-    lambda: lost_records(None, back=False),
-    lambda: lost_records(None, back=True),
-    weights_only,
-    error=FileNotFoundError,
-)
-row(
-    "{} is damaged, or of another run: it is not what this checkpoint's {} rounds have written",
-    lambda: lost_records(b"{}", back=False),
-    lambda: lost_records(b"{}", back=True),
-    weights_only,
-)
 row(
     "the journal {} of this checkpoint is missing, or another run's, so what was sent",
     lambda: without_journal(back=False),

@@ -13,7 +13,6 @@ from tests.callbacks import test_langevin as langevin
 from tests.cures.rows import fed, fit, module_with, row
 from tests.digits_run import Classifier, Digits
 from tests.lab.callbacks.test_leakage import Scores
-from tests.training.test_checks import Complex, Lazy
 from tests.training.test_unfreezing import TwoLayers
 
 
@@ -25,25 +24,24 @@ def lbfgs(params):
     return torch.optim.LBFGS(params, lr=0.1)
 
 
-class Loose(Classifier):
-    """A scale that the module does not own, or does."""
+class Lazy(Classifier):
+    """Its layer learns how wide it is from the first batch, or from a batch in `setup`."""
 
-    def __init__(self, owned: str) -> None:
+    def __init__(self, warm: bool) -> None:
+        super().__init__(nn.LazyLinear(10))
+        self.warm = warm
+
+    def setup(self, stage):
+        if self.warm:
+            self.backbone(torch.zeros(2, 64))
+
+
+class Complex(Classifier):
+    """Has a complex parameter beside the real ones."""
+
+    def __init__(self) -> None:
         super().__init__()
-        scale = nn.Parameter(torch.ones(10))
-        self.scales = [scale]
-        if owned == "attribute":
-            self.scales = nn.ParameterList([scale])
-        elif owned == "registered":
-            self.register_parameter("scale", scale)
-
-    def training_step(self, batch, batch_idx):
-        scale = self.scale if hasattr(self, "scale") else self.scales[0]
-        return nn.functional.cross_entropy(scale * self.backbone(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        scale = self.scale if hasattr(self, "scale") else self.scales[0]
-        return torch.optim.SGD([*self.backbone.parameters(), scale], lr=0.1)
+        self.phase = nn.Parameter(torch.ones(10, dtype=torch.complex64))
 
 
 class Real(Classifier):
@@ -213,17 +211,6 @@ row(
     lambda: fit(fed(), fedq.TailAveraging(), max_epochs=-1, max_steps=4),
     lambda: fit(fed(), fedq.TailAveraging(), max_epochs=2),
 )
-row(
-    "TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
-    lambda: fit(fed(), fedq.TrackedRounds()),
-    lambda: fit(fed(), fedq.TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
-    lambda: fit(fed(), fedq.TrackedRounds(), logger=pl.loggers.TensorBoardLogger("board")),
-)
-row(
-    "sends the run folder: put it behind RunFolder in trainer.callbacks",
-    lambda: fit(fed(), fedq.TrackedRounds(), fedq.RunFolder("run"), logger=pl.loggers.CSVLogger("csv")),
-    lambda: fit(fed(), fedq.RunFolder("run"), fedq.TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
-)
 # ---- clients and federation -------------------------------------------------------------------------
 row(
     "is not elementwise, so clients can't train side by side with it; use clients_per_step=1",
@@ -302,12 +289,6 @@ row(
     "Federated has nothing to train: no parameter in an optimiser requires a gradient",
     lambda: fit(module=Classifier().requires_grad_(False)),
     lambda: fit(module=Classifier()),
-)
-row(
-    "parameters in the optimiser are not the module's (shapes {}), so that no update carries them",
-    lambda: fit(module=Loose("")),
-    lambda: fit(module=Loose("attribute")),
-    lambda: fit(module=Loose("registered")),
 )
 row(
     "would train on the raw data of all clients at once, past every mechanism; run it with a Trainer",

@@ -51,9 +51,3 @@ def test_an_epoch_goes_on_from_the_next_step_and_remembers_steps_and_sizes():
     assert all(torch.equal(taken, batches.take(0, 5 + i)) for i, taken in enumerate(found))
     assert list(epoch.drawn) == [(5 + i, len(taken)) for i, taken in enumerate(found)]
     assert list(keys) == epoch.keys == [bytes([5 + i]) * 32 for i in range(3)]
-
-
-def test_a_sample_belongs_to_one_client():
-    held = [torch.arange(5), torch.arange(4, 9)]
-    with pytest.raises(ValueError, match="some samples are held by several clients, which would each spend"):
-        PoissonBatches(LocalWork(held, 2, False, True, 1, None), stream)

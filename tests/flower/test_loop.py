@@ -11,7 +11,6 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from lightning_fedq.algorithms import SCAFFOLD
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.models import MLP
 from lightning_fedq.flower.federated_server import FederatedServer, RemoteRoundServer
@@ -207,28 +206,6 @@ def test_a_cohort_that_cannot_be_met(tmp_path):
         deployment(make(), 1, tmp_path, patience=0.2).run(LoopGrid(apps, homes[:3]))
 
 
-def test_keys_need_a_folder(tmp_path):
-    with pytest.raises(RuntimeError, match="one refuses: register: a client without a seed keeps keys"):
-        deployment(secure(), 1, tmp_path).run(LoopGrid(*clients(secure, tmp_path, home=False)))
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"dropout_probability": 0.1}, "real clients drop out by themselves"),
-        ({"secure_aggregation": SecAgg(run="accounted")}, "run='accounted'"),
-        (
-            {"cohorts": "secret", "seed": None, "clients_per_round": 2, "diagnostics": False},
-            "cohorts='secret' are for simulations",
-        ),
-        ({"algorithm": SCAFFOLD()}, r"SCAFFOLD takes as many steps .* say local_steps"),
-    ],
-)
-def test_settings_of_simulations_are_refused(options, words, tmp_path):
-    with pytest.raises(ValueError, match=words):
-        clients(lambda: federated(COIN, **options), tmp_path)
-
-
 CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
 CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
 CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy", "local"}
@@ -264,17 +241,6 @@ def test_what_works_on_updates_is_refused_on_the_server():
     server.tampering = None
     with pytest.raises(ValueError, match="draws the batches of clients"):
         FederatedServer(federated(COIN), None, None).use_batches(object())
-
-
-def test_a_client_of_another_federation_is_refused(tmp_path):
-    apps, homes = clients(secure, tmp_path)
-    grid = LoopGrid(apps, homes)
-    first = deployment(secure(), 1, tmp_path / "a")
-    second = deployment(secure(), 1, tmp_path / "b")
-    grid.tamper = lambda kind, client, reply: None if kind == "train" else reply
-    first.run(grid)
-    with pytest.raises(RuntimeError, match=r"one refuses: .* is of federation .*; take a new folder"):
-        second.run(grid)
 
 
 def test_a_refusal_names_the_message():

@@ -13,7 +13,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.batches import LocalWork, pass_sizes
 from lightning_fedq.data.partition import Dirichlet
 from lightning_fedq.mechanisms import LDPQ, FedAvg
-from lightning_fedq.training.checks import check_limit, check_optimizers, check_setup, least_fraction
+from lightning_fedq.training.checks import check_limit, least_fraction
 from lightning_fedq.training.settings import Clients, Local, Protection, Server
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -38,25 +38,10 @@ class Two(Classifier):
         return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
 
 
-def test_several_devices():
-    trainer = make_trainer(strategy="ddp", devices=2)
-    with pytest.raises(
-        ValueError, match="all clients on one device, got DDPStrategy on 2 devices; use Trainer"
-    ):
-        check_setup(trainer, Classifier())
-
-
 def test_several_optimisers_need_manual_optimisation():
     """Lightning's own rule, in Lightning's own words."""
     with pytest.raises(RuntimeError, match="multiple optimizers is only supported with manual optimization"):
         make_trainer(federated()).fit(Two(), datamodule=Digits(80))
-
-
-def test_no_optimiser():
-    trainer = make_trainer()
-    trainer.strategy.optimizers = []
-    with pytest.raises(ValueError, match="needs an optimiser, configure_optimizers returned none"):
-        check_optimizers(trainer)
 
 
 def test_a_limit_that_leaves_a_client_without_a_batch():
@@ -76,16 +61,6 @@ def test_a_limit_that_leaves_a_client_without_a_batch():
     for batches in range(1, 1001):
         assert len(pass_sizes(batches, 1, False, least_fraction(batches))) >= 1, batches
         assert least_fraction(batches) <= 1.0
-
-
-def test_data_that_cannot_be_dealt_out():
-    refused("100 clients can't share 80 samples; use num_clients <= 80", fed=federated(num_clients=100))
-
-    class Nothing(Digits):
-        def train_dataloader(self):
-            return [1, 2]
-
-    refused("must return torch DataLoaders to federate, got list; return one, or a dict", data=Nothing(80))
 
 
 def test_a_loader_that_slips_in_would_train_centrally():
@@ -125,51 +100,14 @@ def test_a_refused_tuner_leaves_a_trainer_that_trains():
     assert trainer.callback_metrics["fed/round"] == 1
 
 
-def test_two_federations_in_one_trainer():
-    class Other(Federated):
-        state_key = "other"
-
-    with pytest.raises(ValueError, match="two Federated callbacks; leave one of them out"):
-        make_trainer(federated(), Other(FedAvg(), 4)).fit(Classifier(), datamodule=Digits(80))
-
-
 def test_a_stack_needs_an_elementwise_optimiser():
     def lbfgs(params):
         return torch.optim.LBFGS(params, lr=0.1)
 
-    refused(
-        "LBFGS is not elementwise, so clients can't train side by side with it; use clients_per_step=1",
-        Classifier(optimizer=lbfgs),
-        fed=federated(clients_per_step=2),
-    )
     fed = federated(clients_per_step="auto")
     with pytest.warns(UserWarning, match="one client at a time, .* because LBFGS is not elementwise"):
         make_trainer(fed, max_epochs=1).fit(Classifier(optimizer=lbfgs), datamodule=Digits(80))
     assert fed.clients_per_step_chosen == 1
-
-
-class Lazy(Classifier):
-    """Its layer learns how wide it is from the first batch, or from a batch in `setup`."""
-
-    def __init__(self, warm: bool) -> None:
-        super().__init__(torch.nn.LazyLinear(10))
-        self.warm = warm
-
-    def setup(self, stage):
-        if self.warm:
-            self.backbone(torch.zeros(2, 64))
-
-
-class Complex(Classifier):
-    """Has a complex parameter beside the real ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.phase = torch.nn.Parameter(torch.ones(10, dtype=torch.complex64))
-
-
-def test_complex_parameters_are_refused_with_the_cure():
-    refused(r"phase are complex, .* torch\.view_as_real", Complex())
 
 
 def test_nothing_to_train_is_said():
@@ -183,11 +121,6 @@ def test_nothing_to_train_is_said():
 def test_no_data_at_all_is_said():
     with pytest.raises(ValueError, match=r"there is no training data, .* datamodule="):
         make_trainer(federated()).fit(Classifier())
-
-
-def test_layers_without_a_shape_are_refused_with_the_cure():
-    refused(r"backbone\.weight, backbone\.bias have no shape .* run a batch through .* setup", Lazy(False))
-    make_trainer(federated(), max_epochs=1).fit(Lazy(True), datamodule=Digits(80))
 
 
 @pytest.mark.parametrize(
@@ -248,27 +181,32 @@ def test_every_argument_has_one_place_and_a_kind():
     Federated(LDPQ(1.0), np.int64(4), dropout_probability=np.float64(0.1), seed=np.int32(1))
 
 
-def test_parameters_that_the_module_does_not_own_are_refused_with_a_cure_that_helps():
-    class Loose(Classifier):
-        """A scale in a plain list, which no module knows."""
+class Loose(Classifier):
+    """A scale in a plain list, which no module knows, or the module's own."""
 
-        def __init__(self, owned: bool) -> None:
-            super().__init__()
-            scale = nn.Parameter(torch.ones(10))
-            self.scales = nn.ParameterList([scale]) if owned else [scale]
+    def __init__(self, owned: str) -> None:
+        super().__init__()
+        scales = [nn.Parameter(torch.ones(10))]
+        self.scales = nn.ParameterList(scales) if owned == "attribute" else scales
+        if owned == "registered":
+            self.register_parameter("scale", scales[0])
 
-        def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self.scales[0] * self.backbone(batch[0]), batch[1])
+    def own(self):
+        return self.scale if hasattr(self, "scale") else self.scales[0]
 
-        def configure_optimizers(self):
-            return torch.optim.SGD([*self.backbone.parameters(), *self.scales], lr=0.1)
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.own() * self.backbone(batch[0]), batch[1])
 
+    def configure_optimizers(self):
+        return torch.optim.SGD([*self.backbone.parameters(), self.own()], lr=0.1)
+
+
+@pytest.mark.parametrize("owned", ["attribute", "registered"])
+def test_parameters_that_the_module_does_not_own_are_refused_with_a_cure_that_helps(owned):
     fed = Federated(FedAvg(), 3, seed=0)
-    with pytest.raises(
-        ValueError, match=r"1 parameters in the optimiser are not the module's \(shapes \(10,"
-    ):
-        make_trainer(fed).fit(Loose(owned=False), datamodule=Digits(60))
+    with pytest.raises(ValueError, match=r"1 parameters in the optimiser are not .* \(shapes \(10,"):
+        make_trainer(fed).fit(Loose(""), datamodule=Digits(60))
     assert fed.ledger.most_charged == 0
-    module = Loose(owned=True)
+    module = Loose(owned)
     make_trainer(Federated(FedAvg(), 3, seed=0)).fit(module, datamodule=Digits(60))
-    assert not torch.equal(module.scales[0].detach(), torch.ones(10))
+    assert not torch.equal(module.own().detach(), torch.ones(10))

@@ -14,7 +14,7 @@ from lightning_fedq.mechanisms import CPA, CorBin, FedAvg, SignRR, SubtractiveDi
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, Ranges
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training import rank_checks
-from lightning_fedq.training.rank_checks import check_for_ranks, check_same_on_all_ranks, say_who_is_idle
+from lightning_fedq.training.rank_checks import check_same_on_all_ranks, say_who_is_idle
 from lightning_fedq.training.ranks import (
     DistributedClientsStrategy,
     OtherRankStoppedError,
@@ -265,11 +265,6 @@ def test_a_round_that_is_about_to_start_is_not_waited_for_twice():
 
 def fed(mechanism=None, **options):
     return Federated(mechanism or CorBin(1.0), 4, seed=0, **options)
-
-
-def test_a_batch_rule_is_refused():
-    with pytest.raises(ValueError, match="SimpleNamespace keeps every client's account in one process"):
-        check_for_ranks(SimpleNamespace())
 
 
 def test_ranks_with_other_settings_are_refused_by_name():

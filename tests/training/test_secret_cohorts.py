@@ -416,20 +416,6 @@ def test_a_run_is_not_resumed(tmp_path):
             trainer_of(secret(**cohorts), rounds=5).fit(Line(), loader(), ckpt_path=path)
 
 
-def test_targets_and_budgets_are_about_outsiders_and_runs():
-    with pytest.raises(ValueError, match="adversary='outsider', got 'server'"):
-        fedq.PrivacyTarget(1.0, 1e-5, "server", cohorts="secret")
-    with pytest.raises(ValueError, match="over='run'"):
-        fedq.PrivacyTarget(1.0, 1e-5, "outsider", over="round", cohorts="secret")
-    with pytest.raises(ValueError, match="adversary='outsider'"):
-        fedq.PrivacyBudget(1.0, 1e-5, "client", cohorts="secret")
-    with pytest.raises(ValueError, match=r"Federated.cohorts='secret'"):
-        fitted(
-            fedq.Federated(NOISE, 20, clients_per_round=4),
-            fedq.PrivacyBudget(1.0, 1e-3, "outsider", cohorts="secret"),
-        )
-
-
 def test_several_processes_are_refused():
     with pytest.raises(ValueError, match=r"S1, .*2 processes.*devices=1"):
         check_processes(SimpleNamespace(world_size=2, strategy=None))

@@ -124,5 +124,3 @@ def test_refusals():
         LeakageMonitor(seconds_per_round=0.0)
     with pytest.raises(ValueError, match="num_candidates must be >= 4"):
         LeakageMonitor(num_candidates=3)
-    with pytest.raises(ValueError, match="no Federated callback"):
-        make_trainer(LeakageMonitor()).fit(Scores(), Digits(num_train=40))

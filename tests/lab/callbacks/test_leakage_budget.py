@@ -224,8 +224,6 @@ def test_what_is_refused():
     both = DPSGD(1.0, 1.0, delta=1e-3), LeakageBudget()
     refused("DPSGD and LeakageBudget both choose the local batches", federation(), *both)
     refused("can't be shown with 5 attempts", federation(0.2), LeakageBudget(attempts=5))
-    few = Federated(mechanism(), 60, seed=0)
-    refused("needs 4 samples of each client to tell apart", few, LeakageBudget())
 
     class Item(Classifier):
         def training_step(self, batch, batch_idx):

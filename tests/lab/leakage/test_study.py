@@ -175,8 +175,6 @@ def test_tighter_budgets_take_more_noise():
 
 def test_budgets_that_cannot_be_met_have_a_reason():
     setting = study(attack=Matching())
-    with pytest.raises(ValueError, match=r"can't be shown with 10 attempts: even without a hit"):
-        calibrate(setting, 0.1, generator(), attempts=10)
     with pytest.raises(ValueError, match="max_probes must be >= 2"):
         calibrate(setting, 0.5, generator(), max_probes=1)
 
