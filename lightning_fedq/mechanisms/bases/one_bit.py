@@ -39,8 +39,9 @@ _CHUNK = 1 << 14
 """Coordinates of a message that are worked on at once."""
 _ON_DEVICE = 1 << 22
 """Words that go to a device at once, 16 MiB: while it works on them, the next ones are drawn."""
-_BLOCK = 1 << 17
-"""Words of several clients that wait for the quantiser: 512 KiB, so that they are still in the cache."""
+_BLOCK = 1 << 19
+"""Words of several clients that wait for the quantiser: 2 MiB, so that they are still in the cache, and 64
+clients of 8,000 coordinates share one pass through Python."""
 
 
 class Coupling(Protocol):
