@@ -31,7 +31,7 @@ from lightning_fedq import cli, mechanisms
 from lightning_fedq.commands import mechanism_row
 from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
-from lightning_fedq.commands.shown import SHIPPED as HELP
+from lightning_fedq.commands.shown import FLAGS, SHIPPED as HELP, WRITERS, writers
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 
 DOCS = Path(__file__).parent
@@ -300,12 +300,26 @@ def _help(command: str) -> str:
     return shown.getvalue()
 
 
-def made() -> Iterator[tuple[Path, str]]:
+def _flags(check: bool) -> dict[str, str]:
+    """What Lightning's parser prints for `fedq fit NAME`. Other packages than it is from can't check it."""
+    kept: dict[str, str] = json.loads(HELP.read_text())
+    if check and kept[WRITERS] != writers():
+        return {name: kept[name] for name in (FLAGS, WRITERS)}
+    # in a process of its own: `typing` writes a union as it was written first
+    code = "from lightning_fedq.commands.run import FedqCLI; FedqCLI(['fit', '--help'])"
+    environment = {**os.environ, "COLUMNS": "100"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return {FLAGS: done.stdout, WRITERS: writers()}
+
+
+def made(check: bool) -> Iterator[tuple[Path, str]]:
     """Every file with something that is made here, and what it should hold."""
     yield LISTS, _LISTS.sub(lambda found: f"{found[1]}{_names()}\n{found[2]}", LISTS.read_text())
     shown = {**mechanism_row.SETTING, "mechanisms": _described()}
     yield SHIPPED, json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
-    yield HELP, json.dumps({name: _help(name) for name in cli.OTHERS}, indent=1, ensure_ascii=False) + "\n"
+    shown = {**{name: _help(name) for name in cli.OTHERS}, **_flags(check)}
+    yield HELP, json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
     for page in PAGES:
         yield page, renewed(page.read_text())
 
@@ -332,15 +346,16 @@ def main(argv: Sequence[str]) -> int:
             page = DOCS / "audit.md"
             page.write_text(with_audit(page.read_text(), name))
         return 0
-    old = [(path, text) for path, text in made() if not path.exists() or path.read_text() != text]
+    check = "--check" in argv
+    old = [(path, text) for path, text in made(check) if not path.exists() or path.read_text() != text]
     for path, text in old:
-        state = "out of date, run `make tables`" if "--check" in argv else "renewed"
+        state = "out of date, run `make tables`" if check else "renewed"
         print(f"{path.relative_to(ROOT)}: {state}")
-        if "--check" not in argv:
+        if not check:
             path.write_text(text)
             if path == LISTS:  # the tables then speak of other names than this process has imported
                 return subprocess.call([sys.executable, __file__])
-    return int(bool(old) and "--check" in argv)
+    return int(bool(old) and check)
 
 
 if __name__ == "__main__":

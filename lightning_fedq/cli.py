@@ -79,7 +79,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if command == "--version":
         print(f"fedq {__version__}")
         return 0
-    if arguments[1:] in (["-h"], ["--help"]) and (text := help_of(command)) is not None:
+    if arguments[-1] in ("-h", "--help") and (text := help_of(command, *arguments[1:-1])) is not None:
         print(text, end="")
         return 0
     if command in (*TRAINING, *OTHERS) and command != "configs":  # which only writes files

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -557,10 +558,34 @@ def test_help_of_training_says_what_lightning_does_not_know(capsys):
         shown = " ".join(capsys.readouterr().out.split())
         assert f"fedq {command} " in shown and "--with FRAGMENT" in shown
         assert "--set Federated.num_clients=7" in shown and "--trainer.max_epochs" in shown
-    with pytest.raises(SystemExit, match="0"):
-        main(["fit", "digits_corbin", "--help"])
+    assert main(["fit", "digits_corbin", "--help"]) == 0
     whole = " ".join(capsys.readouterr().out.split())
     assert described("fit")["description"] in whole and "--trainer.max_epochs" in whole
+
+
+def test_flags_of_other_packages_than_are_installed_come_from_the_parser(monkeypatch, capsys):
+    assert main(["fit", "digits_corbin", "--help"]) == 0
+    shipped = capsys.readouterr().out
+    monkeypatch.setattr("lightning_fedq.commands.shown.version", lambda name: "0.0.1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "digits_corbin", "--help"])
+    parsed = capsys.readouterr().out
+    assert re.findall(r"--[\w.]+", parsed) == re.findall(r"--[\w.]+", shipped)
+
+
+def test_flags_need_no_lightning():
+    code = (
+        "import sys; from lightning_fedq.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "fit", "digits_corbin", "--help"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert found.endswith("False\n") and "--trainer.max_epochs" in found
+
+
+def test_flags_of_a_name_that_does_not_ship_are_refused(capsys):
+    assert main(["fit", "digits_corbinn", "--help"]) == 2
+    assert "digits_corbin" in capsys.readouterr().err
 
 
 def test_version(capsys):
