@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 MODES = {"1 process, 1 thread": (1, 1), "1 process, 2 threads": (1, 2), "2 ranks, 1 thread each": (2, 1)}
-STACKS = {"W1": 250, "W2": 1}
-CLIENTS = {"W1": 1000, "W2": 6}
+STACKS = {"W1": 250, "W2": 1, "W3": 5}
+CLIENTS = {"W1": 1000, "W2": 6, "W3": 50}
 
 
 def one(job_name: str, data: str, ranks: int, threads: int, rounds: int, output: str) -> None:
