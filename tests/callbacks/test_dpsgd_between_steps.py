@@ -18,14 +18,13 @@ class Remembers(Classifier):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.ema, self.count, self.losses = how, 1.0, 0, []
+        self.how, self.ema, self.losses = how, 1.0, []
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss / float(self.ema)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.count += 1
         value = {
             "loss": lambda: float(outputs["loss"]),
             "mean of the batch": lambda: float(batch[0].mean()) + 2.0,
@@ -86,7 +85,7 @@ class Averages(Remembers):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         super().on_train_batch_end(outputs, batch, batch_idx)
-        self.ema = 1.0 + 0.1 * self.count
+        self.ema = 1.0 + 0.1 * self.trainer.global_step
         for mean, weight in zip(self.teacher, self.parameters(), strict=True):
             mean.lerp_(weight.detach(), 0.1)
 

@@ -51,6 +51,23 @@ TESTED = {
     "so what others count is not known; {}": _SAME + "test_a_layer_that_counts_otherwise_is_named",
     "let max_epochs be the rounds that the first training was calibrated for less those": _TARGET
     + "test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works",
+    "what earlier batches have left behind changes the gradients": (
+        "callbacks/test_dpsgd_between_steps.py::test_averages_of_weights_and_counts_of_steps_train"
+    ),
+    "gradients of a sample in a batch differ from those of the sample alone": (
+        "callbacks/test_dpsgd_guards.py::test_a_batch_that_is_sorted_before_all_layers_is_welcome"
+    ),
+    "found no column 'label' or 'labels' among {}": "data/test_hugging_face.py::test_labels",
+    "a stream serves one payload. Abandon the round": (
+        "privacy/test_ledger.py::test_the_engine_refuses_to_start_a_round_twice"
+    ),
+    "rank {} is at {} while rank {} is at {}": (
+        "training/test_rank_group.py::test_objects_of_any_length_arrive_in_the_order_of_ranks"
+    ),
+    "rank {} of {} gets no answer from another rank": (
+        "training/test_rank_processes.py"
+        "::test_a_rank_that_is_killed_ends_the_run_which_goes_on_with_any_number_of_ranks"
+    ),
     "rounds, is missing; put it back": _RECORDS,
     "it is not what this checkpoint's {} rounds have written": _RECORDS,
     "AES by this CPU's instructions is not AES by OpenSSL": (

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -81,6 +81,11 @@ def fed(mechanism=None, num_clients=4, **settings):
     return Federated(mechanism or FedAvg(), num_clients, **{"seed": 1, "clients_per_step": 1, **settings})
 
 
+def dpsgd(**settings):
+    """DP-SGD with a seed."""
+    return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
+
+
 def fit(*callbacks, module=None, data=None, ckpt_path=None, **trainer):
     """A fit of digits. Returns the Trainer."""
     made = make_trainer(*(callbacks or (fed(),)), **{"max_epochs": 1, **trainer})
@@ -96,3 +101,9 @@ def module_with(optimizer, backbone=None):
 def sgd(**settings):
     """A function of the parameters that returns this SGD."""
     return lambda params: torch.optim.SGD(params, **{"lr": 0.1, **settings})
+
+
+class Tunable(Classifier):
+    """What a search for a learning rate asks for."""
+
+    lr = 0.1

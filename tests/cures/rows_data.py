@@ -15,11 +15,10 @@ from torch.utils.data import (
 )
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import DPSGD
 from lightning_fedq.data import FederatedDataModule, QuantitySkew
 from lightning_fedq.data.datasets.tensors import split_indices
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards
-from tests.cures.rows import fed, fit, row
+from tests.cures.rows import dpsgd, fed, fit, row
 from tests.digits_run import Classifier, Digits, digits
 
 INPUTS, LABELS = digits()
@@ -83,10 +82,6 @@ def two(**settings):
 
 def of(*clients, **settings):
     return FederatedDataModule(clients=list(clients), **settings)
-
-
-def dpsgd():
-    return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
 
 
 class Backwards(Sampler[int]):

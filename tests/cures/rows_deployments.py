@@ -31,6 +31,7 @@ from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated,
 
 COIN = LDPQ(4.0)
 SECURE = {"seed": None, "local_epochs": 1}
+MASKED = {"secure_aggregation": SecAgg()}
 
 
 def stepping(interval):
@@ -68,27 +69,13 @@ def deployed(ours=None, theirs=None, apps=None, folder=None, **server):
     said(play)
 
 
-def without_home():
-    return clients(make(**SECURE), Path(), home=False)
+def without_home(settings):
+    return clients(settings, Path(), home=False)
 
 
-def with_home():
+def with_home(settings):
     """The clients' folders are said in code and not by the node."""
     folder = fresh("homes")
-
-    def home(context):
-        return folder / str(context.node_config["partition-id"])
-
-    apps = [client_app(module, own_digits, make(**SECURE)(), home=home) for _ in range(CLIENTS)]
-    return apps, [None] * CLIENTS
-
-
-def masked_without_home():
-    return clients(make(secure_aggregation=SecAgg()), Path(), home=False)
-
-
-def masked_with_home():
-    folder, settings = fresh("homes"), make(secure_aggregation=SecAgg())
 
     def home(context):
         return folder / str(context.node_config["partition-id"])
@@ -180,16 +167,16 @@ row(
 )
 row(
     "a client without a seed keeps keys and the log of its streams in a folder of its own; start",
-    lambda: deployed(make(**SECURE), apps=without_home()),
+    lambda: deployed(make(**SECURE), apps=without_home(make(**SECURE))),
     lambda: deployed(make(**SECURE)),
-    lambda: deployed(make(**SECURE), apps=with_home()),
+    lambda: deployed(make(**SECURE), apps=with_home(make(**SECURE))),
     error=RuntimeError,
 )
 row(
     "secure aggregation keeps its state between messages in a folder of the client's own; start",
-    lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_without_home()),
-    lambda: deployed(make(secure_aggregation=SecAgg())),
-    lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_with_home()),
+    lambda: deployed(make(**MASKED), apps=without_home(make(**MASKED))),
+    lambda: deployed(make(**MASKED)),
+    lambda: deployed(make(**MASKED), apps=with_home(make(**MASKED))),
 )
 row(
     "this client's folder {} is of federation {}, the server's is {}; take a new folder for a new",

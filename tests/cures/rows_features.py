@@ -1,6 +1,6 @@
 """Cures that personalisation, evaluation by client, splits, LEAF files and secret cohorts name."""
 
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from lightning_fedq.lab.bench.tasks import tasks
 from lightning_fedq.lab.commands.bench import reference
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
 from lightning_fedq.training.described import run_of_releases
-from tests.cures.rows import fed, fit, row
+from tests.cures.rows import dpsgd, fed, fit, row
 from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
+from tests.cures.rows_training import monitor
+from tests.data.datasets.test_leaf import write
 from tests.described import Setting
 from tests.digits_run import Classifier, digits
 from tests.lab.callbacks.test_leakage import Scores
@@ -29,14 +31,6 @@ LIMIT = fedq.Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
 PER_ROUND = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round")
 SECRET = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
-
-
-def dpsgd():
-    return fedq.DPSGD(1.0, 1.0, delta=1e-4, seed=1)
-
-
-def monitor():
-    return fedq.LeakageMonitor(attempts=4, num_candidates=8)
 
 
 def secret(**settings):
@@ -89,15 +83,11 @@ def measured(amount=0.5, **settings):
 
 def leaf(*files):
     """Files of LEAF's format, with users and how many samples they have."""
-    folder = Path("leaf")
-    folder.mkdir(exist_ok=True)
-    for old in folder.glob("*.json"):
-        old.unlink()
+    shutil.rmtree("leaf", ignore_errors=True)
     for number, users in enumerate(files):
-        data = {user: {"x": [[float(v)] for v in held], "y": held} for user, held in users.items()}
-        content = {"users": list(users), "num_samples": list(map(len, users.values())), "user_data": data}
-        (folder / f"{number}.json").write_text(json.dumps(content))
-    return str(folder)
+        samples = {user: ([[float(v)] for v in held], held) for user, held in users.items()}
+        write(Path("leaf"), f"{number}.json", samples)
+    return "leaf"
 
 
 class Users(Dataset[Any]):

@@ -8,36 +8,21 @@ from pytorch_lightning.loggers import WandbLogger
 from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import DPSGD, PrivacyBudget, RunFolder, WandbRounds
+from lightning_fedq.callbacks import PrivacyBudget, RunFolder, WandbRounds
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, RotatedAxes
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks import test_dpsgd_guards as guards
-from tests.cures.rows import fed, fit, module_with, row
+from tests.cures.rows import dpsgd, fed, fit, module_with, row
 from tests.cures.rows_data import part
 from tests.digits_run import Classifier
+from tests.training.test_client_parallel import Skips
 from tests.training.test_saved_states import Counts
 from tests.training.test_unfreezing import TwoLayers
 
 
-def dpsgd(**settings):
-    return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
-
-
 def private(mechanism=None, **settings):
     return fed(mechanism or LDPQ(0.5), seed=None, **settings)
-
-
-class Returns(Classifier):
-    """A loss for every batch, or for all but the second."""
-
-    def __init__(self, every: bool) -> None:
-        super().__init__()
-        self.every = every
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        return loss if self.every or batch_idx != 1 else None
 
 
 class Unused(Classifier):
@@ -249,13 +234,13 @@ row(
     "the batch of step {} of client {} is here and {} steps are charged: no step was taken on the last",
     lambda: fit(dpsgd(), module=StepsItself(False)),
     lambda: fit(dpsgd(), module=StepsItself(True)),
-    lambda: fit(dpsgd(), module=Returns(True)),
+    lambda: fit(dpsgd(), module=Classifier()),
     error=RuntimeError,
 )
 row(
     "{} of {} parameters have no gradient of this batch, and a step is charged for all of them; return",
-    lambda: fit(dpsgd(), module=Returns(False)),
-    lambda: fit(dpsgd(), module=Returns(True)),
+    lambda: fit(dpsgd(), module=Skips()),
+    lambda: fit(dpsgd(), module=Classifier()),
     error=RuntimeError,
 )
 row(

@@ -3,33 +3,22 @@
 import time
 import warnings
 
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
+from torch.utils.data import TensorDataset
 
-from lightning_fedq._lightning import pl
 from lightning_fedq.lab.callbacks import LeakageBudget, LeakageMonitor
 from lightning_fedq.lab.leakage import Analytic, InvertingGradients, Matching, iDLG
 from lightning_fedq.lab.leakage.study import calibrate
 from lightning_fedq.mechanisms import FedAvg, NearOptimalUtility
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.cures.rows import fed, fit, module_with, row, sgd
+from tests.cures.rows_data import Loads, loader
 from tests.digits_run import digits
 from tests.lab.callbacks.test_leakage import Scores
 from tests.lab.leakage.settings import generator, mlp, study
 from tests.lab.leakage.test_inversion import Once
 
 INPUTS, LABELS = digits()
-
-
-class Loads(pl.LightningDataModule):
-    """A training set."""
-
-    def __init__(self, *columns: Tensor) -> None:
-        super().__init__()
-        self.data = TensorDataset(*columns)
-
-    def train_dataloader(self):
-        return DataLoader(self.data, batch_size=10)
 
 
 class Pixels(Scores):
@@ -40,6 +29,11 @@ class Pixels(Scores):
 
     def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+def columns(*held):
+    """A data module of these columns."""
+    return Loads(loader(TensorDataset(*held)))
 
 
 class Slow(nn.Module):
@@ -95,13 +89,13 @@ SHORT = iDLG(1)
 row("num_candidates = {}, the", lambda: watched(num_candidates=500), lambda: watched(num_candidates=50))
 row(
     "samples must be pairs of an input and a class to be attacked; leave the monitor out",
-    lambda: watched(Loads(INPUTS[:80], LABELS[:80], LABELS[:80]), Pixels()),
-    lambda: fit(data=Loads(INPUTS[:80], LABELS[:80], LABELS[:80]), module=Pixels()),
+    lambda: watched(columns(INPUTS[:80], LABELS[:80], LABELS[:80]), Pixels()),
+    lambda: fit(data=columns(INPUTS[:80], LABELS[:80], LABELS[:80]), module=Pixels()),
 )
 row(
     "inputs must be floats to be attacked, got {}; leave the monitor out",
-    lambda: watched(Loads((16 * INPUTS[:80]).byte(), LABELS[:80]), Pixels()),
-    lambda: fit(data=Loads((16 * INPUTS[:80]).byte(), LABELS[:80]), module=Pixels()),
+    lambda: watched(columns((16 * INPUTS[:80]).byte(), LABELS[:80]), Pixels()),
+    lambda: fit(data=columns((16 * INPUTS[:80]).byte(), LABELS[:80]), module=Pixels()),
 )
 row(
     "the gradient of one sample takes {} s, so {} candidates take longer than half of",

@@ -17,6 +17,7 @@ from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, row
 from tests.cures.rows_rounds import handed
 from tests.one_round import context_of, decode, encode, updates_for
+from tests.secagg.test_terms import Unbounded
 
 TARGET = PrivacyTarget(0.5, delta=1e-5, adversary="secagg_server")
 CYCLE = {"participation": "cyclic", "clients_per_round": 4}
@@ -37,13 +38,6 @@ def dropped(mechanism):
     context = context_of(mechanism, (0, 1, 2), (64,))
     symbols = encode(mechanism, updates_for(3), context).symbols
     return decode(mechanism, symbols[:2], (0, 1), context)
-
-
-class Unbounded(LDPQ):
-    """Its code does not say how large a symbol is."""
-
-    def code(self, context):
-        return object()
 
 
 class Bounded(Unbounded):

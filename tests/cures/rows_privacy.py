@@ -4,17 +4,12 @@ import torch
 from torch import nn
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import DPSGD
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.privacy.accounting import check_delta
 from tests.callbacks.test_dpsgd_guards import NoisyBackward
-from tests.cures.rows import fed, fit, row
+from tests.cures.rows import Tunable, dpsgd, fed, fit, row
 from tests.cures.rows_data import part
 from tests.digits_run import Classifier, Digits, ManualSteps
-
-
-def dpsgd(**settings):
-    return DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
 
 
 def backbone(*layers):
@@ -23,23 +18,6 @@ def backbone(*layers):
 
 class ByHand(ManualSteps, Classifier):
     """Steps on its own."""
-
-
-class Remembers(Classifier):
-    """The loss hangs on what the last batch was, or on the number of the step."""
-
-    def __init__(self, by: str) -> None:
-        super().__init__()
-        self.by, self.factor = by, 1.0
-
-    def training_step(self, batch, batch_idx):
-        factor = {"batch": self.factor, "nothing": 1.0, "step": 1.0 + 0.1 * self.trainer.global_step}
-        if self.by == "weights":
-            factor["weights"] = 1.0 + float(self.backbone.weight.detach().norm())
-        return factor[self.by] * super().training_step(batch, batch_idx)
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.factor = 1.0 + float(outputs["loss"].detach()) if len(batch[0]) else 1.0
 
 
 class Twice(Classifier):
@@ -132,23 +110,6 @@ class Noisy(nn.Module):
         return NoisyBackward.apply(inputs)
 
 
-class Reorders(Classifier):
-    """The second layer has the batch in another order than the first, or in the same."""
-
-    def __init__(self, other: bool) -> None:
-        super().__init__(nn.ModuleList([nn.Linear(64, 16), nn.Linear(16, 10)]))
-        self.other = other
-
-    def training_step(self, batch, batch_idx):
-        inputs, labels = batch
-        order = torch.randperm(len(inputs)) if self.other else torch.arange(len(inputs))
-        hidden = self.backbone[0](inputs).tanh()[order]
-        return nn.functional.cross_entropy(self.backbone[1](hidden), labels[order])
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-
 def noisy(*first):
     return Classifier(nn.Sequential(nn.Linear(64, 64), *first, nn.Linear(64, 10)))
 
@@ -195,11 +156,6 @@ row(
     lambda: fit(dpsgd(), module=backbone(Counts(False))),
 )
 row(
-    "what earlier batches have left behind changes the gradients of a later one, so that one sample",
-    lambda: fit(dpsgd(seed=None), module=Remembers("batch")),
-    *(lambda by=by: fit(dpsgd(seed=None), module=Remembers(by)) for by in ("nothing", "weights", "step")),
-)
-row(
     "there were several backward passes in one step, and a sample could add max_grad_norm in each of",
     lambda: fit(dpsgd(), module=Twice(False)),
     lambda: fit(dpsgd(), module=Twice(True)),
@@ -222,16 +178,7 @@ row(
     lambda: fit(dpsgd(), module=noisy()),
 )
 row(
-    "gradients of a sample in a batch differ from those of the sample alone: rows of one layer are",
-    lambda: fit(dpsgd(), module=Reorders(True)),
-    lambda: fit(dpsgd(), module=Reorders(False)),
-)
-row(
     "DPSGD protects one sample in one client's data, and some samples are held by several clients",
     lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9]),
     lambda: held([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]),
 )
-
-
-class Tunable(Classifier):
-    lr = 0.1

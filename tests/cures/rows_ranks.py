@@ -1,18 +1,15 @@
-"""Cures that ranks name, as rank 0 of a group of one sees them, or in a group whose two ranks are threads."""
+"""Cures that ranks name, as rank 0 of a group of one sees them."""
 
-from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import torchmetrics
 
 from lightning_fedq.callbacks import DPSGD, ByzantineClients
 from lightning_fedq.training.rank_checks import check_same_on_all_ranks
-from lightning_fedq.training.rank_group import RankGroup, RankLostError
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import Stream, of
 from tests.digits_run import Classifier
 from tests.training.test_distributed_clients import Meeting
-from tests.training.test_rank_group import TIMEOUT, address
 
 
 class Alone(Meeting):
@@ -74,30 +71,6 @@ def streams():
     return of(*map(Stream, range(4)), batch_size=5)
 
 
-def threads():
-    """A group of two ranks."""
-    place = address()
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda rank: RankGroup(rank, 2, place, "gloo", TIMEOUT), range(2)))
-
-
-def meet(*places):
-    groups = threads()
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda group: group.gather(None, places[group.rank]), groups))
-
-
-def lost():
-    groups = threads()
-    groups.pop()  # and with it its connections
-    groups[0].gather(None, "here")
-
-
-def goes_on():
-    fit(fed()).save_checkpoint("one.ckpt")
-    fit(fed(), ckpt_path="one.ckpt", max_epochs=2)
-
-
 def compared(theirs):
     """Rank 1, of a group whose rank 0 has this mechanism."""
     group = Meeting(1)
@@ -131,10 +104,3 @@ row(
     lambda: one(fed(), module=Counts("object")),
 )
 row("; start all ranks with the same program,", lambda: compared("CorBin"), lambda: compared("LDPQ"))
-row(
-    "rank {} is at {} while rank {} is at {}; let all ranks do the same, and stop on all of them where",
-    lambda: meet("one place", "another place"),
-    lambda: meet("one place", "one place"),
-    error=RuntimeError,
-)
-row("rank {} of {} gets no answer from another rank, so the run", lost, goes_on, error=RankLostError)

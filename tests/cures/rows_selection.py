@@ -6,8 +6,6 @@ from unittest import mock
 import torch
 import yaml
 
-from lightning_fedq.data.labels import labels_of
-from lightning_fedq.data.partition import IID
 from lightning_fedq.lab.commands import sweep
 from lightning_fedq.lab.selection import NegativeBinomialTrials, run_loss, selected
 from lightning_fedq.mechanisms import LDPQ, RotatedCoins
@@ -65,24 +63,6 @@ class Unknown(Loss):
 TRIALS = NegativeBinomialTrials.of_mean(1.0, 2.0)
 
 
-class Table:
-    """As much of a Hugging Face data set as labels need."""
-
-    features, format = None, {"type": "torch"}
-
-    def __init__(self, label: str) -> None:
-        self.column_names = ["pixels", label]
-
-    def with_format(self, kind):
-        return self
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, name):
-        return torch.arange(4) % 2
-
-
 def report(**settings):
     mechanism = LDPQ(1.0)
     context = context_of(mechanism, (0, 1))
@@ -129,12 +109,6 @@ row(
     "a {} has no Renyi divergence; see `run_loss`",
     lambda: selected(Unknown(), TRIALS),
     lambda: selected(run_loss(GaussianLoss(1.0), 3), TRIALS),
-)
-row(
-    "found no column 'label' or 'labels' among {}; say which column is the label, e.g. Federate",
-    lambda: labels_of(Table("fine_label")),
-    lambda: labels_of(Table("fine_label"), "fine_label"),
-    lambda: IID().split(None, 4, 2, torch.Generator()),
 )
 row(
     "charges tell who was drawn, and cohorts are secret: leave charges out",

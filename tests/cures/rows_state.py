@@ -10,7 +10,6 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import FedAvgM
 from lightning_fedq.mechanisms import LDPQ, RotatedAxes
 from lightning_fedq.privacy.journal import Journal
-from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import BudgetSpentError
 from tests.cures.rows import fed, fit, row
 from tests.digits_run import Classifier
@@ -18,20 +17,6 @@ from tests.rounds import test_client_budget as budgets
 from tests.rounds.test_engine import DIM, make_engine, run_round
 
 LOG = Path("streams.jsonl")
-
-
-def charged(attempt):
-    """Charge the same clients twice for round 0."""
-    ledger = Ledger(4, "m")
-    ledger.charge((0, 1), 0)
-    ledger.charge((0, 1), 0, attempt)
-
-
-def abandoned():
-    engine = make_engine(LDPQ(1.0))
-    engine.start()
-    engine.abandon()
-    run_round(engine)
 
 
 def journal(*entries):
@@ -173,7 +158,6 @@ def overspent(raised, leaves=False):
         budgets.answer(client(raised), 1)
 
 
-row("round {}, attempt {} was", lambda: charged(0), lambda: charged(1), abandoned, error=RuntimeError)
 row(
     "another process writes {} at the same time; let one run at a time go on from a checkpoint",
     lambda: two_writers(one_at_a_time=False),

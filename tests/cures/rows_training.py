@@ -10,14 +10,10 @@ import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks import test_langevin as langevin
-from tests.cures.rows import fed, fit, module_with, row
+from tests.cures.rows import Tunable, dpsgd, fed, fit, module_with, row
 from tests.digits_run import Classifier, Digits
 from tests.lab.callbacks.test_leakage import Scores
 from tests.training.test_unfreezing import TwoLayers
-
-
-def dpsgd(**settings):
-    return fedq.DPSGD(1.0, 1.0, **{"delta": 1e-4, "seed": 1, **settings})
 
 
 def lbfgs(params):
@@ -319,10 +315,6 @@ def longer(first, second):
     trainer = fit(one, max_epochs=first)
     trainer.save_checkpoint("target.ckpt")
     fit(aimed(), ckpt_path="target.ckpt", max_epochs=second)
-
-
-class Tunable(Classifier):
-    lr = 0.1
 
 
 class SecondDPSGD(fedq.DPSGD):
