@@ -101,11 +101,12 @@ def integer_symbols(mechanism: Mechanism) -> None:
 
 @rule
 def decodes_to_the_sum(mechanism: Mechanism) -> None:
-    """`decode` returns finite floats, one a coordinate: float32, or float64 where there is a grid."""
+    """`decode` returns finite floats, one a coordinate: float32, or float64 (grids, `order_free` floats)."""
     context, updates = standard(mechanism)
     total = decode(mechanism, encode(mechanism, updates, context).symbols, context.cohort, context)
     check_decoded(total, context)
-    wanted = torch.float32 if mechanism.grid(context) is None else torch.float64
+    floats = mechanism.order_free and not mechanism.homomorphic
+    wanted = torch.float64 if floats or mechanism.grid(context) is not None else torch.float32
     must(total.dtype == wanted, "decodes_to_the_sum", f"decode() must return {wanted}, got {total.dtype}")
 
 
