@@ -339,10 +339,7 @@ def test_bad_settings(settings, message):
         federated(**settings)
 
 
-def test_partition_given_twice():
-    data = FederatedDataModule(Digits(), partition=Dirichlet(1.0))
-    with pytest.raises(ValueError, match="give it in one place"):
-        run(federated(partition=Dirichlet(0.1)), data=data)
+def test_samples_are_dealt_out_at_random_unless_a_partition_is_given():
     assert IID() == federated().clients.partition
 
 

@@ -237,7 +237,6 @@ def test_several_loaders_are_dealt_out_each(mode):
     [
         ({"local_steps": 2}, [Stream(0)] * 2, "loaders of 2 clients, num_clients is 3"),
         ({"local_steps": 2, "clients_per_step": 3}, [Stream(0)] * 3, "can't train side by side, got client"),
-        ({}, [part(0)] * 2, "dealt out to 2 clients, num_clients is 3"),
         ({}, [part(0), part(1), lambda: 3], "client 2 must be a Dataset, a DataLoader or a function"),
     ],
 )

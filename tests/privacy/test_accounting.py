@@ -210,11 +210,6 @@ def test_a_delta_without_a_count_is_checked_too(delta):
         check_delta(delta)
 
 
-def test_delta_is_needed():
-    with pytest.raises(ValueError, match="delta is missing; choose one below 1 / clients, 1e-5 say"):
-        check_delta(None, 50, "clients")
-
-
 def test_bad_numbers_are_refused():
     with pytest.raises(ValueError, match="compositions >= 1"):
         spent(bit(1.0), 1e-5, compositions=0)

@@ -198,12 +198,8 @@ def test_bits_are_of_the_whole_message(params):
 def test_bad_numbers_are_refused():
     with pytest.raises(ValueError, match="dropout_probability"):
         problem(5, 5, 5, 1.0, Adversary.SERVER, dropout_probability=1.0)
-    with pytest.raises(ValueError, match="epsilon must be > 0"):
-        problem(5, 5, 5, 0.0, Adversary.SERVER)
     with pytest.raises(ValueError, match="clients >= 1"):
         problem(0, 5, 5, 1.0, Adversary.SERVER)
-    with pytest.raises(ValueError, match="delta"):
-        PrivacyTarget(1.0, None, Adversary.SERVER)
 
 
 @pytest.mark.parametrize("clip_norm", [1.0, 0.01])

@@ -45,6 +45,7 @@ def test_nobody_changes_it(part):
     [
         (RUN.sampling, {"dropout_probability": 1.0}, r"dropout_probability must be in \[0, 1\), got 1.0"),
         (ASSUMED, {"max_corrupt": 1.0}, r"max_corrupt must be in \[0, 1\), got 1.0"),
+        (ASSUMED, {"max_corrupt": -0.1}, r"max_corrupt must be in \[0, 1\), got -0.1"),
         (RUN.threat, {"num_byzantine": -1}, "num_byzantine must be >= 0, got -1"),
         (RUN, {"rounds": -1}, "rounds must be >= 0, got -1"),
         (RUN, {"sampling": replace(RUN.sampling, num_clients=3)}, "num_clients >= the cohort .* got 3"),

@@ -73,28 +73,13 @@ def test_a_loader_that_slips_in_would_train_centrally():
         make_trainer(federated(), Swaps()).fit(Classifier(), datamodule=Digits(80))
 
 
-@pytest.mark.parametrize(
-    ("finder", "cure"),
-    [
-        (pl.callbacks.LearningRateFinder, "set the rate found there"),
-        (pl.callbacks.BatchSizeFinder, "give the loader the batch size found there"),
-    ],
-)
-def test_searches_that_would_train_on_everybody_s_data(finder, cure):
-    data = Digits(80)
-    data.batch_size = 10
-    trainer = make_trainer(federated(), finder())
-    with pytest.raises(ValueError, match=f"{finder.__name__} would train on the raw data of all .* {cure}"):
-        trainer.fit(Classifier(), datamodule=data)
-
-
 def test_a_refused_tuner_leaves_a_trainer_that_trains():
     trainer, data, module = make_trainer(federated(), max_epochs=1), Digits(80), Classifier()
     module.lr = module.batch_size = 10
     tuner = pl.tuner.Tuner(trainer)
-    with pytest.raises(ValueError, match="LearningRateFinder would train on the raw data"):
+    with pytest.raises(ValueError, match=r"LearningRateFinder would train on the raw .* set the rate found"):
         tuner.lr_find(module, datamodule=data)
-    with pytest.raises(ValueError, match="BatchSizeFinder would train on the raw data"):
+    with pytest.raises(ValueError, match=r"BatchSizeFinder would train .* give the loader the batch size"):
         tuner.scale_batch_size(module, datamodule=data)
     trainer.fit(module, datamodule=data)
     assert trainer.callback_metrics["fed/round"] == 1

@@ -181,7 +181,7 @@ def test_what_can_not_be_is_refused_before_the_first_round(settings, match):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({}, "delta is missing"),
+        ({}, "delta is missing; choose one below 1 / clients, 1e-5 say"),
         ({"delta": 2.0}, "delta must be > 0 and below 1"),
         ({"delta": 1e-5, "epsilon": -1.0}, "epsilon must be > 0 and finite"),
         ({"delta": 1e-5, "adversary": "nobody"}, "adversary must be one of eavesdropper, .*got 'nobody'"),

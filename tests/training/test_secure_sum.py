@@ -260,12 +260,6 @@ def test_weights_are_refused():
         engine_of(fedq.LDPQ(1.0), fedq.SecAgg(), client_weights=torch.ones(CLIENTS))
 
 
-@pytest.mark.parametrize("mechanism", [fedq.FedAvg(), fedq.CPA(epsilon=1.0)])
-def test_a_mechanism_that_is_no_sum_is_refused(mechanism):
-    with pytest.raises(TypeError, match=f"{type(mechanism).__name__} is not homomorphic"):
-        fedq.Federated(mechanism, CLIENTS, secure_aggregation=fedq.SecAgg())
-
-
 def test_a_cohort_that_does_not_suit_is_refused():
     with pytest.raises(ValueError, match="needs a cohort of 2 or more to hide in, got 1"):
         fedq.Federated(fedq.LDPQ(1.0), CLIENTS, clients_per_round=1, secure_aggregation=fedq.SecAgg())

@@ -136,7 +136,5 @@ def test_arguments_are_checked():
         lattice("E7")
     with pytest.raises(ValueError, match="blocks of D4 have length 4"):
         nearest_point(torch.zeros(3), "D4")
-    with pytest.raises(ValueError, match="at least 2 levels"):
-        scalar_levels(1, 1.0)
     with pytest.raises(ValueError, match="gamma must be > 0"):
         scalar_levels(2, 0.0)
