@@ -3,7 +3,7 @@
 One Lightning epoch is one round. The callback puts its own training loader on the user's data module (or
 module) and its own loops into the Trainer for the time of the fit. The loops train a round: every client in
 a fit of its own, on a copy (`clients`), each update through the round engine (`rounds`), the server's step
-into the module (`simulation`). The user's module holds the global model from the first to the last line.
+into the module (`training.fit`). The user's module holds the global model from the first to the last line.
 
 Here are the arguments, which become four frozen groups of settings (`training.settings`), and the hooks.
 What belongs to one fit is made when it starts (`training.fit`), on the clients that there are
@@ -351,7 +351,7 @@ class Federated(Federation, pl.Callback):
     @property
     def training_clients(self) -> tuple[int, ...]:
         """Who trains in the present batch, in the order of its rows. One client's batch has no such axis."""
-        present = None if self._fit is None else self._fit.simulation.present
+        present = None if self._fit is None else self._fit.present
         return () if present is None else present.clients
 
     def personal_state(self, client: int) -> dict[str, Tensor]:

@@ -1,15 +1,21 @@
-"""One fit of a federation, made when it starts: model, server, log, and the rounds until it ends."""
+"""One fit of a federation, made when it starts: model, server, log, and the rounds until it ends.
+
+The global model is in the user's module from the first to the last line. Clients train on copies; their
+updates go through the round engine, and when the last one has trained, the server's step is written into the
+module. A round that is given up leaves nothing to put back.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.constraints import say_what_is_kept
@@ -18,7 +24,9 @@ from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.personal import say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.clients.vector import Members, Vector, origins
+from lightning_fedq.clients.worker import ClientWorker, Trained
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 from lightning_fedq.training.averaging import RoundAverages
 from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory
@@ -29,7 +37,7 @@ from lightning_fedq.training.client_metrics import (
     choose,
     claims_something,
 )
-from lightning_fedq.training.clock import Clock
+from lightning_fedq.training.clock import Clock, Taken
 from lightning_fedq.training.described import run_to_charge
 from lightning_fedq.training.federation import Federation
 from lightning_fedq.training.figures import RunFigures
@@ -54,10 +62,24 @@ from lightning_fedq.training.resume import RecordsBeside, plain_records, records
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.secure_sum import check_modulus
 from lightning_fedq.training.settings import check_broadcast
-from lightning_fedq.training.simulation import RoundStart, Simulation
 from lightning_fedq.training.stale import untried
 from lightning_fedq.training.undo import Undo
 from lightning_fedq.training.unprotected import lengths_tell
+
+_AT_ONCE = 1 << 17
+"""Values of updates up to which those of clients that train one at a time are received together."""
+
+
+class RoundStart(NamedTuple):
+    """State that a checkpoint of an open round goes back to.
+
+    Args:
+        engine: State of the server.
+        members: What travels.
+    """
+
+    engine: dict[str, Any]
+    members: Members
 
 
 class FederatedFit:
@@ -81,7 +103,10 @@ class FederatedFit:
         clients_per_step: How many clients train side by side.
         log: What clients have logged in training, and where it goes.
         identity: Fingerprint that a checkpoint must agree with.
-        simulation: Trains the rounds.
+        worker: Trains the clients.
+        present: The stack that trains. None between stacks.
+        taken: Steps that clients of the round have taken, on all ranks once the engine has finished.
+        start: Start of the open round. None between rounds.
         given_up: Start of a round that an exception has ended.
         isolation: How isolation of the clients was tried, as a sentence. "" where they are elsewhere.
 
@@ -102,7 +127,12 @@ class FederatedFit:
     ) -> None:
         self._federation, self._trainer, self.population = federation, trainer, population
         self._schedule, self._is_checked = population.holdings.schedule, False
+        self.start: RoundStart | None = None
         self.given_up: RoundStart | None = None
+        self.present: Stack | None = None
+        self.taken = Taken()
+        self._seconds, self._refused_to_stop = 0.0, False
+        self._waiting: list[Trained] = []
         self.isolation = said(None) if isinstance(population, SimulatedClients) else ""
         self._clock = Clock(trainer, self._schedule.longest)
         self._aside, self._beside = Aside(trainer), RecordsBeside()
@@ -146,12 +176,23 @@ class FederatedFit:
         self.log.names |= names
         self.log.check_watched()
         self.correction = population.correction = self._begin_algorithm(last, saved.get("algorithm"))
-        self.simulation = self._simulate()
+        rule = federation.batch_rule
+        self.worker = ClientWorker(
+            trainer,
+            self.vector,
+            ClientFit(trainer, trainer.loggers if self.log.shared else None),
+            self._clock,
+            self.log,
+            population.loader,
+            self.clients_per_step,
+            rule is not None and rule.skips_empty,
+            self.correction,
+        )
         self._evaluator = self._begin_evaluation(choice)
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
         if isinstance(self.engine, RankEngine):
-            self.engine.beside = EndOfRound(self.simulation, self.log)
+            self.engine.beside = EndOfRound(self)
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
         self._averages = RoundAverages(trainer)
         self._averages.attach(undo)
@@ -159,13 +200,6 @@ class FederatedFit:
             self._evaluator.check(self._aside.do)
         population.is_training = True
         self.figures: RunFigures | None = None
-
-    @property
-    def _figures(self) -> RunFigures:
-        """Made after the first round, when the federation knows this fit."""
-        if self.figures is None:
-            self.figures = RunFigures(self._federation, self._trainer)
-        return self.figures
 
     def __getstate__(self) -> dict[str, Any]:
         """The server, which refuses to be copied where its keys are secret."""
@@ -333,7 +367,7 @@ class FederatedFit:
             return elsewhere
         group = None if population.ranks is None else population.ranks.group
         releases = Releases.begin(self._federation, trainer, group)
-        worker, seed = self.simulation.worker, self._federation.planner.seed
+        worker, seed = self.worker, self._federation.planner.seed
         seed_of = lambda round, client: RoundPlan(round, (), frozenset(), seed).stream_seed(  # noqa: E731
             "evaluation", client
         )
@@ -342,30 +376,12 @@ class FederatedFit:
         evaluator.exact = choice == "shared"
         return evaluator
 
-    def _simulate(self) -> Simulation:
-        rule, trainer = self._federation.batch_rule, self._trainer
-        return Simulation(
-            trainer,
-            self.engine,
-            self.vector,
-            ClientFit(trainer, trainer.loggers if self.log.shared else None),
-            self._clock,
-            self.log,
-            self.population.loader,
-            self.coming_stacks,
-            self.clients_per_step,
-            rule is not None and rule.skips_empty,
-            self._change_vector,
-            self._give_up_a_cut_round,
-            self.correction,
-        )
-
     # ---- what callbacks ask for -------------------------------------------------------------------
 
     def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
         """The stack that trains on a batch of this round, and which of its batches that is."""
-        assert self.simulation.present is not None
-        return self.simulation.present, batch_idx
+        assert self.present is not None
+        return self.present, batch_idx
 
     # ---- one round --------------------------------------------------------------------------------
 
@@ -381,7 +397,7 @@ class FederatedFit:
 
     def run_round(self) -> int | None:
         """Train the next round: every client in a fit of its own, and the server's step. See `RoundLoop`."""
-        federation, trainer, simulation = self._federation, self._trainer, self.simulation
+        federation, trainer = self._federation, self._trainer
         before, is_secret = self._clock.now, federation.clients.cohorts == "secret"
         if is_secret:
             if not self._is_checked:
@@ -392,11 +408,11 @@ class FederatedFit:
             self._check_isolation()
             self._say_cost_of_statistics()
         try:
-            record, steps = simulation.run()
+            record, steps = self._train_round()
         except OtherRankStoppedError as error:
             rank_zero_warn(f"the run ends before the round is over: {error}")
             trainer.should_stop = True
-            simulation.abandon()
+            self._abandon()
             self._averages.steps = None
             return None
         if is_secret:
@@ -404,7 +420,7 @@ class FederatedFit:
         self.records.append(record)
         if (journal := self.engine.ledger.journal) is not None:  # of which one rank knows
             self._beside.add(journal.path.parent, self._plain_records)
-        warn_of(record, simulation.taken.not_finite)
+        warn_of(record, self.taken.not_finite)
         if self.population.ranks is not None:
             self.population.ranks.share_counts(trainer.lightning_module)
         if federation.kept_target is not None:
@@ -415,6 +431,106 @@ class FederatedFit:
         if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
             self.client_evaluations.append(self._evaluator.measure(int(record.round)))
         return steps
+
+    def _train_round(self) -> tuple[RoundRecord, int]:
+        """Train the next round. Returns its record and the steps of one client.
+
+        Raises:
+            OtherRankStoppedError: If another rank has given it up.
+        """
+        engine, vector = self.engine, self.vector
+        found = vector.found()
+        if found != vector.members:
+            self._change_vector(found)
+            self.worker.forget_shapes()
+        vector.begin_round()
+        self.worker.states.count(())  # of a round that was given up
+        self.log.begin_round()
+        self._clock.begin_round()
+        # keep what somebody has written into the global model between two rounds, pruned weights say
+        shown = vector.read()
+        if not torch.equal(shown, engine.weights.to(shown)):
+            engine.weights = shown.to(engine.weights)
+        self.start = RoundStart(engine.state_dict(), vector.members)
+        self.coming_stacks()  # a rule may choose the round's noise with its batches
+        before = engine.weights
+        plan = engine.start()
+        if engine.broadcast is not None:
+            vector.show(engine.weights)
+        self._give_up_a_cut_round()
+        self._train_clients(vector.read().to(engine.weights.dtype))  # as rounded to the module's dtype
+        seed_for_transforms(plan.stream_seed("after the clients"))
+        record = engine.finish()
+        self.worker.states.count(engine.in_last_sum)
+        if self.correction is not None and not record.aborted:
+            # the algorithm's server has the mean update, which lies between two models
+            trained, after = vector.num_parameters, engine.weights
+            own = self.correction.end_round(before[:trained], after[:trained])
+            engine.weights = torch.cat([own, after[trained:]])
+        steps = self._clock.end_round(self.taken)
+        vector.constrain(engine.weights, before.to(engine.weights))
+        vector.commit()
+        vector.show(engine.weights)
+        self.start = None
+        return record, steps
+
+    def _train_clients(self, weights: Tensor) -> None:
+        self._not_finite: dict[str, None] = {}
+        done, expected = 0, sum(len(stack.clients) for stack in self.coming_stacks())
+        listening: list[Any] = []
+        if not self.engine.planner.own_draws:  # how many clients take part is nobody's to know
+            listening = [one for one in callbacks_of(self._trainer) if hasattr(one, "on_clients_done")]
+        began = time.perf_counter()
+        try:
+            for stack, batches in self.population.loader().by_stack():
+                if stack.clients:
+                    self._train(stack, batches, weights)
+                done += len(stack.clients)
+                for callback in listening:
+                    callback.on_clients_done(self._trainer, done, expected)
+            self._receive()
+        finally:
+            self._waiting.clear()
+            self.present = None
+            self._seconds += time.perf_counter() - began
+            self.worker.fit.end_round()
+            self.log.end_round()
+        self.taken = self._clock.taken._replace(not_finite=tuple(self._not_finite))
+
+    def _train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> None:
+        self.present = stack
+        trained = self.worker.train(stack, batches, weights)
+        if trained.asks_to_stop:
+            self._stop(trained.clients)
+        self._waiting.append(trained)
+        full = (len(self._waiting) + 1) * len(weights) > _AT_ONCE
+        if len(trained.clients) > 1 or full or not self.engine.mechanism.order_free:
+            self._receive()
+
+    def _receive(self) -> None:
+        """Let the server have the updates that wait: those of single clients, and of a stack behind them."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        clients = tuple(client for trained in waiting for client in trained.clients)
+        updates = [trained.updates for trained in waiting]
+        rows = updates[0] if len(updates) == 1 else torch.cat(updates)
+        before = len(self.engine.non_finite)
+        self.engine.receive(clients, rows)
+        for client in self.engine.non_finite[before:]:
+            self._not_finite |= dict.fromkeys(self.vector.not_finite(rows[clients.index(client)]))
+
+    def _stop(self, clients: Sequence[int]) -> None:
+        """A client's training has asked to end the run: after the round, where clients may be heard."""
+        if self.log.shared:
+            self._trainer.should_stop = True
+        elif not self._refused_to_stop:
+            self._refused_to_stop = True
+            rank_zero_warn(
+                f"client {clients[0]} set trainer.should_stop, which is not followed: the run would end by "
+                "what one client's data say, without noise; stop by a metric of the validation "
+                "(EarlyStopping), or let clients be heard by Federated(client_metrics='shared')"
+            )
 
     def _say_cost_of_statistics(self) -> None:
         """Where something is claimed, by noise that a seed does not take away."""
@@ -510,7 +626,9 @@ class FederatedFit:
 
     def log_round(self) -> None:
         """Log the round that has just ended, and what was measured after it where that may be logged."""
-        log_round(self._trainer, self.records[-1], self._figures.after(self.records[-1]))
+        if self.figures is None:  # not before the first round, when the federation knows this fit
+            self.figures = RunFigures(self._federation, self._trainer)
+        log_round(self._trainer, self.records[-1], self.figures.after(self.records[-1]))
         last = self.client_evaluations[-1] if self.client_evaluations else None
         if self._evaluator is not None and last is not None and last.round == self.records[-1].round:
             last.log(self._trainer, self._evaluator.exact)
@@ -528,7 +646,7 @@ class FederatedFit:
             and self._trainer.strategy.root_device.type == "cpu"
         )
         stacks = -(-federation.planner.cohort_size // self.clients_per_step)
-        if takes_ranks and (words := idle_cores(self.simulation.seconds, stacks)) is not None:
+        if takes_ranks and (words := idle_cores(self._seconds, stacks)) is not None:
             rank_zero_info(words)
 
     def replace_weights(self, weights: Tensor) -> None:
@@ -541,7 +659,7 @@ class FederatedFit:
     def end(self) -> None:
         """Free what only the rounds needed."""
         self.population.is_training = False
-        self.simulation.free()
+        self.worker.forget_shapes()  # frees the memory of stacks
 
     def give_up(self) -> None:
         """Drop the open round, if there is one, and say so."""
@@ -553,13 +671,22 @@ class FederatedFit:
             "and the model is that of the last one. A checkpoint goes on from there; local_steps makes "
             "rounds shorter"
         )
-        self.given_up = self.simulation.start
-        self.simulation.abandon()
+        self.given_up = self.start
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Give up the open round, if there is one."""
+        self.start, self.present = None, None
+        if self.engine.plan is not None:
+            self.engine.abandon()
+            if self.engine.broadcast is not None:
+                self.vector.show(self.engine.weights)
+        self.vector.begin_round()
 
     @property
     def start_of_round(self) -> RoundStart | None:
         """Start of the open round, or of one that an exception has ended. None between rounds."""
-        return self.given_up or self.simulation.start
+        return self.given_up or self.start
 
     def state_dict(self) -> dict[str, Any]:
         """The server, the records and the choices of this fit. Of an open round, its start."""

@@ -18,21 +18,23 @@ import atexit
 import hashlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.states import Packed
-from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.mechanisms.interface import AbortedRoundError
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 from lightning_fedq.training.clock import Taken
-from lightning_fedq.training.metrics import ClientMetrics, Logged
+from lightning_fedq.training.metrics import Logged
 from lightning_fedq.training.rank_group import Backend, RankGroup
 from lightning_fedq.training.schedule import Schedule
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.fit import FederatedFit
 
 NAME = "fedq_clients"
 
@@ -239,35 +241,25 @@ class EndOfRound:
     """Exchange, at the end of a round, of what is kept beside the server.
 
     Args:
-        simulation: Simulation of this rank, which counts the steps of clients.
-        log: What its clients have logged.
+        fit: Fit of this rank, with the steps, logs and states of its clients.
     """
 
-    def __init__(self, simulation: Counts, log: ClientMetrics) -> None:
-        self._simulation, self._log = simulation, log
+    def __init__(self, fit: FederatedFit) -> None:
+        self._fit = fit
 
     def of_rank(self) -> _Beside:
         """This rank's share, for `of_all_ranks`."""
-        worker = self._simulation.worker
-        return _Beside(
-            self._simulation.taken, self._log.of_rank(), worker.states.packed(), worker.vector.most_counted
-        )
+        fit = self._fit
+        return _Beside(fit.taken, fit.log.of_rank(), fit.worker.states.packed(), fit.vector.most_counted)
 
     def of_all_ranks(self, found: Sequence[_Beside]) -> None:
         """Bring clock and log to where one process would have them."""
-        self._simulation.taken = Taken.together([one.taken for one in found])
-        self._log.of_all_ranks([one.logged for one in found])
-        worker = self._simulation.worker
+        fit = self._fit
+        fit.taken = Taken.together([one.taken for one in found])
+        fit.log.of_all_ranks([one.logged for one in found])
         for one in found:
-            worker.states.unpack(one.opened)
-            worker.vector.most_counted = torch.maximum(worker.vector.most_counted, one.most)
-
-
-class Counts(Protocol):
-    """Whatever trains the clients of a rank."""
-
-    taken: Taken
-    worker: ClientWorker
+            fit.worker.states.unpack(one.opened)
+            fit.vector.most_counted = torch.maximum(fit.vector.most_counted, one.most)
 
 
 class OtherRankStoppedError(RuntimeError):
