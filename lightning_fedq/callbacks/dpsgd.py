@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
 from lightning_fedq.clients.child import is_client
 from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import draw_from, own_draws
 from lightning_fedq.data.loader import ClientBatches, check_plain
@@ -54,7 +55,6 @@ from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.training.client_metrics import TrainingLog, log_figure
 from lightning_fedq.training.saved_states import SavedStates
-from lightning_fedq.training.undo import Undo
 
 if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import (
@@ -251,7 +251,7 @@ class DPSGD(pl.Callback):
                 "put all parameters into one optimiser"
             )
         original = trainer.strategy.optimizers
-        self._undo.later(lambda: setattr(trainer.strategy, "optimizers", original))
+        self._undo.callback(setattr, trainer.strategy, "optimizers", original)
         if self._federated is None and self.protects_samples:  # beside it, client_metrics says who may
             TrainingLog(trainer, pl_module).attach(self._undo)
 
@@ -268,13 +268,9 @@ class DPSGD(pl.Callback):
                 )
         if self._federated is None:
             self._make_noisy(trainer, pl_module)
-        generators = own_draws()
-        generators.__enter__()
-        self._undo.later(lambda: generators.__exit__(None, None, None))
+        self._undo.enter_context(own_draws())
         self._draw_anew("start")
-        quiet = warnings.catch_warnings()
-        quiet.__enter__()
-        self._undo.later(lambda: quiet.__exit__(None, None, None))
+        self._undo.enter_context(warnings.catch_warnings())
         # torch warns that the first layer's inputs need no gradient, which is as it should be
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
@@ -378,7 +374,7 @@ class DPSGD(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
-        self._undo.all()
+        self._undo.close()
         if stage == "fit":
             self._unhook()
             self._forget()
@@ -387,7 +383,7 @@ class DPSGD(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Take everything off again, but go on to refuse to save what training has changed."""
-        self._undo.all()
+        self._undo.close()
         self._unhook()
         if self._federated is not None:  # what a client has changed was its copy
             self._forget()

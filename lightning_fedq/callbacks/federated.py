@@ -28,6 +28,7 @@ from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation, Weighting
 from lightning_fedq.clients.constraints import Constraint
 from lightning_fedq.clients.evaluation import ClientEvaluation
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import BufferMode
 from lightning_fedq.data.batches import BatchRule
 from lightning_fedq.data.labels import Labels, label_figure
@@ -59,7 +60,6 @@ from lightning_fedq.training.round_loop import install
 from lightning_fedq.training.secret_cohorts import check_choice_of_cohorts, check_processes, check_settings
 from lightning_fedq.training.settings import Clients, Local, Protection, Server, group
 from lightning_fedq.training.statement import outcome
-from lightning_fedq.training.undo import Undo
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -321,7 +321,7 @@ class Federated(Federation, pl.Callback):
         self._take_off()
 
     def _take_off(self) -> None:
-        self._undo.all()
+        self._undo.close()
         if self._fit is not None:
             self._fit.end()
 

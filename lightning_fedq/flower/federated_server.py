@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.local_algorithm import KeptOffsets
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Rehearsed, optimised
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.generator_turns import own_draws
@@ -58,7 +59,6 @@ from lightning_fedq.training.release import seeded_keys
 from lightning_fedq.training.released import check_samples
 from lightning_fedq.training.schedule import Schedule
 from lightning_fedq.training.settings import Protection
-from lightning_fedq.training.undo import Undo
 
 
 class RemoteRoundServer(RoundServer):

@@ -25,6 +25,7 @@ from lightning_fedq.clients.child import count_from
 from lightning_fedq.clients.fit import Client, ClientFit
 from lightning_fedq.clients.hooks import trains_with_clients
 from lightning_fedq.clients.states import State
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Rehearsed, Vector, train_only
 from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
@@ -55,7 +56,6 @@ from lightning_fedq.training.round_loop import install
 from lightning_fedq.training.schedule import round_stacks, shortened, single_stacks
 from lightning_fedq.training.settings import Local
 from lightning_fedq.training.smallest_batch import check_smallest
-from lightning_fedq.training.undo import Undo
 
 
 @dataclass(frozen=True)
@@ -475,11 +475,11 @@ class LocalRound(pl.Callback):
     def teardown(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
         if stage == "fit":
-            self._undo.all()
+            self._undo.close()
 
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Take everything off again."""
-        self._undo.all()
+        self._undo.close()
 
 
 def keeps_more(module: torch.nn.Module) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from lightning_fedq._lightning import pl, rank_zero_info
-from lightning_fedq.training.undo import Undo
+from lightning_fedq.clients.undo import Undo
 
 
 def check_averaging(trainer: pl.Trainer, module: nn.Module) -> None:

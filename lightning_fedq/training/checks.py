@@ -12,12 +12,12 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
 from lightning_fedq.algorithms import LocalAlgorithm
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import BatchRule, LocalWork, pass_sizes
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.handed_loader import handed_loader
 from lightning_fedq.training.settings import Local
-from lightning_fedq.training.undo import Undo
 
 _NAMED = 10
 """Clients that an error names."""

@@ -15,10 +15,10 @@ from functools import wraps
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from lightning_fedq._lightning import pl, rank_zero_info
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
 from lightning_fedq.rounds import RoundEngine
-from lightning_fedq.training.undo import Undo
 
 ClientMetricsChoice = Literal["local", "shared", "none"]
 _EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"

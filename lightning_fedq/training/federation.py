@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.training.settings import identity
-from lightning_fedq.training.undo import Undo
 
 if TYPE_CHECKING:
     from lightning_fedq.data.batches import BatchRule

@@ -23,6 +23,7 @@ from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.personal import say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Vector, origins
 from lightning_fedq.clients.worker import ClientWorker, Trained
 from lightning_fedq.data.batches import Stack
@@ -63,7 +64,6 @@ from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.secure_sum import check_modulus
 from lightning_fedq.training.settings import check_broadcast
 from lightning_fedq.training.stale import untried
-from lightning_fedq.training.undo import Undo
 from lightning_fedq.training.unprotected import lengths_tell
 
 _AT_ONCE = 1 << 17

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.training.undo import Undo
+from lightning_fedq.clients.undo import Undo
 
 
 def handed_loader(trainer: Any) -> Any:

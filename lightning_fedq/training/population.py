@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Rehearsed
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.datamodule import split_of
@@ -36,7 +37,6 @@ from lightning_fedq.training.rehearsal import Findings, Trial, first_clients, pr
 from lightning_fedq.training.schedule import Schedule
 from lightning_fedq.training.secure_sum import secure_sum
 from lightning_fedq.training.smallest_batch import check_smallest
-from lightning_fedq.training.undo import Undo
 
 Stacks = Callable[[], list[Stack]]
 

@@ -25,7 +25,7 @@ from lightning_fedq.clients.hooks import (
     looks_at_batches,
     trains_with_clients,
 )
-from lightning_fedq.training.undo import Undo
+from lightning_fedq.clients.undo import Undo
 
 
 class Rounds(Protocol):
@@ -202,4 +202,4 @@ def install(trainer: Any, rounds: Rounds, tell: Callable[[str, Any], None], undo
         epoch.val_loop._results = results
         trainer.fit_loop = fit
 
-    undo.later(put_back)
+    undo.callback(put_back)

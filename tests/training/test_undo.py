@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from lightning_fedq.training.undo import Undo
+from lightning_fedq.clients.undo import Undo
 
 
 class Owner:
@@ -22,7 +22,7 @@ def test_attributes_come_back():
 def test_the_last_thing_is_undone_first_and_once():
     undo, seen = Undo(), []
     for number in range(3):
-        undo.later(lambda number=number: seen.append(number))
+        undo.callback(lambda number=number: seen.append(number))
     undo.all()
     undo.all()
     assert seen == [2, 1, 0]
