@@ -9,8 +9,7 @@ from lightning_fedq.callbacks.progress import RoundProgressBar
 from lightning_fedq.callbacks.reload_best import ReloadBest
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.callbacks.tail_averaging import TailAveraging
-from lightning_fedq.callbacks.tracked_rounds import TrackedRounds
-from lightning_fedq.callbacks.wandb_rounds import WandbRounds
+from lightning_fedq.callbacks.tracking import TrackedRounds, WandbRounds
 
 __all__ = [
     "DPSGD",
