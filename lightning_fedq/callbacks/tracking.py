@@ -35,7 +35,10 @@ _PAGES = ("report.md", "privacy.md")
 
 
 class _Rounds(pl.Callback):
-    """What is sent to a tracker, and when. A subclass knows how; only the rank that writes files sends."""
+    """Tracked rounds: what is sent to a tracker, and when. A subclass knows how.
+
+    Only the rank that writes files sends.
+    """
 
     knows_clients = True
 

@@ -27,17 +27,17 @@ STEP_HOOKS = (
 )
 """Hooks of a module, or a data module, within a step."""
 _OF_THE_FIT = (
-    *("Checkpoint", "EarlyStopping", "ProgressBar", "LearningRateMonitor", "DeviceStatsMonitor", "Timer"),
-    *("ModelSummary", "WeightAveraging", "StochasticWeightAveraging", "BaseFinetuning", "ModelPruning"),
-    "GradientAccumulationScheduler",
+    *(pl.callbacks.Checkpoint, pl.callbacks.EarlyStopping, pl.callbacks.ProgressBar),
+    *(pl.callbacks.LearningRateMonitor, pl.callbacks.DeviceStatsMonitor, pl.callbacks.Timer),
+    *(pl.callbacks.ModelSummary, pl.callbacks.WeightAveraging, pl.callbacks.StochasticWeightAveraging),
+    *(pl.callbacks.BaseFinetuning, pl.callbacks.ModelPruning, pl.callbacks.GradientAccumulationScheduler),
 )
 """Lightning's callbacks that belong to the fit whatever hooks they have."""
 
 
 def looks_at_batches(callback: pl.Callback) -> bool:
     """Is a callback of the user's own part of a client's training?"""
-    known = tuple(getattr(pl.callbacks, name) for name in _OF_THE_FIT if hasattr(pl.callbacks, name))
-    if isinstance(callback, known) or knows_clients(callback):
+    if isinstance(callback, _OF_THE_FIT) or knows_clients(callback):
         return False
     return any(overrides(callback, hook) for hook in BATCH_HOOKS)
 

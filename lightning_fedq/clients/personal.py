@@ -135,11 +135,6 @@ class OwnTensors:
         """Has this client trained?"""
         return client in self.kept
 
-    @property
-    def sizes(self) -> list[int]:
-        """Values of each tensor."""
-        return [shape.numel() for shape in self._shapes]
-
     def lay_out(self, names: Sequence[str], module: nn.Module) -> None:
         """Keep these tensors from now on. What is new begins as the module has it, what is gone is forgotten.
 
@@ -155,30 +150,14 @@ class OwnTensors:
             self.kept[client] = flatten(row) if row else self.kept[client][:0]
         self.names, self._shapes, self.opened = tuple(names), [tensor.shape for tensor in tensors], {}
 
-    def row(self, client: int) -> Tensor | None:
-        """`(values,)` of a client, or None if it has not trained."""
-        return self.kept.get(client)
-
     def of(self, client: int) -> dict[str, Tensor]:
         """A client's own tensors by name. There is none if it has not trained."""
         if client not in self.kept:
             return {}
-        parts = torch.split(self.kept[client], self.sizes)
+        parts = torch.split(self.kept[client], [shape.numel() for shape in self._shapes])
         return {
             name: part.view(shape) for name, part, shape in zip(self.names, parts, self._shapes, strict=True)
         }
-
-    def give(self, module: nn.Module, client: int, start: nn.Module) -> None:
-        """Write a client's own tensors into a module, or those of the start where it has none.
-
-        Args:
-            module: Copy of the global model, with whoever's tensors.
-            start: The global model.
-        """
-        with torch.no_grad():
-            for name in self.names:
-                attrgetter(name)(module).copy_(attrgetter(name)(start))
-        self.equip(module, client)
 
     def equip(self, module: nn.Module, client: int) -> None:
         """Write a client's own tensors into a module, where it has some."""

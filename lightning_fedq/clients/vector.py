@@ -231,6 +231,7 @@ class Vector:
         num_uncarried: Values of these.
         shapes: Shape of every segment.
         own: Tensors that every client keeps for itself.
+        most_counted: Most that a client of the open round has counted, of each counter.
 
     Raises:
         ValueError: If there is no trained parameter, or several devices, or a pattern matches nothing or all.
@@ -322,7 +323,7 @@ class Vector:
         self._constrain()
         self._leave()
         counted = sum(tensors[name].numel() for name in members.counters)
-        self._most = torch.zeros(counted, dtype=torch.int64)
+        self.most_counted = torch.zeros(counted, dtype=torch.int64)
 
     def _constrain(self) -> None:
         """Say what the buffers that travel are: as declared, as their layers know, as their values say."""
@@ -503,15 +504,6 @@ class Vector:
         parts = zip(self.travelling, torch.split(update, self.segments), strict=True)
         return [name for name, part in parts if not bool(part.isfinite().all())]
 
-    @property
-    def most_counted(self) -> Tensor:
-        """Most that a client of the open round has counted, of each counter."""
-        return self._most
-
-    @most_counted.setter
-    def most_counted(self, most: Tensor) -> None:
-        self._most = most
-
     def set_flags(self) -> None:
         """Set what is declared as a flag, as from the end of the first round on."""
         for name in self._flags:
@@ -519,13 +511,13 @@ class Vector:
 
     def begin_round(self) -> None:
         """Forget what the clients of a round that was given up have counted and kept."""
-        self._most.zero_()
+        self.most_counted.zero_()
         self.own.forget_round()
 
     def commit(self) -> None:
         """A round has ended: counters advance by what its longest client has counted, clients keep theirs."""
         counters = [attrgetter(name)(self.module) for name in self.members.counters]
-        ends = torch.split(self._most, [counter.numel() for counter in counters])
+        ends = torch.split(self.most_counted, [counter.numel() for counter in counters])
         for counter, steps in zip(counters, ends, strict=True):
             counter += steps.to(counter.device).view_as(counter)
         self.set_flags()
@@ -549,10 +541,10 @@ class Vector:
         Args:
             rest: `(len(clients), rest_dim)`, local parameters, buffers of floats, of integers and counters.
         """
-        if len(self._most):
+        if len(self.most_counted):
             start = flatten([attrgetter(name)(self.module) for name in self.members.counters]).cpu()
-            most = rest[:, -len(self._most) :].amax(0).cpu().round().long() - start
-            self._most = torch.maximum(self._most, most)
+            most = rest[:, -len(self.most_counted) :].amax(0).cpu().round().long() - start
+            self.most_counted = torch.maximum(self.most_counted, most)
         if not self.own.names:
             return
         parts = torch.split(rest, self._sizes_of_rest, dim=1)

@@ -30,7 +30,6 @@ from lightning_fedq.flower.settings import (
     keeps_state,
     of_each_client,
     own_budget,
-    protects_samples,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import callbacks_in, training_words
@@ -38,6 +37,7 @@ from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
+from lightning_fedq.training.client_metrics import protecting_samples
 
 QUESTIONS = ("register", "contribute", "evaluate", "shares", "masked", "confirm", "unmask")
 """What a client is asked beside training, each a message of Flower's type `query.NAME`."""
@@ -163,7 +163,7 @@ class DeployedClient(RemoteClient):
 
     def _says_all(self, context: RoundContext) -> bool:
         # nor of single samples
-        return super()._says_all(context) and not protects_samples(callbacks_in(self._trainer))
+        return super()._says_all(context) and not protecting_samples(callbacks_in(self._trainer))
 
 
 def own_of(

@@ -22,7 +22,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
-from lightning_fedq.clients.fit import Client, ClientFit
+from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import trains_with_clients
 from lightning_fedq.clients.states import State
 from lightning_fedq.clients.undo import Undo
@@ -51,7 +51,7 @@ from lightning_fedq.training.client_metrics import forks
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.handed_loader import forget_loader
 from lightning_fedq.training.metrics import ClientMetrics
-from lightning_fedq.training.rehearsal import Trial, prepare, rehearse
+from lightning_fedq.training.rehearsal import Trial, rehearse
 from lightning_fedq.training.round_loop import install
 from lightning_fedq.training.schedule import round_stacks, shortened, single_stacks
 from lightning_fedq.training.settings import Local
@@ -267,10 +267,9 @@ class LocalRound(pl.Callback):
         count_from(trainer, steps, steps)
         self._clock = Clock(trainer, longest)
         mode = self._federated.local.buffers
-        found, logged = Rehearsed.by_layers(pl_module), dict[str, None]()
+        found, trial = Rehearsed.by_layers(pl_module), Trial(trainer, self._clock, lambda: loader)
         # later messages rehearse where that finds more than the layers say; the first one also to fail early
         if self._rule is None and (self._task is None or (mode != "frozen" and keeps_more(pl_module))):
-            trial = Trial(ClientFit(trainer), self._clock, lambda: loader, logged)
             found = rehearse(trial, pl_module, self._stacks(), mode).told(pl_module)
         optimizers = trainer.strategy
         self._vector = Vector(
@@ -288,11 +287,11 @@ class LocalRound(pl.Callback):
         self._metrics = ClientMetrics("shared", trainer)
         if self._task is None:
             if self._rule is None:
-                self._check_smallest(trainer, loader)
+                self._check_smallest(trial, loader)
             else:
                 self._try_step(trainer, loader)
             self._check_measured(trainer, loader)
-            self._check_watched(trainer, loader, {**logged, **self._metrics.names})
+            self._check_watched(trainer, loader, {**trial.names, **self._metrics.names})
             return
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
             raise RefusedError(
@@ -374,20 +373,15 @@ class LocalRound(pl.Callback):
                 "and the server hears nothing of it; watch a metric of the validation, which is the server's"
             )
 
-    def _check_smallest(self, trainer: Any, loader: ClientLoader) -> None:
+    def _check_smallest(self, trial: Trial, loader: ClientLoader) -> None:
         """Refuse, before the first round, data that leave a batch on which the training fails.
 
         Raises:
             RefusedError: In words that tell the server nothing of the data; a warning here says more.
         """
         mode, sizes = self._federated.local.buffers, self._work.sizes
-
-        def train(stack: Stack, source: Any) -> Client:
-            trial = Trial(ClientFit(trainer), self._clock, lambda: source, {})
-            return trial.train(stack, 1, lambda client: prepare(client, mode))
-
         try:
-            check_smallest(train, loader, [torch.arange(sum(sizes[0]))], sizes, self._stacks()[0])
+            check_smallest(trial, loader, [torch.arange(sum(sizes[0]))], sizes, self._stacks()[0], mode)
         except ValueError as error:
             rank_zero_warn(str(error))
             raise RefusedError("the training fails on this client's data; its own log says why") from error

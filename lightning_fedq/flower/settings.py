@@ -15,7 +15,6 @@ from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
-from lightning_fedq.training.client_metrics import ProtectsSamples
 from lightning_fedq.training.described import release_of, releases_of
 from lightning_fedq.training.released import check_exact, check_samples
 from lightning_fedq.training.settings import Local
@@ -158,11 +157,6 @@ def keeps_state(local: Local, callbacks: Sequence[object]) -> bool:
     remembers = local.algorithm is not None and local.algorithm.remembers
     accounts = any(map(of_each_client, callbacks))
     return bool(local.patterns) or local.buffers == "local" or remembers or accounts
-
-
-def protects_samples(callbacks: Sequence[object]) -> bool:
-    """Does one of them claim something of single samples?"""
-    return any(isinstance(one, ProtectsSamples) and one.protects_samples for one in callbacks)
 
 
 def time_limit(federated: Federated, round_timeout: float | None) -> float:

@@ -41,7 +41,11 @@ _OF_TRAINERS: dict[str, Callable[[Any], object]] = {
     "fast_dev_run": lambda t: t.fast_dev_run,
     "detect_anomaly": lambda t: t._detect_anomaly,
 }
-_OF_THE_FIT = ("BaseFinetuning", "GradientAccumulationScheduler", "ModelPruning")
+_OF_THE_FIT = (
+    pl.callbacks.BaseFinetuning,
+    pl.callbacks.GradientAccumulationScheduler,
+    pl.callbacks.ModelPruning,
+)
 """Lightning's callbacks of a whole fit that change what is trained, which a client's fit needs, too."""
 
 
@@ -79,8 +83,7 @@ def callbacks_in(arguments: Mapping[str, Any]) -> Sequence[Any]:
 
 def acts(callback: Any) -> bool:
     """Does a callback change what clients train?"""
-    of_the_fit = tuple(getattr(pl.callbacks, n) for n in _OF_THE_FIT if hasattr(pl.callbacks, n))
-    return trains_with_clients(callback) or of_each_client(callback) or isinstance(callback, of_the_fit)
+    return trains_with_clients(callback) or of_each_client(callback) or isinstance(callback, _OF_THE_FIT)
 
 
 def _of_optimizers(module: pl.LightningModule) -> dict[str, str] | None:

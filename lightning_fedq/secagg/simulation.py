@@ -113,11 +113,13 @@ class Aggregation:
     instead of measured. Either way the whole cohort shares keys and a client drops out after that, which is
     the costliest place, and `traffic` is what was sent so far: also in a round that ends with an error.
 
+    With its first argument bound it is a `rounds.SecureSums`.
+
     Args:
         mechanism: Homomorphic.
         context: The round; its cohort is asked.
         rand: What the server knows; symbol ranges may hang on it.
-        model_hash: SHA-256 of the model that was sent out (`model_digest`).
+        weights: `(dim,)` the model that was sent out.
 
     Raises:
         TypeError: If the mechanism is not homomorphic.
@@ -132,7 +134,7 @@ class Aggregation:
         rand: PublicRandomness,
         *,
         session: bytes,
-        model_hash: bytes,
+        weights: Tensor,
     ) -> None:
         layout = secagg.layout(mechanism, context, rand)
         self.secagg = secagg
@@ -143,7 +145,7 @@ class Aggregation:
         self._server: Server | None = None
         if secagg.run == "masked":
             self.traffic = Traffic()
-            self._set_up(model_hash)
+            self._set_up(model_digest(weights))
         else:
             self.traffic = _set_up_traffic(self.terms)
 

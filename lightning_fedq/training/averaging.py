@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_fedq._lightning import pl, rank_zero_info
+from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.clients.undo import Undo
 
 
@@ -27,7 +27,8 @@ def check_averaging(trainer: pl.Trainer, module: nn.Module) -> None:
     norms = [
         name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
     ]
-    if norms and _of(trainer, "StochasticWeightAveraging"):
+    kind = pl.callbacks.StochasticWeightAveraging
+    if norms and any(isinstance(callback, kind) for callback in callbacks_of(trainer)):
         raise ValueError(
             "StochasticWeightAveraging ends with a pass over the training data for the statistics of "
             f"{', '.join(norms)}, which would look at all clients' data past the mechanism; use "
@@ -46,7 +47,8 @@ class RoundAverages:
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
-        self._callbacks = _of(trainer, "WeightAveraging")
+        kind = pl.callbacks.WeightAveraging
+        self._callbacks = [callback for callback in callbacks_of(trainer) if isinstance(callback, kind)]
         self.steps: range | None = range(0)
 
     def attach(self, undo: Undo) -> None:
@@ -66,10 +68,3 @@ class RoundAverages:
             return any(due(step_idx=step) for step in self.steps or ())
 
         return should_update
-
-
-def _of(trainer: pl.Trainer, name: str) -> list[Any]:
-    """The trainer's callbacks of a class that older versions of Lightning lack."""
-    kind = getattr(pl.callbacks, name, None)
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [] if kind is None else [callback for callback in callbacks if isinstance(callback, kind)]

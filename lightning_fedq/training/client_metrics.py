@@ -9,12 +9,12 @@ what is logged in training is logged, and nobody decides by it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
-from lightning_fedq._lightning import pl, rank_zero_info
+from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
@@ -36,13 +36,9 @@ def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bo
         type(module).log(module, name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
 
-@runtime_checkable
-class ProtectsSamples(Protocol):
-    """A callback that claims privacy for the samples that clients train on."""
-
-    @property
-    def protects_samples(self) -> bool:
-        """Does it, as it is set?"""
+def protecting_samples(callbacks: Iterable[object]) -> list[Any]:
+    """Callbacks that claim privacy for the samples that clients train on: `protects_samples` says so."""
+    return [one for one in callbacks if getattr(one, "protects_samples", False)]
 
 
 class TrainingLog:
@@ -104,20 +100,15 @@ class TrainingLog:
         ) and name not in self.names:
             self.names[name] = None
             why = "which training logs, without noise: no epsilon covers {}; {} a metric of the validation"
-            self._check_monitors(name, why.format("what it decides", "watch"))
-            self._check_file_names(name, why.format("the files' names, which checkpoints hold", "take"))
+            of_files = why.format("the files' names, which checkpoints hold", "take")
+            for who, monitor in monitors_of(self._trainer):
+                if monitor in forks(name):
+                    raise ValueError(f"{who} watches {monitor!r}, {why.format('what it decides', 'watch')}")
+            for who, metric in in_file_names(self._trainer):
+                if metric in forks(name):
+                    raise ValueError(f"{who} names its files by {metric!r}, {of_files}")
         with self.passing():
             self._log(name, value, *args, **kwargs)
-
-    def _check_monitors(self, name: str, why: str, except_for: Collection[str] = ()) -> None:
-        for who, monitor in monitors_of(self._trainer):
-            if monitor in forks(name) and monitor not in except_for:
-                raise ValueError(f"{who} watches {monitor!r}, {why}")
-
-    def _check_file_names(self, name: str, why: str) -> None:
-        for who, metric in in_file_names(self._trainer):
-            if metric in forks(name):
-                raise ValueError(f"{who} names its files by {metric!r}, {why}")
 
 
 def check_spikes(trainer: pl.Trainer) -> None:
@@ -126,9 +117,8 @@ def check_spikes(trainer: pl.Trainer) -> None:
     Raises:
         ValueError: Naming the callback.
     """
-    spikes = getattr(pl.callbacks, "SpikeDetection", ())  # older versions of Lightning lack it
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, spikes):
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, pl.callbacks.SpikeDetection):
             raise ValueError(
                 f"{type(callback).__name__} ends the run by the exact losses of training steps, and its "
                 "state in checkpoints holds the last one: no epsilon covers either; leave it out, or "
@@ -138,7 +128,7 @@ def check_spikes(trainer: pl.Trainer) -> None:
 
 def monitors_of(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
     """Who decides by which metric."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in callbacks_of(trainer):
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and not isinstance(callback, pl.callbacks.ProgressBar):
             yield type(callback).__name__, monitor
@@ -149,7 +139,7 @@ def monitors_of(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
 
 def in_file_names(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
     """Who names files by which metric: `ModelCheckpoint(filename="{epoch}-{loss:.2f}")`."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in callbacks_of(trainer):
         for template in (
             getattr(callback, "filename", None),
             getattr(callback, "CHECKPOINT_NAME_LAST", None),
@@ -200,13 +190,9 @@ def choose(
     """
     if choice is not None:
         return choice
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    samples = any(
-        isinstance(callback, ProtectsSamples) and callback.protects_samples for callback in callbacks
-    )
     context = engine.context(engine.coming_plan())
     clients = not isinstance(engine.keys, SeededKeys) and claims_something(engine.mechanism, context)
-    if not (samples or clients):
+    if not (clients or protecting_samples(callbacks_of(trainer))):
         return "shared"
     rank_zero_info(
         "what self.log says in training stays with the clients (client_metrics='local'), because this run "

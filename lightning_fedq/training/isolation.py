@@ -271,7 +271,7 @@ class IsolationTrial:
     def _shown(self, watch: Files, calls: Calls, most: int) -> tuple[Digests, set[str]]:
         with watch.of(NOBODY):
             found = shown_by(self._home, calls, most)
-        return found | watch.digests() | outside(self._trial.state_outside()), watch.crossed
+        return found | watch.digests() | outside(self._trial.fit.state_outside()), watch.crossed
 
     def _in_round(self, one: Stack, round: int) -> Stack:
         return next((stack for stack in self._stacks_of(round) if stack.clients == one.clients), one)
@@ -280,7 +280,7 @@ class IsolationTrial:
         current = self._home.fit_loop.epoch_progress.current
         for count in ("ready", "started", "processed", "completed"):
             setattr(current, count, getattr(current, count) + 1)
-        self._trial.end_round()
+        self._trial.fit.end_round()  # the next clients begin with the fit as it is then
 
     def _train(
         self, stack: Stack, most: int, change: Change | None = None

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import Correction
-from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Rehearsed
 from lightning_fedq.data.batches import Stack
@@ -25,6 +24,7 @@ from lightning_fedq.data.labels import are_at_hand, label_counts, labels_of
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlan
+from lightning_fedq.secagg import Aggregation
 from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
 from lightning_fedq.training.client_evaluation import ClientEvaluator
 from lightning_fedq.training.clock import Clock
@@ -33,9 +33,8 @@ from lightning_fedq.training.files import Aside
 from lightning_fedq.training.handed_loader import ask_module_instead, handed_loader
 from lightning_fedq.training.rank_checks import check_for_ranks, check_streams
 from lightning_fedq.training.ranks import DistributedClientsStrategy, RankEngine, RankSchedule, ranks_of
-from lightning_fedq.training.rehearsal import Findings, Trial, first_clients, prepare, rehearse
+from lightning_fedq.training.rehearsal import Findings, Trial, first_clients, rehearse
 from lightning_fedq.training.schedule import Schedule
-from lightning_fedq.training.secure_sum import secure_sum
 from lightning_fedq.training.smallest_batch import check_smallest
 
 Stacks = Callable[[], list[Stack]]
@@ -303,28 +302,20 @@ class SimulatedClients(Population):
             who = clients[0].clients[0] if clients else 0
 
             def tried() -> tuple[Findings, dict[str, None]]:
-                names = dict[str, None]()
-                trial = Trial(ClientFit(trainer), clock, self.loader, names)
-                return rehearse(trial, module, clients, buffers, not aside.why), names
+                trial = Trial(trainer, clock, self.loader)
+                return rehearse(trial, module, clients, buffers, not aside.why), trial.names
+
+            def smallest() -> None:
+                indices, sizes = held.client_indices, held.schedule.sizes
+                trial = Trial(trainer, clock, self.loader)
+                check_smallest(trial, self.loader(), indices, sizes, clients[0], buffers)
 
             findings, names = aside.do(who, tried)
             found = findings.told(module)
             aside.failed, aside.raised = findings.failure, list(findings.raised)
-            aside.do(who, lambda: self._check_smallest(trainer, clock, clients))
+            if clients:
+                aside.do(who, smallest)
         return (Rehearsed() if buffers == "frozen" else found), names
-
-    def _check_smallest(self, trainer: pl.Trainer, clock: Clock, clients: Sequence[Stack]) -> None:
-        held, mode = self.holdings, self._federation.local.buffers
-        if clients:
-            check_smallest(
-                lambda stack, loader: Trial(ClientFit(trainer), clock, lambda: loader, {}).train(
-                    stack, 1, lambda client: prepare(client, mode)
-                ),
-                self.loader(),
-                held.client_indices,
-                held.schedule.sizes,
-                clients[0],
-            )
 
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks
@@ -345,7 +336,7 @@ class SimulatedClients(Population):
             weights,
             segments,
             server.range_rule,
-            secure_sums=None if secagg is None else partial(secure_sum, secagg),
+            secure_sums=None if secagg is None else partial(Aggregation, secagg),
             diagnostics=server.diagnostics,
             **settings,
             **more,

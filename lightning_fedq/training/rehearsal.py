@@ -30,16 +30,18 @@ class Trial:
     """A client's training that is tried out, beside the rounds: on a copy, with all draws put back.
 
     Args:
-        fit: Trains it.
+        trainer: The user's, in its fit.
         clock: Steps so far.
         loader: The loader of all clients.
-        names: Names of the metrics that the rehearsal logs; they go nowhere else.
+
+    Attributes:
+        fit: Trains it.
+        names: Names of the metrics that it has logged; they go nowhere else.
     """
 
-    def __init__(
-        self, fit: ClientFit, clock: Clock, loader: Callable[[], ClientLoader], names: dict[str, None]
-    ) -> None:
-        self._fit, self._clock, self._loader, self._names = fit, clock, loader, names
+    def __init__(self, trainer: Any, clock: Clock, loader: Callable[[], ClientLoader]) -> None:
+        self.fit, self._clock, self._loader = ClientFit(trainer), clock, loader
+        self.names: dict[str, None] = {}
 
     def train(
         self,
@@ -48,6 +50,7 @@ class Trial:
         before: Callable[[Client], object] = lambda client: None,
         again: bool = False,
         change: Callable[[Any], Any] | None = None,
+        loader: Any = None,
     ) -> Client:
         """Train a client on its first batches.
 
@@ -57,41 +60,22 @@ class Trial:
             before: Called with the copy before it trains.
             again: Begin anew with the client's batches where there are fewer.
             change: What becomes of a batch before it is trained on.
+            loader: Loader to train from; None is that of all clients.
         """
         with own_draws():
-            client, names = self._fit.copy(stack.training_seed, alone=True), self._names
+            client, names = self.fit.copy(stack.training_seed, alone=True), self.names
             client.trainer.fit_loop.epoch_loop._results = told_results(
                 True, lambda name, value: names.setdefault(name)
             )
             before(client)
-            loader, there = self._loader(), len(stack.batch_sizes)
+            loader, there = self._loader() if loader is None else loader, len(stack.batch_sizes)
             passes = -(-most // there) if again and there else 1
             batches: Any = chain.from_iterable(loader.of_stack(stack) for _ in range(passes))
             batches = batches if change is None else map(change, batches)
             number = min(most, passes * there)
-            self._fit.train(client, Batches(batches, number, loader), self._clock.now)
-            self._fit.check_frozen()
+            self.fit.train(client, Batches(batches, number, loader), self._clock.now)
+            self.fit.check_frozen()
         return client
-
-    def fresh(self, stack: Stack, before: Callable[[Client], object]) -> Client:
-        """Return a client who has not trained.
-
-        Args:
-            stack: The client, whose seed its copy has.
-            before: Called with the copy.
-        """
-        with own_draws():
-            client = self._fit.copy(stack.training_seed, alone=True)
-            before(client)
-        return client
-
-    def state_outside(self) -> list[tuple[str, Any]]:
-        """State that the training keeps outside of its module, by name."""
-        return self._fit.state_outside()
-
-    def end_round(self) -> None:
-        """Begin the next clients with the fit as it is then."""
-        self._fit.end_round()
 
 
 def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:
@@ -201,7 +185,9 @@ def rehearse(
     moved = bool(changed_of(module, client.module, trained))
     found = Findings(Rehearsed.of(module, client.module), moved=moved)
     if forked:
-        before = trial.fresh(clients[0], lambda client: prepare(client, mode))
+        with own_draws():
+            before = trial.fit.copy(clients[0].training_seed, alone=True)
+            prepare(before, mode)
         stale, raised = stale_hooks(client, before)
         found = found._replace(stale=stale, raised=raised)
     return found

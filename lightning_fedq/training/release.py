@@ -16,10 +16,11 @@ from lightning_fedq.keys.randomness import AgreedKeys, Keys, SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.secagg import Aggregation
+from lightning_fedq.training.checks import check_modulus
 from lightning_fedq.training.described import everybody, mechanism_of_release, release_of, run_to_charge
 from lightning_fedq.training.journal import keep_journal
 from lightning_fedq.training.rank_group import RankGroup
-from lightning_fedq.training.secure_sum import check_modulus, secure_sum
 
 if TYPE_CHECKING:
     from lightning_fedq.training.federation import Federation
@@ -95,7 +96,7 @@ class Releases:
             keys: Keys = AgreedKeys(range(planner.num_clients))
             if federation.seed is not None:
                 keys = seeded_keys(planner, mechanism)
-            sums = None if secagg is None else partial(secure_sum, secagg)
+            sums = None if secagg is None else partial(Aggregation, secagg)
             self.engine = RoundEngine(
                 mechanism, planner, keys, *model, secure_sums=sums, diagnostics=False, ledger=ledger
             )

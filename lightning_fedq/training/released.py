@@ -16,7 +16,7 @@ from lightning_fedq._lightning import callbacks_of
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.training.client_metrics import ClientMetricsChoice, ProtectsSamples
+from lightning_fedq.training.client_metrics import ClientMetricsChoice, protecting_samples
 from lightning_fedq.training.described import release_of, releases_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def check_samples(federation: Federation, callbacks: Sequence[object]) -> None:
     Raises:
         ValueError: With the cure.
     """
-    protects = [one for one in callbacks if isinstance(one, ProtectsSamples) and one.protects_samples]
+    protects = protecting_samples(callbacks)
     if protects and release_of(federation) is not None:
         raise ValueError(
             f"{type(protects[0]).__name__} says what one sample of a client costs, and a released evaluation "

@@ -43,7 +43,6 @@ from lightning_fedq.rounds import (
 )
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.client_metrics import ClientMetricsChoice
-from lightning_fedq.training.secure_sum import check_secure_aggregation
 
 Group = TypeVar("Group")
 
@@ -227,7 +226,8 @@ def check_together(
     size, secagg = planner.cohort_size, server.secure_aggregation
     check_aggregation(mechanism, size, server.weighting != "uniform", server.aggregator, secagg is not None)
     if secagg is not None:
-        check_secure_aggregation(secagg, mechanism, size)
+        secagg.check(mechanism)
+        secagg.rules(size)  # refuses a cohort that does not suit
     _check_algorithm(local.algorithm, clients, server)
 
 

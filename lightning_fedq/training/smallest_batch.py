@@ -7,7 +7,7 @@ middle of some round, without the client's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader
 
-from lightning_fedq.clients.fit import Client
+from lightning_fedq.clients.vector import BufferMode
 from lightning_fedq.clients.world import NotCarriedError
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.own_loaders import OwnClientLoader
+from lightning_fedq.training.rehearsal import Trial, prepare
 
 _NAMED = 10
 
@@ -60,19 +61,21 @@ class _Cut:
 
 
 def check_smallest(
-    train: Callable[[Stack, Any], Client],
+    trial: Trial,
     loader: ClientLoader,
     held: Sequence[Tensor],
     sizes: Sequence[tuple[int, ...]],
     rehearsed: Stack,
+    mode: BufferMode,
 ) -> None:
     """Refuse a split that leaves a client a batch on which the training fails, if a whole one does not.
 
     Args:
-        train: Trains a copy on one batch of a stack from a loader, beside the rounds.
+        trial: Trains a copy on one batch.
         held: Sample indices of each client.
         sizes: Batch sizes of each client in a round.
         rehearsed: A client that has been tried.
+        mode: What happens to buffers.
 
     Raises:
         ValueError: Naming the clients, with the cure.
@@ -99,7 +102,7 @@ def check_smallest(
             drawn = (held[owner][:size],)
             stack = Stack((owner,), (size,), rehearsed.training_seed, (), drawn)
         try:
-            client = train(stack, source)
+            client = trial.train(stack, 1, lambda client: prepare(client, mode), loader=source)
         except NotCarriedError:
             raise
         except Exception as error:

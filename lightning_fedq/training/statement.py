@@ -12,7 +12,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.digest import digest, is_met, least
 from lightning_fedq.privacy.report import PrivacyReport, Row
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
-from lightning_fedq.training.client_metrics import ProtectsSamples, claims_something
+from lightning_fedq.training.client_metrics import claims_something, protecting_samples
 from lightning_fedq.training.figures import delta_of, of_all
 from lightning_fedq.training.records import log_values
 from lightning_fedq.training.spending import of_a_round, report_of
@@ -131,8 +131,6 @@ def _name(row: Row) -> str:
 
 
 def _of_samples(trainer: pl.Trainer) -> Iterator[str]:
-    for callback in callbacks_of(trainer):
-        if isinstance(callback, ProtectsSamples) and callback.protects_samples:
-            account: Any = callback
-            spent, delta = format_epsilon(account.epsilon(account.delta)), account.delta
-            yield f"privacy of a sample: epsilon {spent} at delta {delta:g}, against whoever sees messages"
+    for account in protecting_samples(callbacks_of(trainer)):
+        spent, delta = format_epsilon(account.epsilon(account.delta)), account.delta
+        yield f"privacy of a sample: epsilon {spent} at delta {delta:g}, against whoever sees messages"

@@ -7,7 +7,7 @@ hold more than that, so the page of a finished run says what this one wrote and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.keys.randomness import SeededKeys
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
 _NAMED = 10
 """Clients that a line names."""
-
-
-@runtime_checkable
-class LetsOut(Protocol):
-    """A callback that writes something of clients' data, and says what."""
-
-    def lets_out(self, trainer: pl.Trainer) -> str:
-        """Where unprotected figures went, in words.
-
-        "" for nothing.
-        """
 
 
 def lengths_tell(engine: RoundServer) -> bool:
@@ -108,9 +97,9 @@ def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -
             "How long every round took, which depends on how much data clients hold: `seconds`, in "
             "metrics.csv."
         )
-    for callback in callbacks_of(trainer):
-        if isinstance(callback, LetsOut):
-            yield callback.lets_out(trainer)
+    writers: list[Any] = [callback for callback in callbacks_of(trainer) if hasattr(callback, "lets_out")]
+    for callback in writers:  # of something of clients' data, who say where it went
+        yield callback.lets_out(trainer)
     yield (
         "Metrics of validation and test, whose data count as public. What a module or another callback hands "
         "to a logger, a file or the screen by itself (`self.logger.experiment`, `print`) is not seen here."

@@ -21,7 +21,9 @@ def context(num_clients, dim):
 
 def aggregation(secagg, num_clients=7, dim=300):
     rand = PublicRandomness(KEYS, 2)
-    return Aggregation(secagg, MECHANISM, context(num_clients, dim), rand, session=b"s", model_hash=bytes(32))
+    return Aggregation(
+        secagg, MECHANISM, context(num_clients, dim), rand, session=b"s", weights=torch.zeros(1)
+    )
 
 
 def messages(clients, num_clients, dim):

@@ -9,9 +9,8 @@ import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.secagg import Stage, expected_traffic
+from lightning_fedq.secagg import Aggregation, Stage, expected_traffic
 from lightning_fedq.secagg.messages import FRAME_BYTES
-from lightning_fedq.training.secure_sum import secure_sum
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 CLIENTS, DIM = 8, 20
@@ -37,7 +36,7 @@ def engine_of(mechanism, secagg, dropout_probability=0.0, **options):
         torch.linspace(-0.5, 0.5, DIM),
         (12, 8),
         fedq.AdaptiveRange(),
-        secure_sums=None if secagg is None else partial(secure_sum, secagg),
+        secure_sums=None if secagg is None else partial(Aggregation, secagg),
         **options,
     )
 

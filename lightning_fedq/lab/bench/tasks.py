@@ -196,7 +196,7 @@ class MeanEstimation(Task):
         from lightning_fedq.keys.randomness import SeededKeys
         from lightning_fedq.mechanisms.interface.ranges import FixedRange
         from lightning_fedq.rounds import RoundEngine, RoundPlanner
-        from lightning_fedq.training.secure_sum import secure_sum
+        from lightning_fedq.secagg import Aggregation
 
         start, mechanism = time.process_time(), option.mechanism
         assert mechanism is not None
@@ -208,7 +208,7 @@ class MeanEstimation(Task):
             torch.zeros(self.size),
             (self.size,),
             FixedRange(tuning.range / math.sqrt(self.size)),
-            secure_sums=partial(secure_sum, MASKS) if masked else None,
+            secure_sums=partial(Aggregation, MASKS) if masked else None,
         )
         plan, step = engine.start(), max(1, 2**20 // self.size)
         for first in range(0, len(plan.survivors), step):

@@ -47,9 +47,8 @@ from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.rounds.server import RoundServer
-from lightning_fedq.secagg import SecAgg
+from lightning_fedq.secagg import Aggregation, SecAgg
 from lightning_fedq.secagg.client import Client
-from lightning_fedq.training.secure_sum import secure_sum
 
 PLAN_SEED = 7
 """Of every fit: keys that follow from it come again in the next one."""
@@ -208,7 +207,7 @@ def play_rounds(mechanism: Mechanism, secagg: SecAgg | None, new_keys: Callable[
         torch.zeros(_DIM),
         (_DIM,),
         FixedRange(1.0),
-        secure_sums=None if secagg is None else partial(secure_sum, secagg),
+        secure_sums=None if secagg is None else partial(Aggregation, secagg),
         diagnostics=False,
     )
     with watching(Watch(fit)) as watch:
