@@ -269,7 +269,6 @@ class Federated(Federation, pl.Callback):
         check_optimizers(trainer)
         if population.ranks is not None:
             population.ranks.share(pl_module)
-        population.deal()
         forget_loader(trainer)
         fit = FederatedFit(self, trainer, pl_module, population, self._fit, self._loaded, self._undo)
         self._fit, self._loaded = fit, None

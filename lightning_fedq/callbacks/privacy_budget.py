@@ -25,7 +25,7 @@ from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.client_metrics import log_figure
 from lightning_fedq.training.described import whole_run
 from lightning_fedq.training.federation import Federation
-from lightning_fedq.training.released import limit_releases
+from lightning_fedq.training.release import limit_releases
 
 if TYPE_CHECKING:
     from lightning_fedq.rounds import RoundEngine

@@ -19,10 +19,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 from torchmetrics import Metric
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import callbacks_of, is_overridden, pl
 from lightning_fedq.clients.fit import Client, ClientFit
-from lightning_fedq.clients.hooks import call_start_hooks
-from lightning_fedq.clients.one_client_hooks import one_client_hook
+from lightning_fedq.clients.hooks import (
+    BATCH_HOOKS,
+    STEP_HOOKS,
+    call_start_hooks,
+    looks_at_batches,
+    overrides,
+)
 from lightning_fedq.clients.stack import ELEMENTWISE_OPTIMIZERS, StackedStep, further_arguments
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.generator_turns import GeneratorTurns, seed_everywhere
@@ -55,7 +60,7 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
         vector: What is trained.
         batch: First batch of a stack, on the device; its tensors lead with a client dimension of 2 or more.
     """
-    if hook := one_client_hook(trainer):
+    if hook := _one_client_hook(trainer):
         return Rehearsal(hook)
     module = trainer.lightning_module
     if obstacle := _known_obstacle(module):
@@ -81,6 +86,36 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
             return _try(begin, vector.trained, batch, vector.buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer
             return Rehearsal(_in_words(error))
+
+
+_MODULE_HOOKS = (*STEP_HOOKS, "on_train_epoch_end")
+
+
+def _one_client_hook(trainer: pl.Trainer) -> str | None:
+    """Name a hook that expects one client, of the module, the data module, a callback or a parameter.
+
+    A stack's batch has a client dimension, its gradients and weights lie in the stack and not in the module.
+    What a hook of the user's own would make of that is anybody's guess, so such a run goes one client at a
+    time. Callbacks that belong to the fit see none of the three.
+    """
+    module, datamodule = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+    for owner, parent in ((module, pl.LightningModule), (datamodule, pl.LightningDataModule)):
+        for hook in _MODULE_HOOKS:
+            if owner is not None and hasattr(parent, hook) and is_overridden(hook, owner, parent):
+                return f"{type(owner).__name__} overrides {hook}, which expects one client's batch"
+    for callback in filter(looks_at_batches, callbacks_of(trainer)):
+        hook = next(hook for hook in BATCH_HOOKS if overrides(callback, hook))
+        return (
+            f"the callback {type(callback).__name__} has its own {hook}, which expects one client's "
+            "batch, gradients and weights"
+        )
+    for optimizer in trainer.optimizers:  # type: ignore[attr-defined]
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return f"{type(optimizer).__name__} has a step hook, which expects one client's gradients"
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return f"the parameter {name} has a gradient hook, which expects one client's gradient"
+    return None
 
 
 _WORDS = {

@@ -55,8 +55,7 @@ from lightning_fedq.rounds import Broadcast, RoundPlan, RoundPlanner, RoundRecor
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.files import Aside
 from lightning_fedq.training.population import Holdings, Population, Stacks
-from lightning_fedq.training.release import seeded_keys
-from lightning_fedq.training.released import check_samples
+from lightning_fedq.training.release import check_samples, seeded_keys
 from lightning_fedq.training.schedule import Schedule
 from lightning_fedq.training.settings import Protection
 

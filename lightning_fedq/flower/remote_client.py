@@ -58,9 +58,8 @@ from lightning_fedq.secagg import (
     model_digest,
 )
 from lightning_fedq.training.client_metrics import claims_something
-from lightning_fedq.training.described import everybody, mechanism_of_release, release_of
-from lightning_fedq.training.release import seeded_keys
-from lightning_fedq.training.released import choice_of
+from lightning_fedq.training.described import everybody, mechanism_of_release
+from lightning_fedq.training.release import choice_of, seeded_keys
 
 Measured = dict[str, dict[str, float]]
 """By model, "global" or "personal": what validation logs, by name."""
@@ -167,7 +166,7 @@ class RemoteClient(ABC):
             return {"federation": bytes, "server": bytes, "nonce": bytes} if keyed else {}
         if kind not in ("contribute", "train", "evaluate"):
             return {"secagg": bytes}
-        sends = kind == "train" or (kind == "evaluate" and release_of(self._federated) is not None)
+        sends = kind == "train" or (kind == "evaluate" and self._federated.local.release is not None)
         model = {} if kind == "contribute" else {"weights": bytes, "dtype": str}
         first = {"invitation": bytes} if sends and secagg is not None else {}
         task = {"task": bytes} if sends or kind == "contribute" else {}
@@ -275,7 +274,7 @@ class RemoteClient(ABC):
 
     def _encodes(self) -> Mechanism:
         """The mechanism of the message at hand: of an update, or of a released measurement."""
-        release = release_of(self._federated)
+        release = self._federated.local.release
         if release is None or not self._releasing:
             return self.mechanism()
         settings = of_real_clients(self._federated)
@@ -339,7 +338,7 @@ class RemoteClient(ABC):
 
     def evaluate(self, fields: Fields) -> Fields:
         """Measure, and return what these settings let out: exact values, one with noise, or nothing."""
-        settings, release = self._federated.local.evaluate_clients, release_of(self._federated)
+        settings, release = self._federated.local.evaluate_clients, self._federated.local.release
         if settings is None:
             raise ValueError("these settings measure nothing; give both sides evaluate_clients, or neither")
         weights, found = _weights(fields, (), None), Measured()

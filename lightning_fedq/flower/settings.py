@@ -15,8 +15,8 @@ from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
-from lightning_fedq.training.described import release_of, releases_of
-from lightning_fedq.training.released import check_exact, check_samples
+from lightning_fedq.training.described import releases_of
+from lightning_fedq.training.release import check_exact, check_samples
 from lightning_fedq.training.settings import Local
 
 PROTOCOL = "7"
@@ -215,7 +215,7 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
         raise ValueError(
             "keys from a seed hide nothing, so there is no budget to keep to; leave out seed=, or budget="
         )
-    if release_of(federated) is not None:
+    if federated.local.release is not None:
         raise ValueError(
             "a client's own budget counts what it sends in rounds, and released evaluations are sent beside "
             "them; leave budget= out, which the ledger of the server then keeps, or release="

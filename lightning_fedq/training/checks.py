@@ -14,10 +14,8 @@ from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
 from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import BatchRule, LocalWork, pass_sizes
-from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.secagg import SecAgg
+from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.handed_loader import handed_loader
 from lightning_fedq.training.settings import Local
 
@@ -115,18 +113,6 @@ def check_memory(algorithm: LocalAlgorithm, mechanism: Mechanism, parameters: in
             f"clients of {type(algorithm).__name__} take {handed} coordinates and {buffers} of buffers for "
             f"sent, and {name} sends {sent} of {dim}, so that some are lost; use {name}(share={share:g})"
         )
-
-
-def check_modulus(secagg: SecAgg, engine: RoundEngine) -> None:
-    """Refuse secure aggregation that can't hold the sum of a round.
-
-    Raises:
-        TypeError: If no bound on the mechanism's symbols is known.
-        ValueError: If the explicit modulus is too small.
-    """
-    context = engine.context(engine.coming_plan())
-    rand = PublicRandomness(engine.keys, context.round, context.attempt)
-    secagg.layout(engine.mechanism, context, rand)
 
 
 def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:

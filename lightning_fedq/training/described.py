@@ -137,12 +137,6 @@ def run_of_server(server: RoundServer, secagg: SecAgg | None) -> Run:
     return _charged(server, secagg, 0)
 
 
-def release_of(federation: Federation) -> NoisyMean | None:
-    """Release of clients' evaluations that a federation makes. None where it makes none."""
-    settings = federation.local.evaluate_clients
-    return None if settings is None else settings.release
-
-
 def everybody(planner: RoundPlanner) -> RoundPlanner:
     """Plan of the releases: every client is asked, and waited for."""
     return replace(planner, clients_per_round=None, participation="random", cohort_key=None, deadline=None)
@@ -169,11 +163,8 @@ def releases_of(federation: Federation, rounds: int | None) -> Run | None:
     """
     settings, ledger = federation.local.evaluate_clients, federation.ledger
     charged = 0 if ledger.beside is None else ledger.beside.most_charged
-    release, planner, secagg = (
-        release_of(federation),
-        federation.planner,
-        federation.server.secure_aggregation,
-    )
+    release, planner = federation.local.release, federation.planner
+    secagg = federation.server.secure_aggregation
     if release is None or settings is None:
         if charged:
             ledger.charges_beside("")  # refuses a ledger of another release

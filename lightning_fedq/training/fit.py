@@ -30,7 +30,7 @@ from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 from lightning_fedq.training.averaging import RoundAverages
-from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory, check_modulus
+from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory
 from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients
 from lightning_fedq.training.client_metrics import (
     ClientMetricsChoice,
@@ -57,11 +57,10 @@ from lightning_fedq.training.records import (
     warn_of_noise,
 )
 from lightning_fedq.training.rehearsal import Trial, first_clients
-from lightning_fedq.training.release import Releases
-from lightning_fedq.training.released import check_release, choice_of
+from lightning_fedq.training.release import Releases, check_release, choice_of
 from lightning_fedq.training.resume import RecordsBeside, plain_records, records_of
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
-from lightning_fedq.training.settings import check_broadcast
+from lightning_fedq.training.settings import check_broadcast, check_modulus
 from lightning_fedq.training.stale import untried
 from lightning_fedq.training.unprotected import lengths_tell
 

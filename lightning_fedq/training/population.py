@@ -99,11 +99,7 @@ class Population(ABC):
 
     @property
     def holdings(self) -> Holdings:
-        """Who holds what."""
-        return self._holdings or self.deal()
-
-    def deal(self) -> Holdings:
-        """Deal out the data, once. At the first question, which `configure_optimizers` may ask."""
+        """Who holds what. Dealt out once, at the first question, which `configure_optimizers` may ask."""
         if self._holdings is None:
             self._holdings = self._deal()
         return self._holdings

@@ -27,7 +27,7 @@ from lightning_fedq.privacy.target import (
 from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.training.described import run_to_come, whole_run
 from lightning_fedq.training.records import NoiseWarning
-from lightning_fedq.training.released import limit_releases
+from lightning_fedq.training.release import limit_releases
 
 if TYPE_CHECKING:
     from lightning_fedq.training.federation import Federation

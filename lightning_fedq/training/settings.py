@@ -21,12 +21,13 @@ from lightning_fedq.algorithms.byzantine.aggregation import (
     inverse_variance_weights,
 )
 from lightning_fedq.clients.constraints import Constraint, check_constraints, shown
-from lightning_fedq.clients.evaluation import ClientEvaluation
+from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
 from lightning_fedq.clients.personal import check_patterns
 from lightning_fedq.clients.vector import BufferMode, Vector
 from lightning_fedq.data.labels import Labels
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.functional.checks import check_fields
+from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.privacy.ledger import Ledger
@@ -38,6 +39,7 @@ from lightning_fedq.rounds import (
     Deadline,
     OptimizerFactory,
     Participation,
+    RoundEngine,
     RoundPlanner,
     check_aggregation,
 )
@@ -151,6 +153,11 @@ class Local:
         object.__setattr__(self, "shared", check_patterns(self.shared, "shared"))
         object.__setattr__(self, "constraints", check_constraints(self.constraints))
 
+    @property
+    def release(self) -> NoisyMean | None:
+        """Release of clients' evaluations. None where there is none."""
+        return None if self.evaluate_clients is None else self.evaluate_clients.release
+
 
 @dataclass(frozen=True)
 class Server:
@@ -260,6 +267,18 @@ def check_broadcast(server: Server, vector: Vector) -> None:
             f"broadcast_bits rounds what clients are sent, and buffers (here {names}) would "
             "not stay what they are; use buffers='frozen' or 'local', or leave broadcast_bits out"
         )
+
+
+def check_modulus(secagg: SecAgg, engine: RoundEngine) -> None:
+    """Refuse secure aggregation that can't hold the sum of a round.
+
+    Raises:
+        TypeError: If no bound on the mechanism's symbols is known.
+        ValueError: If the explicit modulus is too small.
+    """
+    context = engine.context(engine.coming_plan())
+    rand = PublicRandomness(engine.keys, context.round, context.attempt)
+    secagg.layout(engine.mechanism, context, rand)
 
 
 def identity(

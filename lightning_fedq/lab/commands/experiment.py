@@ -25,7 +25,7 @@ from lightning_fedq.privacy.accounting import ClaimAccountant, check_delta
 from lightning_fedq.privacy.losses import RenyiLoss
 from lightning_fedq.privacy.target import account_of, affordable
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.training.described import release_of, run_to_come
+from lightning_fedq.training.described import run_to_come
 
 _VIEWS = (Adversary.SECAGG_SERVER, Adversary.SERVER, Adversary.CLIENT, Adversary.OUTSIDER)
 
@@ -76,7 +76,7 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
             claims[who] = "keys are reproducible (use seed=None)"
         elif federated.clients.cohorts == "secret":
             claims[who] = "cohorts are secret, whose runs are not added up yet (use cohorts='known')"
-        elif release_of(federated) is not None:
+        elif federated.local.release is not None:
             claims[who] = "released evaluations are not added up (leave release out of evaluate_clients)"
         elif isinstance(claim.loss, NonPrivate):
             claims[who] = claim.loss.reason
