@@ -53,7 +53,7 @@ from lightning_fedq.dpsgd.refusals import (
 )
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
-from lightning_fedq.training.client_metrics import TrainingLog, log_figure
+from lightning_fedq.training.client_metrics import log_figure, watch_training_log
 from lightning_fedq.training.saved_states import SavedStates
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class DPSGD(pl.Callback):
         original = trainer.strategy.optimizers
         self._undo.callback(setattr, trainer.strategy, "optimizers", original)
         if self._federated is None and self.protects_samples:  # beside it, client_metrics says who may
-            TrainingLog(trainer, pl_module).attach(self._undo)
+            watch_training_log(trainer, self._undo)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader without Poisson sampling."""

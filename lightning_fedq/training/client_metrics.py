@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import wraps
 from typing import Any, Literal
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
@@ -19,6 +17,7 @@ from lightning_fedq.clients.undo import Undo
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
 from lightning_fedq.rounds import RoundEngine
+from lightning_fedq.training.round_loop import told_results
 
 ClientMetricsChoice = Literal["local", "shared", "none"]
 _EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"
@@ -30,10 +29,12 @@ def claims_something(mechanism: Mechanism, context: RoundContext) -> bool:
 
 
 def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bool = False) -> None:
-    """Log a figure of the federation: no metric of clients, so `client_metrics` says nothing about it."""
-    log = vars(module).get("log")
-    with log.passing() if isinstance(log, TrainingLog) else nullcontext():
-        type(module).log(module, name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
+    """Log a figure of the federation: no metric of clients, of which nobody who watches these is told."""
+    results: Any = module.trainer._results
+    with Undo() as undo:
+        if hasattr(results, "tell"):
+            undo.replace(results, "tell", lambda name, value: None)
+        module.log(name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
 
 def protecting_samples(callbacks: Iterable[object]) -> list[Any]:
@@ -41,74 +42,34 @@ def protecting_samples(callbacks: Iterable[object]) -> list[Any]:
     return [one for one in callbacks if getattr(one, "protects_samples", False)]
 
 
-class TrainingLog:
-    """Stands in for a module's `log` during a fit, and lets nobody decide by what is logged in training.
+def watch_training_log(trainer: pl.Trainer, undo: Undo) -> None:
+    """Watch what training logs until undone, and refuse whoever decides by it, or names files by it.
 
     Args:
         trainer: Trainer of the fit in progress.
-        module: Module whose `log` is called.
 
-    Attributes:
-        names: Names of the metrics that were logged in training, in order.
+    Raises:
+        ValueError: If a callback looks at the losses of training steps by itself, and decides by them. When
+            a metric is logged: if a callback or a schedule decides by it.
     """
+    check_spikes(trainer)
+    seen, module = set[str](), trainer.lightning_module
 
-    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.names: dict[str, None] = {}
-        self._trainer, self._module, self._log = trainer, module, module.log
-        self._passes = False
+    def look(name: str, value: Any) -> None:
+        if name in seen or module._current_fx_name == "on_train_start":
+            return
+        seen.add(name)
+        why = "which training logs, without noise: no epsilon covers {}; {} a metric of the validation"
+        of_files = why.format("the files' names, which checkpoints hold", "take")
+        for who, monitor in monitors_of(trainer):
+            if monitor in forks(name):
+                raise ValueError(f"{who} watches {monitor!r}, {why.format('what it decides', 'watch')}")
+        for who, metric in in_file_names(trainer):
+            if metric in forks(name):
+                raise ValueError(f"{who} names its files by {metric!r}, {of_files}")
 
-    def attach(self, undo: Undo) -> None:
-        """Stand in for the module's `log`, also where it calls that of its base class.
-
-        Raises:
-            ValueError: If a callback looks at the losses of training steps by itself, and decides by them.
-        """
-        check_spikes(self._trainer)
-        own = pl.LightningModule.log
-
-        @wraps(own)
-        def log(module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
-            if module is self._module and not self._passes:
-                self(*args, **kwargs)
-            else:
-                own(module, *args, **kwargs)
-
-        undo.replace(pl.LightningModule, "log", log)
-        undo.replace(self._module, "log", self)
-
-    @contextmanager
-    def passing(self) -> Iterator[None]:
-        """Let the base class log what is called within."""
-        before, self._passes = self._passes, True
-        try:
-            yield
-        finally:
-            self._passes = before
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TrainingLog:
-        """A copy of the module logs through the same."""
-        return self
-
-    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Stand in for `LightningModule.log`.
-
-        Raises:
-            ValueError: If a callback or a schedule decides by what is logged in training.
-        """
-        if (
-            bool(self._trainer.training) and self._module._current_fx_name != "on_train_start"
-        ) and name not in self.names:
-            self.names[name] = None
-            why = "which training logs, without noise: no epsilon covers {}; {} a metric of the validation"
-            of_files = why.format("the files' names, which checkpoints hold", "take")
-            for who, monitor in monitors_of(self._trainer):
-                if monitor in forks(name):
-                    raise ValueError(f"{who} watches {monitor!r}, {why.format('what it decides', 'watch')}")
-            for who, metric in in_file_names(self._trainer):
-                if metric in forks(name):
-                    raise ValueError(f"{who} names its files by {metric!r}, {of_files}")
-        with self.passing():
-            self._log(name, value, *args, **kwargs)
+    loop: Any = trainer.fit_loop.epoch_loop
+    undo.replace(loop, "_results", told_results(True, look))
 
 
 def check_spikes(trainer: pl.Trainer) -> None:

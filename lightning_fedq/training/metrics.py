@@ -112,7 +112,7 @@ class ClientMetrics:
             return
         home = self._trainer
         loop._results = self._results
-        self._results._tell = self._of_round
+        self._results.tell = self._of_round
         connector._callback_metrics = home._logger_connector._callback_metrics
         connector._logged_metrics = home._logger_connector._logged_metrics
         connector._progress_bar_metrics = home._logger_connector._progress_bar_metrics
@@ -120,7 +120,7 @@ class ClientMetrics:
 
     def end_round(self) -> None:
         """Clients log no more in this round."""
-        self._results._tell = lambda name, value: None
+        self._results.tell = lambda name, value: None
 
     def _of_round(self, name: str, value: Any) -> None:
         if self._ranks is not None and isinstance(value, nn.Module):

@@ -59,7 +59,7 @@ class _RoundResults(_results._ResultCollection):  # type: ignore[misc]
 
     def __init__(self, training: bool, tell: Callable[[str, Any], None], reduce: Any) -> None:
         super().__init__(training)
-        self._tell, self._reduce = tell, reduce
+        self.tell, self._reduce = tell, reduce
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Keep a new value."""
@@ -69,7 +69,7 @@ class _RoundResults(_results._ResultCollection):  # type: ignore[misc]
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def log(self, fx: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Tell, and log."""
-        self._tell(name, value)
+        self.tell(name, value)
         if self._reduce is not None:
             kwargs["sync_dist_fn"] = self._reduce
         super().log(fx, name, value, *args, **kwargs)
