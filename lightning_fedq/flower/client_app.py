@@ -16,7 +16,7 @@ from lightning_fedq.clients.states import State
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.held_out import num_held_out
 from lightning_fedq.flower.kept import NEVER, KeptState
-from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, keeps_more, train_locally
+from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, keeps_more
 from lightning_fedq.flower.records import Fields, from_record, to_record
 from lightning_fedq.flower.remote_client import Measured, Own, RemoteClient
 from lightning_fedq.flower.settings import (
@@ -81,9 +81,8 @@ class DeployedClient(RemoteClient):
         counts = local.buffers == "share" and keeps_more(module)
         try:
             with own_draws():
-                found = train_locally(
-                    *(self._federated, module, self._data(), 0, 0, None, nothing, self._trainer)
-                )
+                local_round = LocalRound(self._federated, 0, 0, None, nothing)
+                found = local_round.run(module, self._data(), self._trainer)
         except RefusedError:
             raise
         except Exception as error:  # of the user's data, which say nothing to the server here
@@ -155,11 +154,9 @@ class DeployedClient(RemoteClient):
         if seed is None:
             seed = int.from_bytes(os.urandom(7), "big")
             held_out = int.from_bytes(self._own_secrets(self._told).derived("held out")[:7], "big")
-        return train_locally(
-            *(self._federated, self._module(), self._data(), number, seed, at, weights, self._trainer),
-            Told.of(self._told, kept),
-            held_out,
-        )
+        told = Told.of(self._told, kept)
+        local_round = LocalRound(self._federated, number, seed, at, weights, told, held_out)
+        return local_round.run(self._module(), self._data(), self._trainer)
 
     def _says_all(self, context: RoundContext) -> bool:
         # nor of single samples

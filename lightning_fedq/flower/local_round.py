@@ -128,7 +128,8 @@ class LocalRound(pl.Callback):
         task: The round; None only looks at what would travel. A number measures the model after this round.
         weights: `(dim,)` the global model.
         told: What the client goes on with beside it.
-        held_out_seed: Seed of the choice of samples that are measured on, and never trained on.
+        held_out_seed: Seed of the choice of samples that are measured on, and never trained on; None is
+            `seed`.
 
     Attributes:
         measured: By model, what validation logs.
@@ -151,15 +152,17 @@ class LocalRound(pl.Callback):
         seed: int,
         task: RoundTask | int | None,
         weights: Tensor,
-        told: Told,
-        held_out_seed: int,
+        told: Told | None = None,
+        held_out_seed: int | None = None,
     ) -> None:
-        self._told, self._federated, self._task, self._given = told, federated, task, weights
-        self._plan = _OwnPlan(round_of(task), ((0,),), frozenset(), seed, number)
+        self._told, self._federated, self._task, self._given = told or Told({}), federated, task, weights
+        round = task.round if isinstance(task, RoundTask) else task or 0
+        self._plan = _OwnPlan(round, ((0,),), frozenset(), seed, number)
         self._held_out: HeldOut | None = None
         settings = federated.local.evaluate_clients
         if settings is not None and settings.fraction is not None:
-            of_run = _OwnPlan(0, ((0,),), frozenset(), held_out_seed, number)
+            split = seed if held_out_seed is None else held_out_seed
+            of_run = _OwnPlan(0, ((0,),), frozenset(), split, number)
             self._held_out = HeldOut(
                 settings.fraction,
                 lambda client: torch.Generator().manual_seed(of_run.stream_seed("held out", client)),
@@ -168,6 +171,43 @@ class LocalRound(pl.Callback):
         self._rule: BatchRule | None = None
         self._drawn: list[Stack] | None = None
         self._dealt: ClientLoader | None = None
+
+    def run(
+        self, module: pl.LightningModule, data: pl.LightningDataModule, trainer: dict[str, Any]
+    ) -> LocalRound:
+        """Train the client for its round, or measure it, in a Trainer of its own. Returns this object.
+
+        Args:
+            module: The client's own; its weights are overwritten.
+            data: The client's own.
+            trainer: Arguments of the client's `Trainer`.
+
+        Raises:
+            RefusedError: If the model is of another shape than the server's, or a setting can't work.
+        """
+        task, round = self._task, self._plan.round
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        given = {**quiet, "num_sanity_val_steps": 0, **trainer}
+        own = given.pop("callbacks", None) or []
+        own = [own] if isinstance(own, pl.Callback) else own
+        if task is None and (left := sorted(type(one).__name__ for one in own if not acts(one))):
+            rank_zero_info(f"{', '.join(left)}: of the whole fit, which is the server's; left out here")
+        own = [one for one in own if acts(one)]
+        # as they were made: what they keep of one message is not there in the next
+        fresh = [trains_with_clients(one) or of_each_client(one) for one in own]
+        callbacks = [self, *(deepcopy(one) if new else one for one, new in zip(own, fresh, strict=True))]
+        wanted = given.pop("max_epochs", None) or 0
+        rounds = 0 if task is None else max(wanted, round + 1)
+        fit = pl.Trainer(
+            **{**given, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},
+            callbacks=callbacks,
+        )
+        epochs: Any = fit.fit_loop.epoch_progress.current
+        epochs.processed = epochs.completed = round  # the round is `current_epoch`
+        with warnings.catch_warnings():  # what is validated is the server's model
+            warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
+            fit.fit(module, datamodule=data)
+        return self
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the client's loader and loops in place of the Trainer's own."""
@@ -527,66 +567,3 @@ def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
 def _shown(segments: Sequence[int]) -> str:
     shown = ", ".join(map(str, segments[:6])) + (", ..." if len(segments) > 6 else "")
     return f"[{shown}] ({sum(segments)} in all)"
-
-
-def round_of(task: RoundTask | int | None) -> int:
-    """Round of a task, or after which is measured."""
-    return task.round if isinstance(task, RoundTask) else task or 0
-
-
-def train_locally(
-    federated: Federated,
-    module: pl.LightningModule,
-    data: pl.LightningDataModule,
-    number: int,
-    seed: int,
-    task: RoundTask | int | None,
-    weights: Tensor,
-    trainer: dict[str, Any],
-    told: Told | None = None,
-    held_out_seed: int | None = None,
-) -> LocalRound:
-    """Train one client for one round, or measure it after one.
-
-    Args:
-        module: The client's own; its weights are overwritten.
-        data: The client's own.
-        seed: Seed of data order and of the training's random numbers.
-        task: The round; None trains nothing and looks at what would travel. A number measures the model after
-            this round.
-        weights: `(dim,)` the global model.
-        trainer: Arguments of the client's `Trainer`.
-        told: What the client goes on with beside the weights.
-        held_out_seed: Seed of the choice of samples that are measured on; None is `seed`.
-
-    Returns:
-        The round, with its update and what the client would keep.
-
-    Raises:
-        RefusedError: If the model is of another shape than the server's, or a setting can't work.
-    """
-    split = seed if held_out_seed is None else held_out_seed
-    local = LocalRound(federated, number, seed, task, weights, told or Told({}), split)
-    round = round_of(task)
-    least = 0 if task is None else round + 1
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    given = {**quiet, "num_sanity_val_steps": 0, **trainer}
-    own = given.pop("callbacks", None) or []
-    own = [own] if isinstance(own, pl.Callback) else own
-    if task is None and (left := sorted(type(one).__name__ for one in own if not acts(one))):
-        rank_zero_info(f"{', '.join(left)}: of the whole fit, which is the server's; left out here")
-    own = [one for one in own if acts(one)]
-    # as they were made: what they keep of one message is not there in the next
-    fresh = [trains_with_clients(one) or of_each_client(one) for one in own]
-    callbacks = [local, *(deepcopy(one) if new else one for one, new in zip(own, fresh, strict=True))]
-    rounds = max(given.pop("max_epochs", None) or 0, least) if task is not None else 0
-    fit = pl.Trainer(
-        **{**given, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},
-        callbacks=callbacks,
-    )
-    epochs: Any = fit.fit_loop.epoch_progress.current
-    epochs.processed = epochs.completed = round  # the round is `current_epoch`
-    with warnings.catch_warnings():  # what is validated is the server's model
-        warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
-        fit.fit(module, datamodule=data)
-    return local

@@ -10,7 +10,6 @@ from typing import Any
 from lightning_fedq import __version__
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.constraints import shown
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -21,6 +20,11 @@ from lightning_fedq.training.settings import Local
 
 PROTOCOL = "7"
 TRAVELS = "numbers that travel"
+_OF_ONE_SIDE = (
+    *("participation", "dropout_probability", "deadline", "aggregator", "partition", "batches"),
+    *("held_out", "release", "release_every"),
+)
+"""Of a federation's identity, what only the server has to know, and what `evaluate_clients` says."""
 
 
 def only_simulated(callback: object) -> bool:
@@ -83,25 +87,14 @@ def of_real_clients(federated: Federated) -> Federated:
 
 def common_settings(federated: Federated) -> dict[str, str]:
     """Of `fingerprint`, what does not need the module."""
+    both = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
     return {
         "lightning_fedq": __version__,
         "protocol": PROTOCOL,
-        "mechanism": repr(federated.mechanism),
-        "num_clients": str(federated.clients.num_clients),
-        "clients_per_round": str(federated.planner.cohort_size),
+        **both,
         "local_epochs": str(federated.local.local_epochs),
         "local_steps": str(federated.local.local_steps),
-        "algorithm": repr(federated.local.algorithm),
-        "target": federated.server.target,
-        "broadcast_bits": str(federated.server.broadcast_bits),
-        "buffers": federated.local.buffers,
-        "local": repr(federated.local.patterns),
-        "shared": repr(tuple(federated.local.shared)),
-        "constraints": shown(federated.local.constraints or {}),
         "evaluate_clients": repr(federated.local.evaluate_clients),
-        "weighting": federated.server.weighting,
-        "secure_aggregation": repr(federated.server.secure_aggregation),
-        "seed": str(federated.seed),
     }
 
 

@@ -13,7 +13,7 @@ from lightning_fedq.functional.accumulate import add_rows
 from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism, RoundContext
-from lightning_fedq.rounds.parts import Aggregator, SecureSum, Traffic
+from lightning_fedq.rounds.parts import Aggregator, SecureSum
 from lightning_fedq.rounds.plan import RoundPlan
 from lightning_fedq.wire.coding import UndecodableError
 
@@ -34,6 +34,8 @@ class RunningSum:
     Attributes:
         received: Clients that answered, in the order of arrival.
         untrusted: Whether the last message came over a wire; False once the mean is decoded.
+        secure: Secure aggregation, where this round is behind it.
+        integer_sum: Sum of the symbols of a homomorphic mechanism so far, `(m,)`. None before the first.
     """
 
     def __init__(
@@ -50,37 +52,15 @@ class RunningSum:
         self._mechanism, self._context, self._unit = mechanism.core(context)
         self._public = public
         self._segments = len(context.segments)
-        self._client_weights, self._aggregator, self._secure = client_weights, aggregator, secure
+        self._client_weights, self._aggregator, self.secure = client_weights, aggregator, secure
         self._divisor = divisor
         self.received: list[int] = []
-        self._symbols: Tensor | None = None
+        self.integer_sum: Tensor | None = None
         self._rows: list[Tensor] = []  # decoded rows for an aggregator, or messages for a joint decoder
         self._like = like
         self._decoded: Tensor | float = 0.0
         self._message_size = 0
         self.untrusted = False
-
-    @property
-    def traffic(self) -> Traffic | None:
-        """Traffic of secure aggregation.
-
-        None without it.
-        """
-        return None if self._secure is None else self._secure.traffic
-
-    @property
-    def integer_sum(self) -> Tensor | None:
-        """Sum of the symbols of a homomorphic mechanism so far, `(m,)`, or None before the first."""
-        return self._symbols
-
-    @integer_sum.setter
-    def integer_sum(self, symbols: Tensor) -> None:
-        self._symbols, self._message_size = symbols, len(symbols)
-
-    @property
-    def secure(self) -> SecureSum | None:
-        """Secure aggregation, where this round is behind it."""
-        return self._secure
 
     def noise_variance(self) -> Tensor | None:
         """Bound on the variance of the mean, one value a segment. None where none is known.
@@ -157,8 +137,8 @@ class RunningSum:
         return range(len(clients))
 
     def _keep(self, symbols: Tensor, clients: Sequence[int]) -> None:
-        if self._secure is not None:
-            self._secure.add(clients, symbols)
+        if self.secure is not None:
+            self.secure.add(clients, symbols)
         elif self._aggregator is not None:
             self._rows += [*self._decode_each(symbols, clients)]  # all or none
         elif self._mechanism.joint and not self._mechanism.homomorphic:
@@ -170,11 +150,11 @@ class RunningSum:
             for weight, row in zip(weights, rows, strict=True):
                 self._decoded = self._decoded + weight * row.double()
         elif self._mechanism.homomorphic:
-            if self._symbols is None:
+            if self.integer_sum is None:
                 largest = len(self._context.cohort) << 8 * symbols.element_size()
                 wide = torch.int32 if largest < 2**31 else torch.int64
-                self._symbols = torch.zeros(symbols.shape[1], dtype=wide, device=symbols.device)
-            add_rows(symbols, self._symbols)
+                self.integer_sum = torch.zeros(symbols.shape[1], dtype=wide, device=symbols.device)
+            add_rows(symbols, self.integer_sum)
         else:
             # float32 in float64: whoever comes first, the sum rounds to the same float32
             self._decoded = self._decoded + self._decode(symbols, clients).double()
@@ -208,7 +188,7 @@ class RunningSum:
                 f"{self._aggregator} needs {self._aggregator.min_clients} clients, {answers} answered"
             )
         self.untrusted = False
-        if not self.received and self._secure is None:
+        if not self.received and self.secure is None:
             if self._divisor is None:
                 return None
             count = self._mechanism.num_symbols(self._context)
@@ -220,11 +200,11 @@ class RunningSum:
         if self._rows:  # whoever is absent sent zeros, too: parts of a joint sum do not add up
             rows = torch.cat([*self._rows, zero.expand(len(absent), -1).to(self._rows[0])])
             self._decoded, absent = self._decode(rows, [*self.received, *absent]), []
-        if self._secure is not None:
-            self._symbols = self._secure.finish().to(self._like.device)
-        if self._symbols is not None:
+        if self.secure is not None:
+            self.integer_sum = self.secure.finish().to(self._like.device)
+        if self.integer_sum is not None:
             counted = self._context.cohort if self._mechanism.fixed_cohort else self.received
-            self._decoded = self._decode(self._symbols, counted)
+            self._decoded = self._decode(self.integer_sum, counted)
         elif absent:
             self._decoded = self._decoded + self._decode(zero.expand(len(absent), -1), absent).double()
         total = torch.as_tensor(self._decoded)

@@ -440,7 +440,8 @@ class RoundServer:
         model_bits = 32 * dim if self.broadcast is None else self.broadcast.num_bits(self.segments)
         uplink_bits, downlink_bits = self._uplink_bits, size * (model_bits + 64 * len(self.segments))
         protocol_bits = 0
-        if (traffic := self._sum.traffic) is not None:
+        if self._sum.secure is not None:
+            traffic = self._sum.secure.traffic
             uplink_bits, protocol_bits = traffic.uplink_bits, traffic.protocol_bits
             downlink_bits += traffic.downlink_bits
         return RoundRecord(

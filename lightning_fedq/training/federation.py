@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.constraints import shown
 from lightning_fedq.clients.undo import Undo
-from lightning_fedq.training.settings import identity
 
 if TYPE_CHECKING:
     from lightning_fedq.data.batches import BatchRule
@@ -97,7 +97,26 @@ class Federation:
 
     def identity(self) -> dict[str, str]:
         """Fingerprint that a checkpoint must agree with, in words."""
-        batches = "passes" if self.batch_rule is None else type(self.batch_rule).__name__
-        return identity(
-            self.mechanism, self.clients, self.local, self.server, self.planner, self.seed, batches
-        )
+        clients, local, server = self.clients, self.local, self.server
+        return {
+            "mechanism": repr(self.mechanism),
+            "num_clients": str(clients.num_clients),
+            "clients_per_round": str(self.planner.cohort_size),
+            "participation": clients.participation,
+            "dropout_probability": str(clients.dropout_probability),
+            **({} if clients.deadline is None else {"deadline": repr(clients.deadline)}),
+            "weighting": server.weighting,
+            "aggregator": repr(server.aggregator),
+            "secure_aggregation": repr(server.secure_aggregation),
+            "partition": repr(clients.partition),
+            "target": server.target,
+            **({} if server.broadcast_bits is None else {"broadcast_bits": str(server.broadcast_bits)}),
+            "buffers": local.buffers,
+            **({"local": repr(local.patterns)} if local.patterns else {}),
+            **({"shared": repr(local.shared)} if local.shared else {}),
+            **({"constraints": shown(local.constraints)} if local.constraints else {}),
+            "seed": str(self.seed),
+            "batches": "passes" if self.batch_rule is None else type(self.batch_rule).__name__,
+            **({} if local.algorithm is None else {"algorithm": repr(local.algorithm)}),
+            **({} if local.evaluate_clients is None else local.evaluate_clients.identity()),
+        }

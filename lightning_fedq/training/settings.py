@@ -20,7 +20,7 @@ from lightning_fedq.algorithms.byzantine.aggregation import (
     Weighting,
     inverse_variance_weights,
 )
-from lightning_fedq.clients.constraints import Constraint, check_constraints, shown
+from lightning_fedq.clients.constraints import Constraint, check_constraints
 from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
 from lightning_fedq.clients.personal import check_patterns
 from lightning_fedq.clients.vector import BufferMode, Vector
@@ -279,46 +279,3 @@ def check_modulus(secagg: SecAgg, engine: RoundEngine) -> None:
     context = engine.context(engine.coming_plan())
     rand = PublicRandomness(engine.keys, context.round, context.attempt)
     secagg.layout(engine.mechanism, context, rand)
-
-
-def identity(
-    mechanism: Mechanism,
-    clients: Clients,
-    local: Local,
-    server: Server,
-    planner: RoundPlanner,
-    seed: int | None,
-    batches: str,
-) -> dict[str, str]:
-    """Fingerprint of a federation, by name and in words, that a checkpoint must agree with.
-
-    Args:
-        clients: Settings of the population.
-        local: What a client does.
-        server: What the server does.
-        planner: What draws the cohorts.
-        seed: Source of all keys; None takes secure ones.
-        batches: How local batches are drawn.
-    """
-    return {
-        "mechanism": repr(mechanism),
-        "num_clients": str(clients.num_clients),
-        "clients_per_round": str(planner.cohort_size),
-        "participation": clients.participation,
-        "dropout_probability": str(clients.dropout_probability),
-        **({} if clients.deadline is None else {"deadline": repr(clients.deadline)}),
-        "weighting": server.weighting,
-        "aggregator": repr(server.aggregator),
-        "secure_aggregation": repr(server.secure_aggregation),
-        "partition": repr(clients.partition),
-        "target": server.target,
-        **({} if server.broadcast_bits is None else {"broadcast_bits": str(server.broadcast_bits)}),
-        "buffers": local.buffers,
-        **({"local": repr(local.patterns)} if local.patterns else {}),
-        **({"shared": repr(local.shared)} if local.shared else {}),
-        **({"constraints": shown(local.constraints)} if local.constraints else {}),
-        "seed": str(seed),
-        "batches": batches,
-        **({} if local.algorithm is None else {"algorithm": repr(local.algorithm)}),
-        **({} if local.evaluate_clients is None else local.evaluate_clients.identity()),
-    }

@@ -281,7 +281,7 @@ def test_wide_symbols_do_not_overflow_the_sum():
     """Three clients at 25 bits: the accumulator of 32-bit symbols has 64 bits."""
     engine = make_engine(fedq.GaussianNoise(1.0, 1e-6), 3)
     run_round(engine)
-    assert engine._sum._symbols.dtype == torch.int64
+    assert engine._sum.integer_sum.dtype == torch.int64
 
 
 # ---- misuse -----------------------------------------------------------------------------------------

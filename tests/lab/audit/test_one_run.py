@@ -44,7 +44,7 @@ def through_one_round(mechanism):
         )
         plan = engine.start()
         engine.receive([plan.cohort[0]], torch.from_numpy(signs).float()[None])
-        return np.where(engine._sum._symbols.numpy() > 0, 1, -1)
+        return np.where(engine._sum.integer_sum.numpy() > 0, 1, -1)
 
     return guess
 
