@@ -522,7 +522,7 @@ class Vector:
             counter += steps.to(counter.device).view_as(counter)
         self.set_flags()
         self.own.commit()
-        self.begin_round()
+        self.most_counted.zero_()
 
     # ---- a client ------------------------------------------------------------------------------------
 

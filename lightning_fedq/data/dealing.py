@@ -49,7 +49,7 @@ class Dealt:
 
     client_indices: list[Tensor]
     work: LocalWork
-    loader: Callable[[Callable[[], Sequence[Stack]], Callable[[], int]], ClientLoader]
+    loader: Callable[[Callable[[], Sequence[Stack]], int], ClientLoader]
     own_loaders: bool
     renew: Callable[[Any], Any]
 

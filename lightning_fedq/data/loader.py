@@ -252,7 +252,7 @@ class ClientLoader:
         loader: The user's own loader: dataset, collation and workers.
         work: What each client holds, and how it passes over it.
         stacks: Returns the stacks of the round to come, in the order in which they train.
-        length: Returns the number of its steps; None counts those of its stacks.
+        length: Number of its steps; None counts those of its stacks.
 
     Attributes:
         turns: The sequences of torch's random numbers of the present stack's clients, in its order.
@@ -263,7 +263,7 @@ class ClientLoader:
         loader: DataLoader[Any],
         work: LocalWork,
         stacks: Callable[[], Sequence[Stack]],
-        length: Callable[[], int] | None = None,
+        length: int | None = None,
     ) -> None:
         self.loader, self._work, self._stacks, self._length = loader, work, stacks, length
         self.turns = GeneratorTurns()
@@ -337,7 +337,7 @@ class ClientLoader:
     def __len__(self) -> int:
         """Number of steps of the round to come."""
         if self._length is not None:
-            return self._length()
+            return self._length
         return sum(len(stack.batch_sizes) for stack in self._stacks())
 
     def indices(self, stack: Stack) -> Iterator[Tensor]:

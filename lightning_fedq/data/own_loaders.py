@@ -80,15 +80,11 @@ class OwnClientLoader(ClientLoader):
     Args:
         work: Counts a batch as one sample.
         stacks: Returns the stacks of the round to come, of one client each.
-        length: Returns the number of its steps.
+        length: Number of its steps.
     """
 
     def __init__(
-        self,
-        passes: Passes,
-        work: LocalWork,
-        stacks: Callable[[], Sequence[Stack]],
-        length: Callable[[], int],
+        self, passes: Passes, work: LocalWork, stacks: Callable[[], Sequence[Stack]], length: int
     ) -> None:
         self._passes, self._work, self._stacks, self._length = passes, work, stacks, length
         self.turns = GeneratorTurns()
@@ -112,7 +108,7 @@ class OwnClientLoader(ClientLoader):
 
     def over(self, loader: Any) -> ClientLoader:
         """The same clients over new passes."""
-        return OwnClientLoader(loader, self._work, self._stacks, self.__len__)
+        return OwnClientLoader(loader, self._work, self._stacks, len(self))
 
     def fetch(self, indices: Tensor) -> Any:
         """Refused, as there are no indices."""

@@ -67,12 +67,13 @@ class RemoteRoundServer(RoundServer):
     collect: Callable[[], None]
     counted: Callable[[], None]
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def _refuse(self, works_on_updates: object) -> None:
         """Refuse what only the clients of a simulation could do."""
-        if name in ("transform", "tampering") and value is not None:
-            name = type(value).__name__
+        if works_on_updates is not None:
+            name = type(works_on_updates).__name__
             raise ValueError(f"{name} works on updates, which a server is never given; leave it out")
-        super().__setattr__(name, value)
+
+    transform = tampering = property(lambda self: None, _refuse)
 
     def start(self) -> RoundPlan:
         """Wait for enough clients, and begin the round, see `RoundServer.start`."""
@@ -242,7 +243,7 @@ class RemoteClients(Population):
         schedule = _IdleRounds(self._federation.planner, self._federation.mechanism, work, None, 0)
         schedule.longest = self._federation.local.local_steps or 1
         idle = DataLoader(TensorDataset(torch.zeros(1, 1)))
-        loader = ClientLoader(idle, work, lambda: self.coming(), lambda: schedule.longest)
+        loader = ClientLoader(idle, work, lambda: self.coming(), schedule.longest)
         return Holdings(held, schedule, loader, False, [])
 
     def _collect(self, server: RemoteRoundServer) -> None:

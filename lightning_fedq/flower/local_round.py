@@ -28,7 +28,7 @@ from lightning_fedq.clients.states import State
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Rehearsed, Vector, train_only
 from lightning_fedq.clients.worker import ClientWorker
-from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
+from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.dealing import LocalPasses, deal
 from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.loader import ClientLoader
@@ -36,7 +36,8 @@ from lightning_fedq.data.partition import Partition
 from lightning_fedq.flower.kept import check_names
 from lightning_fedq.flower.settings import RefusedError, of_each_client
 from lightning_fedq.flower.training_words import acts
-from lightning_fedq.rounds import RoundPlan, RoundTask
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.rounds import RoundPlan, RoundPlanner, RoundTask
 from lightning_fedq.training.checks import (
     check_algorithm,
     check_batch_rule,
@@ -53,7 +54,7 @@ from lightning_fedq.training.handed_loader import forget_loader
 from lightning_fedq.training.metrics import ClientMetrics
 from lightning_fedq.training.rehearsal import Trial, rehearse
 from lightning_fedq.training.round_loop import install
-from lightning_fedq.training.schedule import round_stacks, shortened, single_stacks
+from lightning_fedq.training.schedule import Schedule
 from lightning_fedq.training.settings import Local
 from lightning_fedq.training.smallest_batch import check_smallest
 
@@ -78,6 +79,16 @@ class _OwnPlan(RoundPlan):
 
     def stream_seed(self, purpose: str, client: int | None = None) -> int:
         return super().stream_seed(purpose, None if client is None else self.number)
+
+
+@dataclass(frozen=True)
+class _OwnPlanner(RoundPlanner):
+    """Draws the rounds of client `number` of the federation, which is number 0 here."""
+
+    number: int = 0
+
+    def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
+        return _OwnPlan(round, ((0,),), frozenset(), self.seed, self.number)
 
 
 class Told(NamedTuple):
@@ -157,7 +168,8 @@ class LocalRound(pl.Callback):
     ) -> None:
         self._told, self._federated, self._task, self._given = told or Told({}), federated, task, weights
         round = task.round if isinstance(task, RoundTask) else task or 0
-        self._plan = _OwnPlan(round, ((0,),), frozenset(), seed, number)
+        self._planner = _OwnPlanner(1, seed, number=number)
+        self._plan = self._planner.plan(round, federated.mechanism)
         self._held_out: HeldOut | None = None
         settings = federated.local.evaluate_clients
         if settings is not None and settings.fraction is not None:
@@ -169,7 +181,6 @@ class LocalRound(pl.Callback):
             )
         self._undo, self.number = Undo(), number
         self._rule: BatchRule | None = None
-        self._drawn: list[Stack] | None = None
         self._dealt: ClientLoader | None = None
 
     def run(
@@ -233,7 +244,7 @@ class LocalRound(pl.Callback):
     @property
     def client_indices(self) -> list[Tensor]:
         """Sample indices of this client."""
-        return list(self._work.held)
+        return list(self._held)
 
     def use_batches(self, rule: Any) -> None:
         """Let a rule draw the batches, and go on with the account that this client has kept of it."""
@@ -271,20 +282,16 @@ class LocalRound(pl.Callback):
                 self._held_out,
             )
             check_limit(dealt.work)
-            self._work: LocalWork = dealt.work
-            if self._rule is not None:
-                self._rule.begin(dealt.work)
-            self._dealt = dealt.loader(self._stacks, lambda: len(self._work.sizes[0]))
+            self._held, rule = dealt.work.held, self._rule
+            if rule is not None:
+                rule.begin(dealt.work)
+            steps = int(rule is not None and self._task is None)  # only one is tried
+            self._schedule = Schedule(self._planner, self._federated.mechanism, dealt.work, rule, steps)
+            self._dealt = dealt.loader(self._stacks, self._schedule.longest)
         return self._dealt
 
     def _stacks(self) -> Sequence[Stack]:
-        most = self._clock.most_batches
-        if self._rule is not None:
-            if self._drawn is None:
-                (batches,) = self._rule.draw(self._plan.round, 0, (0,))
-                self._drawn = single_stacks(self._plan, [batches[:most]], self._rule.keys)
-            return self._drawn
-        return round_stacks(self._plan, lambda c: self._work.sizes[c][:most], self._work.shuffles, 1)
+        return self._schedule.stacks(self._plan.round, 0, 1, self._clock.most_batches)
 
     def on_fit_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Find what travels, and move model, counters and schedules to the round at hand.
@@ -302,7 +309,7 @@ class LocalRound(pl.Callback):
         loader = self._loader(trainer)
         forget_loader(trainer)
         self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers)
-        every, longest = int(trainer.accumulate_grad_batches), len(self._work.sizes[0])
+        every, longest = int(trainer.accumulate_grad_batches), self._schedule.longest
         steps = self._plan.round * -(-longest // every)
         count_from(trainer, steps, steps)
         self._clock = Clock(trainer, longest)
@@ -361,7 +368,6 @@ class LocalRound(pl.Callback):
 
     def _try_step(self, trainer: Any, loader: ClientLoader) -> None:
         """Take one step of a rule's, which may refuse the module or its loss, and drop it."""
-        self._drawn = shortened(self._stacks(), 1)
         self._clock.begin_round()
         for stack, batches in loader.by_stack():
             self._new_worker(trainer, loader, None).train(stack, batches, self._vector.read())
@@ -400,9 +406,9 @@ class LocalRound(pl.Callback):
         of_training = {fork for name in logged for fork in forks(name)}
         watched = {config.monitor: config for config in trainer.lr_scheduler_configs if config.monitor}
         for name in sorted(of_training.intersection(watched)):
-            one = torch.arange(min(loader.batch_size, len(self._work.held[0])))
+            one = torch.arange(min(loader.batch_size, len(self._held[0])))
             try:
-                batches = [(loader.fetch(self._work.held[0][one]), len(one))]
+                batches = [(loader.fetch(self._held[0][one]), len(one))]
                 if name in self._new_worker(trainer, loader, None).evaluate(0, batches, 0):
                     continue
             except Exception as error:  # batches of the validation may be others, and nothing is known
@@ -419,7 +425,7 @@ class LocalRound(pl.Callback):
         Raises:
             RefusedError: In words that tell the server nothing of the data; a warning here says more.
         """
-        mode, sizes = self._federated.local.buffers, self._work.sizes
+        mode, sizes = self._federated.local.buffers, self._schedule.sizes
         try:
             check_smallest(trial, loader, [torch.arange(sum(sizes[0]))], sizes, self._stacks()[0], mode)
         except ValueError as error:

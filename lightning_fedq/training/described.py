@@ -163,13 +163,12 @@ def releases_of(federation: Federation, rounds: int | None) -> Run | None:
     """
     settings, ledger = federation.local.evaluate_clients, federation.ledger
     charged = 0 if ledger.beside is None else ledger.beside.most_charged
-    release, planner = federation.local.release, federation.planner
-    secagg = federation.server.secure_aggregation
-    if release is None or settings is None:
+    planner, secagg = federation.planner, federation.server.secure_aggregation
+    if settings is None or settings.release is None:
         if charged:
             ledger.charges_beside("")  # refuses a ledger of another release
         return None
-    mechanism = mechanism_of_release(release, planner, secagg)
+    mechanism = mechanism_of_release(settings.release, planner, secagg)
     ledger.charges_beside(repr(mechanism))
     times = charged if rounds is None else max(charged, settings.times(rounds))
     return run_of_releases(planner, mechanism, secagg, times, secure_keys=federation.seed is None)

@@ -280,7 +280,7 @@ class SimulatedClients(Population):
         return Holdings(
             dealt.client_indices,
             schedule,
-            dealt.loader(lambda: self.coming(), lambda: schedule.longest),
+            dealt.loader(lambda: self.coming(), schedule.longest),
             dealt.own_loaders,
             [] if held_out is None else held_out.parts,
         )
