@@ -253,7 +253,7 @@ class Federated(Federation, pl.Callback):
         check_averaging(trainer, pl_module)
         if self._fit is not None:
             self._fit.given_up = None
-        install(trainer, self, self._logged_elsewhere, self._undo)
+        install(trainer, lambda: self.fit.run_round(), self._logged_elsewhere, self._undo)
         self._population = self._populate(trainer, pl_module)
 
     def _populate(self, trainer: pl.Trainer, module: pl.LightningModule) -> Population:
@@ -278,10 +278,6 @@ class Federated(Federation, pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader that is not the clients'."""
         check_loader_is_ours(trainer, self.fit.population.loader())
-
-    def run_round(self) -> int | None:
-        """Train the next round, see `RoundLoop`."""
-        return self.fit.run_round()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

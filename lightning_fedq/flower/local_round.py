@@ -225,7 +225,7 @@ class LocalRound(pl.Callback):
         if stage != "fit":
             return
         check_setup(trainer, pl_module)
-        install(trainer, self, lambda name, value: None, self._undo)
+        install(trainer, self.run_round, lambda name, value: None, self._undo)
         owner = trainer.datamodule
         self._user_loader = owner.train_dataloader
         self._limit = 1.0 if trainer.fast_dev_run else trainer.limit_train_batches

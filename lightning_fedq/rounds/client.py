@@ -104,6 +104,7 @@ class StreamLog:
         owner: Names the client and its federation; a file of somebody else is refused.
 
     Attributes:
+        last: Round and attempt of the last stream that was used. (-1, -1) if none was.
         charges: Streams that were used, which is what the client has paid for.
         dim: Coordinates of the longest vector that one of them was used for.
         mechanisms: Mechanisms that the streams were used with, as text; "" if an earlier version did not say.
@@ -116,7 +117,7 @@ class StreamLog:
     """
 
     def __init__(self, path: Path | None, owner: str) -> None:
-        self._last, self.charges, self.dim = (-1, -1), 0, 0
+        self.last, self.charges, self.dim = (-1, -1), 0, 0
         self.mechanisms: set[str] = set()
         self.terms: set[str] = set()
         self._owner, self._journal, self.lines_read = owner, None, 0
@@ -140,7 +141,7 @@ class StreamLog:
             "owner": self._owner,
             "position": position,
             "before": _before(path, position),
-            "last": self._last,
+            "last": self.last,
             "charges": self.charges,
             "dim": self.dim,
             "mechanisms": sorted(self.mechanisms),
@@ -166,20 +167,15 @@ class StreamLog:
             mechanisms, terms = set(known["mechanisms"]), set(known["terms"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return 0
-        self._last, self.charges, self.dim = (last[0], last[1]), charges, dim
+        self.last, self.charges, self.dim = (last[0], last[1]), charges, dim
         self.mechanisms, self.terms = mechanisms, terms
         return position
 
     def _used(self, round: int, attempt: int, dim: int, mechanism: str, terms: str) -> None:
-        self._last, self.dim = max(self._last, (round, attempt)), max(self.dim, dim)
+        self.last, self.dim = max(self.last, (round, attempt)), max(self.dim, dim)
         self.charges += 1
         self.mechanisms.add(mechanism)
         self.terms.add(terms)
-
-    @property
-    def last(self) -> tuple[int, int]:
-        """Round and attempt of the last stream that was used. (-1, -1) if none was."""
-        return self._last
 
     def use(
         self,
@@ -216,10 +212,10 @@ class StreamLog:
         Raises:
             UsedStreamError: If it, or a later one, was used before.
         """
-        if (round, attempt) <= self._last:
+        if (round, attempt) <= self.last:
             raise UsedStreamError(
                 f"the server asks for round {round}, attempt {attempt}, and this client has answered round "
-                f"{self._last[0]}, attempt {self._last[1]}: a stream serves one payload. A server that was "
+                f"{self.last[0]}, attempt {self.last[1]}: a stream serves one payload. A server that was "
                 "restarted goes on with a new attempt; one that has lost its state needs a new federation"
             )
 
@@ -263,17 +259,7 @@ class RoundClient:
         """
         self._check_length(self._context(task), weights, weights)
         self.log.check(task.round, task.attempt)
-        self._check_mechanism(task)
-        self.check_budget(task)
-
-    def check_budget(self, task: RoundTask) -> None:
-        """Refuse a round that this client's own budget has no room for. `encode` asks again.
-
-        Raises:
-            BudgetSpentError: If there is none.
-        """
-        if self.budget is not None:
-            self.budget.check(self.mechanism, self._context(task), self.log)
+        self._check_price(task)
 
     def encode(self, task: RoundTask, weights: Tensor, update: Tensor) -> Message:
         """Encode this client's update. Its stream is used up, whatever happens to the message.
@@ -297,15 +283,11 @@ class RoundClient:
         ).message
 
     def _check_price(self, task: RoundTask) -> None:
-        """Refuse a round that costs more than its claims say, or than the budget has room for."""
-        self._check_mechanism(task)
-        self.check_budget(task)
-
-    def _check_mechanism(self, task: RoundTask) -> None:
-        """Refuse a round too soon after the last, where noise that clients hand on links the two.
+        """Refuse a round that costs more than its claims say, or than this client's own budget has room for.
 
         Raises:
-            UsedStreamError: If it is.
+            UsedStreamError: If it is too soon after the last, where noise that clients hand on links the two.
+            BudgetSpentError: If it would overspend the budget.
         """
         needed, last = self.mechanism.separation, self.log.last
         linked = task.hand_over is not None and task.hand_over.since <= last
@@ -315,6 +297,8 @@ class RoundClient:
                 f"the same block: {self.mechanism!r} counts on {needed} rounds between the two. A server "
                 "whose clients come back earlier begins a new block"
             )
+        if self.budget is not None:
+            self.budget.check(self.mechanism, self._context(task), self.log)
 
     def _check_length(self, context: RoundContext, weights: Tensor, update: Tensor) -> None:
         if not update.shape == weights.shape == (context.dim,):

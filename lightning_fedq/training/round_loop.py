@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,18 +26,6 @@ from lightning_fedq.clients.hooks import (
     trains_with_clients,
 )
 from lightning_fedq.clients.undo import Undo
-
-
-class Rounds(Protocol):
-    """Whatever trains the clients of one round after another."""
-
-    def run_round(self) -> int | None:
-        """Train the clients of a round, and let the module be the new global model.
-
-        Returns:
-            Optimiser steps of one client in it. None where the round was given up.
-        """
-
 
 _loops: Any = pl.loops
 _results: Any = pl.trainer.connectors.logger_connector.result  # type: ignore[attr-defined]
@@ -87,9 +75,14 @@ def told_results(training: bool, tell: Callable[[str, Any], None], reduce: Any =
 
 
 class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
-    """Lightning's epoch loop with one step: a round."""
+    """Lightning's epoch loop with one step: a round.
 
-    rounds: Rounds
+    Attributes:
+        run_round: Trains the clients of a round, lets the module be the new global model, and returns the
+            optimiser steps of one client in it. None where the round was given up.
+    """
+
+    run_round: Callable[[], int | None]
 
     def advance(self, data_fetcher: Any) -> None:
         """Train one round."""
@@ -107,7 +100,7 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             batch = self._batch_of_nobody() if has_own_hook(callback, "on_train_batch_start") else None
             call_hooks(trainer, [callback], "on_train_batch_start", batch, 0)
         before = self.global_step
-        steps = self.rounds.run_round()
+        steps = self.run_round()
         if steps is None:
             raise StopIteration
         batches = int(trainer.num_training_batches)
@@ -176,12 +169,14 @@ class RoundFitLoop(_loops._FitLoop):  # type: ignore[misc]
             raise pl.utilities.exceptions.SIGTERMException
 
 
-def install(trainer: Any, rounds: Rounds, tell: Callable[[str, Any], None], undo: Undo) -> None:
+def install(
+    trainer: Any, run_round: Callable[[], int | None], tell: Callable[[str, Any], None], undo: Undo
+) -> None:
     """Let a Trainer's fit train rounds, until undone.
 
     Args:
         trainer: In the `setup` of a fit.
-        rounds: Trains them.
+        run_round: Trains one, see `RoundLoop`.
         tell: Called with name and value of whatever is logged in validation.
         undo: Gives Lightning's own loops back.
     """
@@ -190,13 +185,13 @@ def install(trainer: Any, rounds: Rounds, tell: Callable[[str, Any], None], undo
     vars(round_fit).update(vars(fit))
     round_epoch: Any = RoundLoop.__new__(RoundLoop)
     vars(round_epoch).update(vars(epoch))
-    round_epoch.rounds, round_fit.epoch_loop = rounds, round_epoch
+    round_epoch.run_round, round_fit.epoch_loop = run_round, round_epoch
     results = epoch.val_loop._results
     epoch.val_loop._results = told_results(False, tell)
     trainer.fit_loop = round_fit
 
     def put_back() -> None:
-        del round_epoch.rounds
+        del round_epoch.run_round
         vars(epoch).update(vars(round_epoch))
         vars(fit).update({**vars(round_fit), "epoch_loop": epoch})
         epoch.val_loop._results = results

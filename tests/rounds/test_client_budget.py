@@ -114,7 +114,7 @@ def test_a_longer_vector_makes_all_messages_longer(tmp_path):
     log.use(0, 0, 10 * DIM, repr(COIN), terms_of(COIN, task_of(0).context(), None))
     budget = budget_for(2)
     with pytest.raises(BudgetSpentError, match="1 messages were encoded before"):
-        RoundClient(0, COIN, KEYS, log, budget=budget).check_budget(task_of(1))
+        RoundClient(0, COIN, KEYS, log, budget=budget).check(task_of(1), torch.zeros(DIM))
 
 
 def test_where_a_long_message_does_not_cover_a_short_one_all_have_one_length(tmp_path):
@@ -166,7 +166,7 @@ def test_messages_of_unknown_terms_are_not_guessed_at(tmp_path):
     log = StreamLog(tmp_path / "streams.jsonl", "client 0")
     log.use(0, 0, DIM, repr(COIN), "")
     with pytest.raises(BudgetSpentError, match="log has messages of unknown terms"):
-        RoundClient(0, COIN, KEYS, log, budget=budget_for(9)).check_budget(task_of(1))
+        RoundClient(0, COIN, KEYS, log, budget=budget_for(9)).check(task_of(1), torch.zeros(DIM))
 
 
 def test_a_mechanism_without_a_guarantee_sends_nothing(tmp_path):
