@@ -56,7 +56,7 @@ from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.files import Aside
 from lightning_fedq.training.population import Holdings, Population, Stacks
 from lightning_fedq.training.release import check_samples, seeded_keys
-from lightning_fedq.training.schedule import Schedule
+from lightning_fedq.training.schedule import Schedule, idle
 from lightning_fedq.training.settings import Protection
 
 
@@ -95,7 +95,7 @@ class _IdleRounds(Schedule):
     longest = 1
 
     def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
-        return [Stack((), (1,), self._planner.plan(round, self._mechanism).stream_seed("training"), ())]
+        return [idle(self._planner.plan(round, self._mechanism))]
 
 
 class _NoData(pl.LightningDataModule):

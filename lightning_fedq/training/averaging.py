@@ -10,6 +10,7 @@ BatchNorm it is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -36,35 +37,27 @@ def check_averaging(trainer: pl.Trainer, module: nn.Module) -> None:
         )
 
 
-class RoundAverages:
-    """The averaging callbacks of a Trainer, which see the global model once a round.
+def average_by_rounds(trainer: pl.Trainer, steps_of: Callable[[], range | None], undo: Undo) -> None:
+    """Let the end of a round stand for all its steps in the averaging callbacks of a Trainer, until undone.
 
     Args:
-        trainer: The trainer.
-
-    Attributes:
-        steps: Steps of one client in the last round, counted from the first round on; None if given up.
+        trainer: Trainer in the setup of its fit.
+        steps_of: Returns the steps of one client in the last round, counted from the first round on; None if
+            it was given up.
     """
 
-    def __init__(self, trainer: pl.Trainer) -> None:
-        kind = pl.callbacks.WeightAveraging
-        self._callbacks = [callback for callback in callbacks_of(trainer) if isinstance(callback, kind)]
-        self.steps: range | None = range(0)
+    def unless_given_up(hook: Callable[..., Any], *arguments: Any) -> None:
+        if steps_of() is not None:
+            hook(*arguments)
 
-    def attach(self, undo: Undo) -> None:
-        """Let the end of a round stand for all its steps, until `undo`."""
-        for callback in self._callbacks:
+    def any_step(due: Callable[..., bool], step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        if step_idx is None:
+            return due(epoch_idx=epoch_idx)
+        return any(due(step_idx=step) for step in steps_of() or ())
+
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, pl.callbacks.WeightAveraging):
             rank_zero_info(f"{type(callback).__name__} averages the global model, once a round")
-            undo.replace(callback, "on_train_epoch_end", self._unless_open(callback.on_train_epoch_end))
-            undo.replace(callback, "should_update", self._any_step(callback.should_update))
-
-    def _unless_open(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: None if self.steps is None else hook(*arguments)
-
-    def _any_step(self, due: Callable[..., bool]) -> Callable[..., bool]:
-        def should_update(step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-            if step_idx is None:
-                return due(epoch_idx=epoch_idx)
-            return any(due(step_idx=step) for step in self.steps or ())
-
-        return should_update
+            hook = partial(unless_given_up, callback.on_train_epoch_end)
+            undo.replace(callback, "on_train_epoch_end", hook)
+            undo.replace(callback, "should_update", partial(any_step, callback.should_update))

@@ -29,7 +29,7 @@ from lightning_fedq.clients.worker import ClientWorker, Trained
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.averaging import RoundAverages
+from lightning_fedq.training.averaging import average_by_rounds
 from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory
 from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients
 from lightning_fedq.training.client_metrics import (
@@ -192,8 +192,8 @@ class FederatedFit:
         if isinstance(self.engine, RankEngine):
             self.engine.beside = EndOfRound(self)
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
-        self._averages = RoundAverages(trainer)
-        self._averages.attach(undo)
+        self._steps: range | None = range(0)
+        average_by_rounds(trainer, lambda: self._steps, undo)
         if self._evaluator is not None:
             self._evaluator.check(self._aside.do)
         population.is_training = True
@@ -411,7 +411,7 @@ class FederatedFit:
             rank_zero_warn(f"the run ends before the round is over: {error}")
             trainer.should_stop = True
             self._abandon()
-            self._averages.steps = None
+            self._steps = None
             return None
         if is_secret:
             record = record.released()
@@ -425,7 +425,7 @@ class FederatedFit:
             federation.kept_target.check_direction(record)
         elif len(self.records) == 1:
             warn_of_noise(record, trainer.max_epochs)
-        self._averages.steps = range(before, before + steps)
+        self._steps = range(before, before + steps)
         if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
             self.client_evaluations.append(self._evaluator.measure(int(record.round)))
         return steps

@@ -10,11 +10,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from torch import Tensor
-
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlan, RoundPlanner
+
+
+def idle(plan: RoundPlan) -> Stack:
+    """A stack of nobody, with one step that does nothing."""
+    return Stack((), (1,), plan.stream_seed("training"), ())
 
 
 def round_stacks(
@@ -36,7 +39,7 @@ def round_stacks(
         The stacks; a single idle one where nobody answers.
     """
     if not plan.survivors:
-        return [Stack((), (1,), plan.stream_seed("training"), ())]
+        return [idle(plan)]
     alike: dict[tuple[tuple[int, ...], bool], list[int]] = {}
     for client in plan.survivors:
         alike.setdefault((sizes_of(client), shuffled(client)), []).append(client)
@@ -51,30 +54,6 @@ def round_stacks(
             seed_of = partial(plan.stream_seed, "training")
             stacks.append(Stack(members, sizes, first, orders, training_seed_of=seed_of))
     return stacks
-
-
-def single_stacks(
-    plan: RoundPlan, batches: Sequence[tuple[Tensor, ...]], keys_of: Callable[[int, int], tuple[bytes, ...]]
-) -> list[Stack]:
-    """One stack for each client that answers, on the batches that a rule has drawn for it.
-
-    Args:
-        batches: Sample indices of each batch, of each client that answers.
-        keys_of: Secrets of a client's draws in so many batches.
-    """
-    if not plan.survivors:
-        return [Stack((), (1,), plan.stream_seed("training"), ())]
-    return [
-        Stack(
-            (client,),
-            tuple(map(len, own)),
-            plan.stream_seed("training", client),
-            (),
-            own,
-            keys_of(client, len(own)),
-        )
-        for client, own in zip(plan.survivors, batches, strict=True)
-    ]
 
 
 def shortened(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
@@ -157,10 +136,14 @@ class Schedule:
         return self._of(self._planner.expected(round, self._mechanism), 0, clients_per_step, None)
 
     def _of(self, plan: RoundPlan, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
-        work = self._work
-        if self._rule is None:
+        work, rule = self._work, self._rule
+        if rule is None:
             stacks = round_stacks(plan, lambda c: work.sizes[c][:most], work.shuffles, clients_per_step)
-        else:
-            drawn = self._rule.draw(plan.round, attempt, plan.survivors)
-            stacks = single_stacks(plan, [batches[:most] for batches in drawn], self._rule.keys)
+        else:  # one for each client that answers, on the batches that are drawn for it
+            stacks, drawn = [], rule.draw(plan.round, attempt, plan.survivors)
+            for client, batches in zip(plan.survivors, drawn, strict=True):
+                own, seed = batches[:most], plan.stream_seed("training", client)
+                sizes, keys = tuple(map(len, own)), rule.keys(client, len(own))
+                stacks.append(Stack((client,), sizes, seed, (), own, keys))
+            stacks = stacks or [idle(plan)]
         return shortened(stacks, self._num_steps) if self._num_steps else stacks
