@@ -8,7 +8,7 @@ BatchNorm FedBN (Li et al., ICLR 2021).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any
@@ -46,9 +46,9 @@ def check_patterns(patterns: object, argument: str = "local") -> tuple[str, ...]
     return tuple(patterns)
 
 
-def stays(name: str, patterns: Sequence[str]) -> bool:
-    """Does a tensor of this name stay with the client?"""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def matching(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
+    """Names that a pattern matches: tensors that stay with the client, or are said to travel."""
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "local") -> None:
@@ -64,15 +64,15 @@ def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "l
     parameters = list(module.named_parameters(remove_duplicate=False))
     named = [*parameters, *module.named_buffers(remove_duplicate=False)]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name, _ in named):
+        if not matching(dict(named), [pattern]):
             raise ValueError(
                 f"{argument}={pattern!r} matches no parameter of the module, whose names are "
                 f"{_shown([name for name, _ in parameters])}; patterns match whole names, as 'head.*' does"
             )
-    first: dict[int, str] = {}
+    first, matched = dict[int, str](), matching(dict(named), patterns)
     for name, tensor in named:
         other = first.setdefault(id(tensor), name)
-        if stays(name, patterns) != stays(other, patterns):
+        if (name in matched) != (other in matched):
             raise ValueError(
                 f"{name} and {other} are one tensor, and {argument}={list(patterns)} matches one of the two "
                 "names only; match both, or neither"

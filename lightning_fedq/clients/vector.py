@@ -30,7 +30,7 @@ from lightning_fedq.clients.constraints import (
     of_values,
     repaired,
 )
-from lightning_fedq.clients.personal import OwnTensors, check_matches, check_something_travels, stays
+from lightning_fedq.clients.personal import OwnTensors, check_matches, check_something_travels, matching
 from lightning_fedq.functional.flatten import flatten, unflatten
 
 BufferMode = Literal["share", "local", "frozen"]
@@ -88,8 +88,10 @@ def num_coordinates(
     statistics = updated_statistics(module) if mode == "share" else ()
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     shared = dict([*trained, *((name, sizes[name]) for name in statistics)])
-    said = {n: t for n, t in _tensors(module).items() if t.is_floating_point() and stays(n, sharing)}
-    return sum(t.numel() for name, t in {**shared, **said}.items() if name in said or not stays(name, local))
+    tensors = _tensors(module)
+    said = {n: tensors[n] for n in matching(tensors, sharing) if tensors[n].is_floating_point()}
+    staying = matching(tensors, local) - said.keys()
+    return sum(tensor.numel() for name, tensor in {**shared, **said}.items() if name not in staying)
 
 
 class Rehearsed(NamedTuple):
@@ -254,11 +256,17 @@ class Vector:
         self._sharing, self._declared = tuple(shared), dict(constraints or {})
         self._flags = flags_of(self._declared, module)
         self.own, self._patterns = OwnTensors(), tuple(local)
+        self._match()
         if members is not None:
             # as in the run that a checkpoint is of: what was frozen there is frozen again, the rest trained
             train_only(module, optimizers(), (*members.parameters, *members.local))
         self.take(self.found() if members is None else members)
         self.read()
+
+    def _match(self) -> None:
+        """Find what the patterns say of the names that the module has now."""
+        names = _tensors(self.module)
+        self._staying, self._said = matching(names, self._patterns), matching(names, self._sharing)
 
     def found(self) -> Members:
         """Parameters and buffers that module, optimiser and the modes of the layers would train now.
@@ -266,18 +274,20 @@ class Vector:
         Raises:
             ValueError: If every parameter that is trained stays with the clients.
         """
+        self._match()
         in_optimizers = optimised(self._optimizers())
         named = self.module.named_parameters()
         trained = tuple(name for name, p in named if p.requires_grad and id(p) in in_optimizers)
-        local = tuple(name for name in trained if self._stays(name))
+        local = tuple(name for name in trained if name in self._staying)
         parameters = tuple(name for name in trained if name not in local)
         check_something_travels(parameters, local, self._patterns)
-        said = self._said_to_travel(trained)
+        floats = [name for name, tensor in _tensors(self.module).items() if tensor.is_floating_point()]
+        said = tuple(name for name in floats if name in self._said and name not in trained)
         if self.mode == "frozen":
             return Members(parameters, said, local=local)
         found = self._rehearsed.now(self.module, trained)
         # what is said to stay stays, whether or not the rehearsal's steps have changed it
-        held = {name: b for name, b in self.module.named_buffers() if self._stays(name)}
+        held = {name: b for name, b in self.module.named_buffers() if name in self._staying}
         said += tuple(name for name, buffer in held.items() if buffer.is_floating_point())
         found = (*found, *(name for name in said if name not in found))
         buffers = tuple(sorted(found, key=self._keeps))  # those that travel lead
@@ -287,19 +297,9 @@ class Vector:
         integers = tuple(name for name in others if self._keeps(name) and name not in counters)
         return Members(parameters, buffers, counters, integers, local)
 
-    def _stays(self, name: str) -> bool:
-        return stays(name, self._patterns)
-
-    def _said_to_travel(self, trained: Sequence[str]) -> tuple[str, ...]:
-        """Names of floats that `shared` matches, in the module's order."""
-        floats = [name for name, tensor in _tensors(self.module).items() if tensor.is_floating_point()]
-        return tuple(name for name in floats if stays(name, self._sharing) and name not in trained)
-
     def _keeps(self, buffer: str) -> bool:
         """Does every client have its own of this buffer?"""
-        if stays(buffer, self._sharing):
-            return False
-        return self.mode == "local" or self._stays(buffer)
+        return buffer not in self._said and (self.mode == "local" or buffer in self._staying)
 
     def take(self, members: Members) -> None:
         """Let the flat vector be made of these.
