@@ -120,7 +120,8 @@ class RunFolder(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""
-        records = federated_of(trainer, "RunFolder").records
+        federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
+        records, client_log = federated.records, federated.client_log
         if self._starts_at and self._starts_at == len(records):
             self.rows = [{**record.metrics(), "seconds": math.nan} for record in records]
         self._starts_at = 0
@@ -129,11 +130,9 @@ class RunFolder(pl.Callback):
         if self.path is None:
             new = fresh_folder(self.root / self.name) if trainer.is_global_zero else None
             self.path = trainer.strategy.broadcast(new)
-        client_log = federated_of(trainer, "RunFolder").client_log
         assert client_log is not None
         client_log.keep, self._trains = True, True
-        self._private = not isinstance(engine_of(trainer, "RunFolder").keys, SeededKeys)
-        self._lengths_tell = lengths_tell(engine_of(trainer, "RunFolder"))
+        self._private, self._lengths_tell = not isinstance(engine.keys, SeededKeys), lengths_tell(engine)
         if self.config is not None and trainer.is_global_zero:
             write_atomically(self._folder() / "config.yaml", self.config)
 
@@ -156,15 +155,13 @@ class RunFolder(pl.Callback):
         if trainer.is_global_zero:
             append_row(self._folder() / "metrics.csv", self.rows)
         # add a line to the file of every client that has logged something which stays with it
-        round = int(record.round)
-        client_log = federated_of(trainer, "RunFolder").client_log
-        assert client_log is not None
-        taken = client_log.take()  # of all ranks, so all of them ask
+        assert federated.client_log is not None
+        taken = federated.client_log.take()  # of all ranks, so all of them ask
         for client, values in taken.items() if trainer.is_global_zero else ():
             path = self._folder() / CLIENTS / f"{client}.jsonl"
             path.parent.mkdir(exist_ok=True)
             with path.open("a") as file:
-                file.write(json.dumps({"round": round + 1, **values}) + "\n")
+                file.write(json.dumps({"round": int(record.round) + 1, **values}) + "\n")
         measured = federated.client_evaluations[-1:]
         if measured and measured[0].round == record.round:
             add_evaluation(self._folder() / CLIENTS, measured[0])
@@ -179,7 +176,7 @@ class RunFolder(pl.Callback):
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
         self._write(trainer)
         # write who holds what beside what stays with the clients
-        federated = federated_of(trainer, "RunFolder")
+        federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
         counts = federated.fit.population.label_counts() if trainer.is_global_zero else None
         held = federated.fit.population.holdings
         sizes, held_out = ([len(part) for part in parts] for parts in (held.client_indices, held.held_out))
@@ -188,14 +185,14 @@ class RunFolder(pl.Callback):
         if counts is not None:
             write_atomically(self._folder() / CLIENTS / LABELS, json.dumps(counts.tolist()) + "\n")
         if trainer.is_global_zero:
-            title = title_of(self.name, engine_of(trainer, "RunFolder").mechanism)
+            title = title_of(self.name, engine.mechanism)
             price = epsilon_of_label(privacy_of(self.summary), True)
             progress = plot_progress(
                 {self.name: self.rows}, self._metric(), f"{title}\n{price}", self.baseline
             )
             save_figure(progress, self._folder() / PICTURES[0])
             save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
-            for measured in federated_of(trainer, "RunFolder").client_evaluations[-1:]:
+            for measured in federated.client_evaluations[-1:]:
                 draw_evaluation(self._folder() / CLIENTS, measured, self._metric(), title)
         if self.show and trainer.is_global_zero:
             print_summary(self.summary, self._folder())
@@ -244,15 +241,14 @@ class RunFolder(pl.Callback):
         return self.path
 
     def _write(self, trainer: pl.Trainer, ended: str = "") -> None:
-        engine = engine_of(trainer, "RunFolder")
-        federated = federated_of(trainer, "RunFolder")
+        federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
         privacy = report_of(federated, trainer, self.delta)
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
         privacy = replace(privacy, leaves=what_left(trainer, federated, columns))
         for callback in callbacks_of(trainer):
             if isinstance(callback, DPSGD):
                 privacy = replace(privacy, samples=callback.statement())
-        num_buffers = federated_of(trainer, "RunFolder").fit.vector.num_buffers
+        num_buffers = federated.fit.vector.num_buffers
         if num_buffers:
             shared = f"{num_buffers} of {privacy.dim} coordinates are buffers, charged like parameters"
             privacy = replace(privacy, notes=(*privacy.notes, shared))

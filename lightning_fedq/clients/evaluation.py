@@ -157,14 +157,10 @@ class ClientEvaluation:
                 "evaluate_clients runs validation_step on every client's held-out samples, and "
                 f"{type(module).__name__} has none; write one that logs what is to be measured"
             )
-        if not isinstance(self.held_out, int | float) and len(self.held_out) != num_clients:
-            raise ValueError(
-                f"held_out has data sets of {len(self.held_out)} clients, num_clients is {num_clients}"
-            )
-        lacking = []
-        if not isinstance(self.held_out, int | float):
-            lacking = [client for client, data in enumerate(self.held_out) if data is None]
-        if lacking:
+        given = () if isinstance(self.held_out, int | float) else self.held_out
+        if self.fraction is None and len(given) != num_clients:
+            raise ValueError(f"held_out has data sets of {len(given)} clients, num_clients is {num_clients}")
+        if lacking := [client for client, data in enumerate(given) if data is None]:
             raise ValueError(f"held_out has nothing of clients {lacking[:10]}; give every client a data set")
         if dropped:
             raise ValueError(
