@@ -53,7 +53,7 @@ class KeptState:
                 old = {} if kept is None else kept["state"]
                 kept = {"at": list(_at(kept)), "owner": self._owner, "state": {**old, **spent}}
                 self._store.put_tensors(_KEPT, kept)
-            self._store.drop_tensors(_OPEN)
+            self._store.drop(_OPEN)
         if _at(kept) != counted:
             rank_zero_warn(
                 f"the server has last counted round {counted[0] + 1} of this client, and what it keeps is of "

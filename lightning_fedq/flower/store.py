@@ -102,8 +102,8 @@ class Store:
         return found
 
     def drop(self, name: str) -> None:
-        """Forget a table, also one that a killed process was taking."""
-        for kept in (f"{name}.json", f"{name}.taken.json"):
+        """Forget a table, also one that holds tensors, or that a killed process was taking."""
+        for kept in (f"{name}.json", f"{name}.taken.json", f"{name}.pt"):
             (self.folder / kept).unlink(missing_ok=True)
         sync_folder(self.folder)
 
@@ -152,11 +152,6 @@ class Store:
         except Exception as error:  # torch raises many kinds
             raise ValueError(f"{path} is damaged; put a whole copy of it back") from error
         return dict(found)
-
-    def drop_tensors(self, name: str) -> None:
-        """Forget it."""
-        (self.folder / f"{name}.pt").unlink(missing_ok=True)
-        sync_folder(self.folder)
 
     def move_tensors(self, name: str, to: str) -> None:
         """Put one in the place of another, at once."""
