@@ -48,7 +48,7 @@ from lightning_fedq.training.journal import keep_journal, say_at_start
 from lightning_fedq.training.metrics import ClientMetrics
 from lightning_fedq.training.population import Population, SimulatedClients
 from lightning_fedq.training.rank_checks import agree_on_start, idle_cores, say_who_is_idle
-from lightning_fedq.training.ranks import EndOfRound, OtherRankStoppedError, RankEngine
+from lightning_fedq.training.ranks import OtherRankStoppedError, RankEngine, RankShare
 from lightning_fedq.training.records import (
     log_round,
     say_change,
@@ -190,7 +190,7 @@ class FederatedFit:
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
         if isinstance(self.engine, RankEngine):
-            self.engine.beside = EndOfRound(self)
+            self.engine.beside = self
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
         self._steps: range | None = range(0)
         average_by_rounds(trainer, lambda: self._steps, undo)
@@ -529,6 +529,19 @@ class FederatedFit:
                 "what one client's data say, without noise; stop by a metric of the validation "
                 "(EarlyStopping), or let clients be heard by Federated(client_metrics='shared')"
             )
+
+    def share_of_rank(self) -> RankShare:
+        """What this rank's clients have come to in the round, beside the server. For `take_shares`."""
+        counted = self.vector.most_counted
+        return RankShare(self.taken, self.log.of_rank(), self.worker.states.packed(), counted)
+
+    def take_shares(self, shares: Sequence[RankShare]) -> None:
+        """Bring clock, log and clients' states to where one process would have them."""
+        self.taken = Taken.together([one.taken for one in shares])
+        self.log.of_all_ranks([one.logged for one in shares])
+        for one in shares:
+            self.worker.states.unpack(one.opened)
+            self.vector.most_counted = torch.maximum(self.vector.most_counted, one.most)
 
     def _say_cost_of_statistics(self) -> None:
         """Where something is claimed, by noise that a seed does not take away."""

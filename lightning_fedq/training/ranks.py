@@ -237,37 +237,12 @@ class RankSchedule(Schedule):
         return own or [Stack((), (1,), stacks[0].training_seed, ())]  # nobody's step, for a rank without work
 
 
-class EndOfRound:
-    """Exchange, at the end of a round, of what is kept beside the server.
-
-    Args:
-        fit: Fit of this rank, with the steps, logs and states of its clients.
-    """
-
-    def __init__(self, fit: FederatedFit) -> None:
-        self._fit = fit
-
-    def of_rank(self) -> _Beside:
-        """This rank's share, for `of_all_ranks`."""
-        fit = self._fit
-        return _Beside(fit.taken, fit.log.of_rank(), fit.worker.states.packed(), fit.vector.most_counted)
-
-    def of_all_ranks(self, found: Sequence[_Beside]) -> None:
-        """Bring clock and log to where one process would have them."""
-        fit = self._fit
-        fit.taken = Taken.together([one.taken for one in found])
-        fit.log.of_all_ranks([one.logged for one in found])
-        for one in found:
-            fit.worker.states.unpack(one.opened)
-            fit.vector.most_counted = torch.maximum(fit.vector.most_counted, one.most)
-
-
 class OtherRankStoppedError(RuntimeError):
     """Signal that another rank has given the open round up, so that it is void for all."""
 
 
-class _Beside(NamedTuple):
-    """One rank's share of what is kept beside the server. See `EndOfRound`."""
+class RankShare(NamedTuple):
+    """One rank's share of what is kept beside the server: steps, logs and states of its clients."""
 
     taken: Taken
     logged: Logged | None
@@ -311,7 +286,7 @@ class _Part(NamedTuple):
     energy: float
     kind: _Kind | None
     messages: list[tuple[list[int], Tensor]]
-    beside: _Beside | None
+    share: RankShare | None
 
 
 class RankEngine(RoundEngine):
@@ -324,7 +299,8 @@ class RankEngine(RoundEngine):
         **options: See `RoundEngine`.
 
     Attributes:
-        beside: What else the ranks exchange with their parts of a round, before the server steps.
+        beside: Fit of this rank, whose share the ranks exchange with their parts of a round, before the
+            server steps.
     """
 
     def __init__(
@@ -336,7 +312,7 @@ class RankEngine(RoundEngine):
     ) -> None:
         super().__init__(*args, **options)
         self._strategy, self._stacks = strategy, stacks
-        self.beside: EndOfRound | None = None
+        self.beside: FederatedFit | None = None
 
     @property
     def adds_up(self) -> bool:
@@ -392,14 +368,14 @@ class RankEngine(RoundEngine):
         symbols = total.integer_sum
         kind = None if symbols is None else _Kind.of(symbols)
         own = total.received, self._uplink_bits, self._clipped, self.non_finite, self._energy
-        beside = None if self.beside is None else self.beside.of_rank()
-        parts = self._meet(_Part(*own, kind, self._messages, beside))
+        share = None if self.beside is None else self.beside.share_of_rank()
+        parts = self._meet(_Part(*own, kind, self._messages, share))
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts):
             raise OtherRankStoppedError(f"rank {parts.index(None)} has given up round {self.round + 1}")
         self._take_in(whole)
         if self.beside is not None:  # now, because a server's optimiser may draw random numbers, too
-            self.beside.of_all_ranks([part.beside for part in whole if part.beside is not None])
+            self.beside.take_shares([part.share for part in whole if part.share is not None])
         return super().finish()
 
     def abandon(self) -> None:
