@@ -14,7 +14,7 @@ def test_attributes_come_back():
     for owner in (own, inherited, own):
         undo.replace(owner, "name", "new")
     assert own.name == inherited.name == "new"
-    undo.all()
+    undo.close()
     assert own.name == "own"
     assert inherited.name == "of the class" and not vars(inherited)
 
@@ -23,6 +23,6 @@ def test_the_last_thing_is_undone_first_and_once():
     undo, seen = Undo(), []
     for number in range(3):
         undo.callback(lambda number=number: seen.append(number))
-    undo.all()
-    undo.all()
+    undo.close()
+    undo.close()
     assert seen == [2, 1, 0]
