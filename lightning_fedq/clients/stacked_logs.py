@@ -20,7 +20,6 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.undo import Undo
 
 Keep = Callable[[str, Tensor], None]
 _SIGNATURE = inspect.signature(pl.LightningModule.log)
@@ -97,14 +96,26 @@ class StackedLogs:
     def catching(self) -> Iterator[None]:
         """Stand in for `log` and for the metrics' methods."""
         self._caught = _Caught()
-        with Undo() as undo:
-            undo.replace(self._module, "log", self._log)
-            for metric in self._metrics:
-                for name in ("forward", "update"):
-                    undo.replace(metric, name, self._catcher(metric, name == "forward"))
-                for name in ("compute", "reset"):
-                    undo.replace(metric, name, _refuser(metric, name))
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+
+        def replace(owner: nn.Module, name: str, method: Any) -> None:
+            undo.append((owner.__dict__, name, owner.__dict__.get(name, undo)))
+            owner.__dict__[name] = method
+
+        replace(self._module, "log", self._log)
+        for metric in self._metrics:
+            for name in ("forward", "update"):
+                replace(metric, name, self._catcher(metric, name == "forward"))
+            for name in ("compute", "reset"):
+                replace(metric, name, _refuser(metric, name))
+        try:
             yield
+        finally:
+            for attributes, name, method in reversed(undo):
+                if method is undo:  # there was none of the instance's own
+                    del attributes[name]
+                else:
+                    attributes[name] = method
 
     def tensors(self) -> list[Tensor]:
         """Caught tensors, to be returned from the mapped function."""
