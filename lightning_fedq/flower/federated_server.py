@@ -73,7 +73,7 @@ class RemoteRoundServer(RoundServer):
             name = type(works_on_updates).__name__
             raise ValueError(f"{name} works on updates, which a server is never given; leave it out")
 
-    transform = tampering = property(lambda self: None, _refuse)
+    transform = tampering = property(lambda self: None, _refuse, doc="What changes updates: None here.")
 
     def start(self) -> RoundPlan:
         """Wait for enough clients, and begin the round, see `RoundServer.start`."""

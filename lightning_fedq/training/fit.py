@@ -531,7 +531,7 @@ class FederatedFit:
             )
 
     def share_of_rank(self) -> RankShare:
-        """What this rank's clients have come to in the round, beside the server. For `take_shares`."""
+        """Steps, logs and states that this rank's clients have come to in the round, for `take_shares`."""
         counted = self.vector.most_counted
         return RankShare(self.taken, self.log.of_rank(), self.worker.states.packed(), counted)
 
