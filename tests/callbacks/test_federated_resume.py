@@ -86,7 +86,9 @@ def test_resumed_with_rounds_of_different_length(tmp_path):
     settings = {"dropout_probability": 0.4, "partition": Dirichlet(0.5)}
     whole, fed = fit(tmp_path / "whole", 1, **settings)
     assert len({r.num_received for r in fed.records}) > 1
-    for path in sorted((tmp_path / "whole").glob("*.ckpt"))[:-1]:
+    paths = sorted((tmp_path / "whole").glob("*.ckpt"))[:-1]
+    assert paths
+    for path in paths:
         resumed, _ = fit(tmp_path / f"again-{path.stem}", 1, resume=path, **settings)
         assert torch.equal(weights_of(resumed), weights_of(whole)), path.stem
 

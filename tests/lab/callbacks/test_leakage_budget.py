@@ -9,6 +9,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.lab.callbacks import LeakageBudget
 from lightning_fedq.mechanisms import FedAvg, NearOptimalUtility
+from tests.callbacks.test_federated_resume import Saves
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 CLIENTS = 4
@@ -164,10 +165,11 @@ def test_resumed_is_bit_identical_also_from_mid_round(tmp_path):
     def both():
         return federation(clients_per_round=3), LeakageBudget(probe=8, attempts=200, every_n_rounds=2)
 
-    keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=5)
     fed, budget = both()
-    whole, _ = fit(fed, budget, keep, enable_checkpointing=True, max_epochs=4)
-    for path in sorted(tmp_path.glob("*.ckpt"))[:-1:2]:
+    whole, _ = fit(fed, budget, Saves(tmp_path), max_epochs=4)
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
+    assert len(paths) == 48, len(paths)
+    for path in (paths[1], paths[8], paths[-2]):
         fed, again = both()
         resumed, _ = fit(fed, again, ckpt=path, max_epochs=4)
         assert torch.equal(weights_of(resumed), weights_of(whole)), path.stem
