@@ -33,7 +33,7 @@ def see(adversary, mechanism=None, updates=UPDATES, victim=0):
 def test_views_without_noise(adversary, clients, update):
     seen = see(adversary)
     assert seen.clients == clients
-    assert torch.allclose(seen.update, torch.tensor(update))
+    assert torch.allclose(seen.update, torch.tensor(update).double())
 
 
 def test_a_pair_says_more_than_one_uplink():
