@@ -30,8 +30,8 @@ def add_rows(rows: Tensor, total: Tensor) -> None:
         rows: `(n, m)` integers, or floats.
         total: `(m,)` integers wide enough for the sum, or float64; overwritten.
     """
-    if rows.device.type == "cpu":
-        _add_rows(rows.numpy(), total.numpy())
+    if rows.device.type == "cpu" and (rows.itemsize > 2 or not rows.is_floating_point()):
+        _add_rows(rows.detach().numpy(), total.numpy())
     else:
         total += rows.sum(0, dtype=total.dtype)
 

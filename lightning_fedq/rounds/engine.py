@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq.functional.accumulate import sum_of_squares
+from lightning_fedq.functional.accumulate import add_rows, sum_of_squares
 from lightning_fedq.keys.randomness import Keys
 from lightning_fedq.mechanisms.contract import check_message
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism
@@ -80,7 +80,7 @@ class RoundEngine(RoundServer):
         """
         if self._exact is None or self._aborted or not self._sum.received:
             return None
-        return self._exact / self._sum.total_weight()
+        return (self._exact / self._sum.total_weight()).to(self.weights)
 
     def _open(self, plan: RoundPlan) -> None:
         super()._open(plan)
@@ -88,7 +88,7 @@ class RoundEngine(RoundServer):
         self._clipped = 0
         if self.tampering is not None:
             self.tampering.begin(plan, self._context)
-        self._exact = torch.zeros_like(self.weights) if self.diagnostics else None
+        self._exact = torch.zeros_like(self.weights, dtype=torch.float64) if self.diagnostics else None
         self._energy = 0.0
 
     def receive(self, clients: Sequence[int], updates: Tensor) -> None:
@@ -152,8 +152,7 @@ class RoundEngine(RoundServer):
             if len(rows) < len(clients):
                 updates, clients = updates[list(rows)], [clients[row] for row in rows]
                 energy = sum_of_squares(updates)
-            scaled = self._scale(updates, clients)
-            self._exact += scaled[0] if len(scaled) == 1 else scaled.sum(0, dtype=self._exact.dtype)
+            add_rows(self._scale(updates, clients), self._exact)
             self._energy += energy
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> Sequence[int]:
