@@ -23,6 +23,9 @@ _STEP_FLOPS = {"cpu": 2e8, "cuda": 2e10}
 1.2 to 1.8 times as fast in a stack of 16, one of 2e8 as fast, one of 5e8 slower. Of a GPU: not measured."""
 _FEWEST = 4
 """Clients below which a stack does not pay."""
+_CHEAP_FLOPS, _CHEAP_STACKS = {"cpu": 3e8}, 4
+"""Operations of a whole stack's step up to which what surrounds it is dearer, some 3 ms of a CPU's core, so
+that larger stacks pay, up to so many times the memory."""
 
 
 def largest_stack(device: str, num_parameters: int, cohort_size: int) -> int:
@@ -31,12 +34,23 @@ def largest_stack(device: str, num_parameters: int, cohort_size: int) -> int:
     return min(budget // num_parameters, cohort_size)
 
 
+def with_cheap_steps(device: str, size: int, flops: int, cohort_size: int) -> int:
+    """Clients of a stack whose size follows from memory, more where a client's step takes few operations.
+
+    Example:
+        >>> with_cheap_steps("cpu", 267, 235_200, 1000), with_cheap_steps("cpu", 40, 50_000_000, 1000)
+        (1000, 40)
+    """
+    cheap = int(_CHEAP_FLOPS.get(device, 0.0) / max(flops, 1))
+    return max(size, min(cheap, _CHEAP_STACKS * size, cohort_size))
+
+
 def choose_clients_per_step(
     trainer: Any,
     fit: ClientFit,
     vector: Vector,
     wanted: int | Literal["auto"],
-    automatic: int,
+    cohort_size: int,
     largest_of: Callable[[int], Stack],
     first_batch: Callable[[Stack], Any],
     do: Callable[[int, Callable[[], Rehearsal]], Rehearsal] = lambda client, work: work(),
@@ -48,14 +62,15 @@ def choose_clients_per_step(
         fit: Copies it.
         vector: What is trained.
         wanted: What the user asked for.
-        automatic: The size to try for "auto".
+        cohort_size: Clients of a round.
         largest_of: The largest stack of the first round, for a size.
         do: Lets a client try something, where it leaves nothing behind.
 
     Raises:
         ValueError: If a stack was asked for and the optimiser is not elementwise.
     """
-    size = automatic if wanted == "auto" else wanted
+    device = vector.parameters[0].device.type
+    size = largest_stack(device, vector.width, cohort_size) if wanted == "auto" else wanted
     if size < 2:
         return 1
     asked = wanted != "auto"
@@ -103,6 +118,7 @@ def choose_clients_per_step(
             f"only {alike} of a round's clients have batches of the same sizes, and fewer than {_FEWEST} "
             "side by side train no faster than one after the other"
         )
+    size = with_cheap_steps(device, size, found.flops, cohort_size)
     rank_zero_info(f"Federated: clients_per_step = {size if pays else 1} ({why})")
     return size if pays else 1
 

@@ -22,7 +22,7 @@ from lightning_fedq.clients.constraints import say_what_is_kept
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.personal import say_what_stays
-from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
+from lightning_fedq.clients.stack_size import choose_clients_per_step
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Vector, origins
 from lightning_fedq.clients.worker import ClientWorker, Trained
@@ -309,7 +309,7 @@ class FederatedFit:
             ClientFit(trainer),
             self.vector,
             wanted,
-            largest_stack(self.vector.parameters[0].device.type, self.vector.width, cohort),
+            cohort,
             lambda size: max(self._schedule.to_try(0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(population.loader().indices(stack))),
             self._aside.do,

@@ -6,7 +6,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients import stack_size
 from lightning_fedq.clients.forks import why_no_forks
 from lightning_fedq.clients.stack_trial import elementwise
-from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 
@@ -41,6 +41,21 @@ def test_the_automatic_choice_follows_from_sizes(width, num_clients, chosen, mon
         make_trainer(fed, max_epochs=1).fit(module, datamodule=Digits(120))
     assert fed.clients_per_step_chosen == chosen
     assert f"clients_per_step = {chosen}" in caplog.text
+
+
+@pytest.mark.parametrize(("cheap", "chosen"), [(1e12, 9), (0.0, 5)], ids=["cheap steps", "dear steps"])
+def test_stacks_of_cheap_steps_are_larger_than_their_memory_allows_for(cheap, chosen, monkeypatch):
+    """The same integers are summed, so that the model is the same."""
+    runs = []
+    for wanted in ("auto", 9):
+        held = sum(p.numel() for p in Classifier().parameters())
+        monkeypatch.setitem(stack_size._STACK_VALUES, "cpu", 5 * held)
+        monkeypatch.setitem(stack_size._CHEAP_FLOPS, "cpu", cheap)
+        fed, module = Federated(LDPQ(4.0), 9, seed=0, clients_per_step=wanted), Classifier()
+        make_trainer(fed, max_epochs=1).fit(module, datamodule=Digits(90))
+        runs.append((fed.clients_per_step_chosen, weights_of(module)))
+    assert [size for size, _ in runs] == [chosen, 9]
+    assert torch.equal(runs[0][1], runs[1][1])
 
 
 def test_a_training_step_without_a_batch_index_is_mapped():
