@@ -72,6 +72,8 @@ _CURES: dict[Any, str] = {
     _BaseDataLoaderIter: "keep the DataLoader, and call iter() on it in training_step, if there is none yet",
     io.IOBase: "open it where it is used",
 }
+_OFTEN = 16
+"""Loads of a world after which its bytes are made shorter, which takes as long as a dozen loads save."""
 _ROOTS = ("", "optimizers", "lr_scheduler_configs", "precision_plugin", "callbacks", "datamodule", "trainer")
 
 
@@ -181,7 +183,7 @@ class World:
         self._frozen: list[tuple[str, Any, list[str], list[tuple[nn.Module, bool]]]] = []
         self.reached: dict[int, tuple[Any, str]] = reached or {}
         self.code, self.met = dict[int, Any](), set[int]()
-        self._bytes = self._dump(list(roots))
+        self._bytes, self._loads = self._dump(list(roots)), 0
         if reached is None:
             self.reached = reached_by(self.code.values(), self.met)
             self._refuse_originals()
@@ -204,7 +206,7 @@ class World:
             cure = next((text for kind, text in _CURES.items() if isinstance(last, kind)), "")
             why = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
             raise NotCarriedError(why, _way(roots, last), cure) from error
-        return pickletools.optimize(file.getvalue())  # the memo of what is met once takes a third of a load
+        return file.getvalue()
 
     def number(self, value: Any) -> int:
         """The place of an object in the table."""
@@ -275,6 +277,9 @@ class World:
         Args:
             seed: Seed of the random generators in it.
         """
+        self._loads += 1
+        if self._loads == _OFTEN:  # the memo of what is met once takes a third of a load
+            self._bytes = pickletools.optimize(self._bytes)
         for *_, modes in self._frozen:  # an evaluation may have left them otherwise
             for part, training in modes:
                 part.training = training

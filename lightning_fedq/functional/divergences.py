@@ -7,6 +7,7 @@ References:
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numba
 import numpy as np
@@ -98,14 +99,20 @@ def randomized_response_delta(epsilon_bit: float, count: int, epsilon: float) ->
     """
     k = math.floor((epsilon / epsilon_bit + count) / 2.0)
     high = 1.0 / (1.0 + math.exp(-epsilon_bit))
-    upper = float(scipy.stats.binom.logsf(k, count, high))
-    lower = float(scipy.stats.binom.logsf(k, count, 1.0 - high))
+    upper, lower = _log_tail(k, count, high), _log_tail(k, count, 1.0 - high)
     if upper == -math.inf:
         return 0.0
     gap = epsilon + lower - upper
     return max(-math.exp(upper) * math.expm1(gap), 0.0) if gap < 0.0 else 0.0
 
 
+@lru_cache(maxsize=1024)
+def _log_tail(k: int, count: int, probability: float) -> float:
+    """ln P(X > k), X ~ Binomial(count, probability). A bisection ends in many steps of one k."""
+    return float(scipy.stats.binom.logsf(k, count, probability))
+
+
+@lru_cache(maxsize=1024)
 def randomized_response_epsilon(epsilon_bit: float, count: int, delta: float) -> float:
     """Smallest epsilon >= 0 at which `count` randomised responses are (epsilon, delta)-DP, rounded up.
 
