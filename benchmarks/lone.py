@@ -1,8 +1,9 @@
-"""Small clients one at a time, in turns with a bare PyTorch loop: `python benchmarks/lone.py`.
+"""Small clients, one at a time or in stacks, in turns with a bare PyTorch loop: `python benchmarks/lone.py`.
 
-W1, a linear model and one step a client, `clients_per_step=1`. Between two rounds of the fit the loop of
-`rounds.py` trains one on the same data, in the same process, so that other work on the machine meets both.
-CPU seconds; the first rounds of both are warm-up. It asserts nothing.
+W1, a linear model and one step a client, `clients_per_step=1` unless `--setting` names another of
+`rounds.py`. Between two rounds of the fit the loop of `rounds.py` trains one on the same data, in the same
+process, so that other work on the machine meets both. CPU seconds; the first rounds of both are warm-up. It
+asserts nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rounds import loop_rounds, run_ours
+from rounds import OURS, loop_rounds, run_ours
 from workloads import load, prepare, workload
 
 
@@ -40,6 +41,7 @@ class Turns:
 def main() -> None:
     """Print microseconds a client, and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--setting", choices=OURS, default="ours-alone")
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=2)
@@ -53,7 +55,7 @@ def main() -> None:
         prepare(job, given.root, path)
         data = load(path)
     turns = Turns(loop_rounds(job, job.model(), data))
-    run_ours("ours-alone", job, data, given.rounds + given.warmup, turns)
+    run_ours(given.setting, job, data, given.rounds + given.warmup, turns)
     pairs = list(zip(turns.ours, turns.loop, strict=True))[given.warmup :]
     for name, of in (("quickest", min), ("median", statistics.median)):
         ours, loop = (1e6 / job.num_clients * of(column) for column in zip(*pairs, strict=True))
