@@ -18,6 +18,7 @@ import torch
 from fsspec.implementations.local import LocalFileOpener
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine
@@ -58,17 +59,17 @@ class Point(NamedTuple):
         setattr(self.owner, self.name, armed)
 
 
-# 6 clients, one at a time, 4 rounds: 24 messages, 4 checkpoints
+# 6 clients, one at a time, 4 rounds: 24 trainings, messages of a round are made together, 4 checkpoints
 POINTS = [
     Point(Ledger, "charge", 1),
     Point(os, "fsync", 5),  # header, folder, round 0, its record, round 1, perhaps not on the disk
     Point(Ledger, "charge", 3, "after"),
     Point(RoundEngine, "start", 2, "after"),
     Point(CorBin, "encode", 1),
-    Point(CorBin, "encode", 9, "after"),
-    Point(CorBin, "encode", 18),
-    Point(RoundEngine, "receive", 12, "after"),  # between the last message of round 1 and its end
-    Point(RoundEngine, "receive", 21, "after"),
+    Point(ClientWorker, "train", 9, "after"),
+    Point(ClientWorker, "train", 18),
+    Point(RoundEngine, "receive", 2, "after"),  # between the messages of round 1 and its end
+    Point(CorBin, "encode", 4, "after"),
     Point(RoundEngine, "finish", 1),
     Point(RoundEngine, "finish", 3),
     Point(RoundEngine, "finish", 2, "after"),
