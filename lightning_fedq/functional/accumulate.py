@@ -30,6 +30,7 @@ def add_rows(rows: Tensor, total: Tensor) -> None:
         rows: `(n, m)` integers, or floats.
         total: `(m,)` integers wide enough for the sum, or float64; overwritten.
     """
+    # NumPy has no bfloat16, numba no float16 on a CPU
     if rows.device.type == "cpu" and (rows.itemsize > 2 or not rows.is_floating_point()):
         _add_rows(rows.detach().numpy(), total.numpy())
     else:

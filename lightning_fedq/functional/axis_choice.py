@@ -77,8 +77,9 @@ def top_threshold(num_options: int, num_top: int, epsilon: float) -> int:
     """
     with localcontext() as context:
         context.prec = 60
-        weight = num_top * Decimal(epsilon).exp()
+        weight = num_top * Decimal(epsilon).exp()  # a float is a Decimal exactly
         share = weight / (weight + (num_options - num_top))
+        # below 2^64, so that a word may miss it and epsilon is finite
         return min(int((share * (1 << WORD_BITS)).to_integral_value(ROUND_FLOOR)), (1 << WORD_BITS) - 1)
 
 
@@ -101,7 +102,9 @@ def expected_top_sum(size: int, num_top: int) -> float:
         chance = 2.0 * special.ndtr(-(start + half * (nodes + 1.0)))
         below = binomial_cdf(num_top - 2, size - 1, chance)
         fewer = binomial_cdf(num_top - 1, size, chance)
+        # E min(k, B) = D p P(Binomial(D - 1, p) <= k - 2) + k P(B >= k)
         total += half * float(weights @ (size * chance * below + num_top * (1.0 - fewer)))
+    # mean of chi with D degrees of freedom
     norm = math.sqrt(2.0) * math.exp(special.gammaln((size + 1) / 2.0) - special.gammaln(size / 2.0))
     return total / norm
 
@@ -112,7 +115,7 @@ def binomial_cdf(most: int, trials: int, chance: NDArray[np.float64]) -> NDArray
         return np.zeros_like(chance)
     if most >= trials:
         return np.ones_like(chance)
-    return np.asarray(special.betainc(trials - most, most + 1, 1.0 - chance))
+    return np.asarray(special.betainc(trials - most, most + 1, 1.0 - chance))  # I_(1 - p)(n - m, m + 1)
 
 
 @lru_cache(maxsize=256)
@@ -142,6 +145,7 @@ def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
     def rough_length(num_top: int) -> float:
         """Up to a constant: the k largest of many half-normals add up to about 2 D phi(u), k = 2 D Q(u)."""
         u = float(special.ndtri(1.0 - num_top / (2.0 * size)))
+        # e^709 is the last that float64 holds
         odds = num_top / (2 * size - num_top) * math.exp(min(epsilon, 700.0))
         return gap(num_top, odds / (1.0 + odds)) * math.exp(-u * u / 2.0)
 
@@ -157,5 +161,5 @@ def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
             low += third
         else:
             high -= third
-    near = range(max(low - 2, 1), min(high + 2, size) + 1)
+    near = range(max(low - 2, 1), min(high + 2, size) + 1)  # the rough length may peak beside the exact one
     return max((choice(k) for k in near), key=lambda c: c.mean_length)

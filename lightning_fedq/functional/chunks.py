@@ -42,7 +42,7 @@ def in_chunks(
     pending: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for part in parts:
-            if len(pending) >= 3 * threads:
+            if len(pending) >= 3 * threads:  # memory: what is drawn waits for its work
                 results.append(pending.popleft().result())
             pending.append(pool.submit(work, part, draw(part.stop - part.start)))
         results += [future.result() for future in pending]

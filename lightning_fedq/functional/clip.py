@@ -34,7 +34,7 @@ def unit_ball_factors(rows: Tensor, clip_norm: float, order: int) -> tuple[Tenso
     else:
         norms = torch.linalg.vector_norm(rows, order, dim=1, dtype=torch.float64)
     clipped = norms > clip_norm
-    slack = 1.0 + (rows.shape[1] + 16) * 2.0**-52
+    slack = 1.0 + (rows.shape[1] + 16) * 2.0**-52  # above the (dim + 1) 2^-53 of a sum
     return 1.0 / (norms.clamp(min=clip_norm) * slack), clipped
 
 
@@ -71,7 +71,7 @@ def unit_ball_factor(values: NDArray[np.float32], clip_norm: float) -> tuple[flo
         The factor, and whether the row was longer than the bound.
     """
     norm = float(_norms(values[None], 2)[0])
-    slack = 1.0 + (values.size + 16) * 2.0**-52
+    slack = 1.0 + (values.size + 16) * 2.0**-52  # as for many rows
     return 1.0 / (max(norm, clip_norm) * slack), norm > clip_norm
 
 
@@ -89,4 +89,4 @@ def truncate_to_grid(values: Tensor, bits: int) -> Tensor:
         >>> truncate_to_grid(torch.tensor([0.30, -0.30]), 2)
         tensor([ 1, -1])
     """
-    return (values * 2.0**bits).to(torch.int64)
+    return (values * 2.0**bits).to(torch.int64)  # a cast cuts off; rounding or floor could lengthen

@@ -66,7 +66,8 @@ def _projections(dim: int, normals: NDArray[np.float64], spherical: bool) -> NDA
     """Quantiles of <g, u> where a standard normal has `normals`."""
     if not spherical:
         return normals
-    tail = 2.0 * special.ndtr(-np.abs(normals))
+    tail = 2.0 * special.ndtr(-np.abs(normals))  # of |<g, u>|, as the law is symmetric
+    # 1 - <g, u>^2 has the law Beta((dim - 1) / 2, 1/2)
     return np.asarray(np.sign(normals) * np.sqrt(1.0 - special.betaincinv((dim - 1) / 2.0, 0.5, tail)))
 
 

@@ -79,6 +79,7 @@ def _descend(masses: Array, losses: Array, epsilons: Array, curve: Array) -> Non
     for k in range(len(epsilons) - 1, -1, -1):
         if k + 1 < len(epsilons):
             shrink = -np.expm1(epsilons[k] - epsilons[k + 1])
+            # mass - value = sum of masses e^(epsilon - loss): one factor for all
             value += shrink * (mass - value)
         while place >= 0 and losses[place] > epsilons[k]:
             value -= masses[place] * np.expm1(epsilons[k] - losses[place])
@@ -103,6 +104,7 @@ def randomized_response_delta(epsilon_bit: float, count: int, epsilon: float) ->
     if upper == -math.inf:
         return 0.0
     gap = epsilon + lower - upper
+    # e^upper - e^(epsilon + lower), no difference of near numbers
     return max(-math.exp(upper) * math.expm1(gap), 0.0) if gap < 0.0 else 0.0
 
 
@@ -155,6 +157,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
+    # Phi(-z) <= e^(-z^2 / 2): at z = sqrt(-2 ln delta) delta is reached
     low, high = 0.0, mu * mu / 2.0 + mu * (math.sqrt(-2.0 * math.log(delta)) + 1.0)
     while high - low > 1e-12 * high:
         middle = 0.5 * (low + high)

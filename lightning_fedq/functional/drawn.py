@@ -16,7 +16,7 @@ def num_marked(fraction: float, items: int) -> int:
     """
     if fraction == 0.0:
         return 0
-    return min(max(math.floor(fraction * items + 1e-9), 1), items)
+    return min(max(math.floor(fraction * items + 1e-9), 1), items)  # 0.29 * 100 is a little below 29
 
 
 def most_drawn(items: int, marked: int, drawn: int, chance: float) -> int:

@@ -52,12 +52,14 @@ def padded_size(dim: int) -> int:
     """
     if dim < 1:
         raise ValueError(f"dim must be >= 1, got {dim}")
-    power = 1 << (dim - 1).bit_length()
+    power = 1 << (dim - 1).bit_length()  # exact at any size, which a float's log2 is not
+    # 5, 6 and 7 eighths of a power of two are 20, 12 and 28 times another
     return next((power // 8 * odd for odd in (5, 6, 7) if dim > _MIXED and power // 8 * odd >= dim), power)
 
 
 def _paley(prime: int, degree: int) -> Floats:
     """Symmetric Hadamard matrix of order 2 (q + 1), q = prime^degree being 5, 9 or 13."""
+    # 9 elements are a + b i mod 3, a field because -1 is no square there
     field = [complex(a, b) for a in range(prime) for b in range(prime if degree == 2 else 1)]
 
     def reduced(x: complex) -> complex:
@@ -65,6 +67,7 @@ def _paley(prime: int, degree: int) -> Floats:
 
     squares = {reduced(x * x) for x in field} - {0}
     conference = np.ones((len(field) + 1, len(field) + 1))
+    # symmetric: -1 is a square, as q = 1 mod 4
     conference[1:, 1:] = [[1 if reduced(x - y) in squares else -1 for y in field] for x in field]
     np.fill_diagonal(conference, 0)
     matrix = np.kron(conference, [[1, 1], [1, -1]]) + np.kron(np.eye(len(field) + 1), [[1, -1], [-1, -1]])
@@ -77,7 +80,7 @@ _K12, _K20, _K28 = _paley(5, 1), _paley(3, 2), _paley(13, 1)
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def kernel_order(size: int) -> int:
     """Order of K of a transform of `size` coordinates, 1, 12, 20 or 28, or 0 if there is none."""
-    odd = size // (size & -size) if size > 0 else 0
+    odd = size // (size & -size) if size > 0 else 0  # without the largest power of two in it
     if odd == 1:
         return 1
     return 4 * odd if odd in (3, 5, 7) and size % 4 == 0 else 0
@@ -114,7 +117,7 @@ def hadamard(values: Tensor) -> Tensor:
         )
     flat = values.reshape(-1, size)
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
-        rows = flat.detach().numpy().copy()
+        rows = flat.detach().numpy().copy()  # the transform is in place, and the values are the caller's
         for row in rows:
             transform(row)
         return torch.from_numpy(rows).div_(math.sqrt(size)).view(values.shape)
@@ -226,7 +229,7 @@ def _kernels(x: Floats, matrix: Floats) -> int:
         sums[:] = 0.0
         for j in range(order):
             for k in range(order):
-                if matrix[k, j] > 0.0:
+                if matrix[k, j] > 0.0:  # entries are +-1: no product is needed
                     for g in range(groups):
                         sums[j, g] += turned[k, g]
                 else:

@@ -20,7 +20,7 @@ from lightning_fedq.functional.segments import segment_lines
 _BLOCK = 1 << 12
 """Coordinates whose sums stay in the processor's nearest cache."""
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.bool)
-_MOST_NARROW_ROWS = 1 << 15
+_MOST_NARROW_ROWS = 1 << 15  # fewer rows of 16 bits have sums below 2^30, which int32 holds
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -65,6 +65,7 @@ def _decode(
             base, slope = lines[1, segment], lines[2, segment]
             sums, decoded = part[first - start : last - start], out[first:last]
             for j in range(sums.size):
+                # in int64, then one conversion, exact below 2^53
                 decoded[j] = base + slope * np.float64(multiple * np.int64(sums[j]) - shift)
             first = last
 
@@ -90,7 +91,7 @@ def sum_of_rows(symbols: Tensor) -> Tensor:
     """
     if symbols.device.type != "cpu":
         total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
-        return total.double()
+        return total.double()  # exact below 2^53
     rows, block = _rows(symbols)
     out = np.empty(rows.shape[1])
     _sum_rows(rows, block, out)

@@ -49,7 +49,7 @@ def draw_outputs(
         word, put = words[start : start + _BLOCK], outputs[start : start + _BLOCK]
         for j in range(unit.size):
             place = (unit[j] + 1.0) * half + low
-            cell = np.int32(min(np.floor(place), last) - first)
+            cell = np.int32(min(np.floor(place), last) - first)  # the upper end is in the last cell
             fraction = (place - lefts[cell]) / widths[cell]
             knots[j] = (cell + (np.float64(coin[j]) < np.ceil(fraction * 4294967296.0))) * size
         for j in range(unit.size):
@@ -74,7 +74,7 @@ def table_of_tilted(weights: NDArray[np.float64], slopes: NDArray[np.float64]) -
     """
     knots = np.linspace(0.0, 1.0, _CELLS + 1)
     logs = np.log(weights) + np.outer(2.0 * knots - 1.0, slopes)
-    chances = np.exp(logs - logs.max(1, keepdims=True))
+    chances = np.exp(logs - logs.max(1, keepdims=True))  # the largest is 1: no overflow
     below = (chances.cumsum(1) / chances.sum(1, keepdims=True))[:, :-1]
     lowest = np.stack([np.searchsorted(row, knots[:-1] - 2.0**-40, "right") for row in below[:-1]])
     highest = np.stack([np.searchsorted(row, knots[1:] + 2.0**-40, "right") for row in below[1:]])
@@ -116,6 +116,7 @@ def draw_tilted(
             up = math.exp(slopes[k] * x)
             chances[k], chances[size - 1 - k] = weights[k] * up, weights[k] / up
             total += chances[k] + chances[size - 1 - k]
+        # times Z, rather than every chance over Z
         place = (np.float64(words[j] >> np.uint64(12)) + 0.5) * 2.0**-52 * total
         number, below = 0, 0.0
         for k in range(size - 1):
@@ -127,7 +128,7 @@ def draw_tilted(
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _noisy_place(unit: float, private: np.uint64, dither: float, scale: float, step: float) -> float:
     centered = np.float64(private >> np.uint64(12)) * 2.0**-52 + 2.0**-53 - 0.5
-    size = scale * math.log1p(-2.0 * abs(centered))
+    size = scale * math.log1p(-2.0 * abs(centered))  # ln(2 tail) <= 0, finite as |centered| < 1/2
     return (unit + (-size if centered > 0.0 else size)) / step + dither - 0.5
 
 

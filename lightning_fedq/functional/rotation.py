@@ -54,6 +54,7 @@ def _spread(packed: Bytes, flags: Octets) -> None:
     copies, pick = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
     carry, top = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
     for i in range(flags.size):
+        # a byte is one bit or none, so that + 0x7f never carries into the next byte
         flags[i] = (((np.uint64(packed[i]) * copies) & pick) + carry) & top
 
 
@@ -69,7 +70,7 @@ def _flip(block: Floats, packed: Bytes, flags: Octets, scale: np.float32) -> Non
     _spread(packed, flags[: (block.size + 7) // 8])
     bits, both = flags.view(np.uint8), scale / np.float32(64.0)  # 2 scale / 128
     for k in range(block.size):
-        block[k] *= scale - np.float32(bits[k]) * both
+        block[k] *= scale - np.float32(bits[k]) * both  # bits are 0 or 128: exactly +-scale
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -81,6 +82,7 @@ def _rotate(row: Floats, first: Bytes, second: Bytes, out: Floats) -> None:
         out: `(D,)`, overwritten.
     """
     step = near_size(out.size)
+    # columns of H are sqrt(D) long, those of a block sqrt(step)
     scale = np.float32(1.0 / np.sqrt(step * out.size))
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, out.size, step):
@@ -105,7 +107,7 @@ def _rotate_and_keep(row: Floats, first: Bytes, second: Bytes, values: Floats, o
         out: `(keep,)`, fewer than D, overwritten.
     """
     size, kept = values.size, out.size
-    step, scale = near_size(size), np.float32(1.0 / size)
+    step, scale = near_size(size), np.float32(1.0 / size)  # H twice, whose columns are sqrt(D) long
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, size, step):
         block, part = values[start : start + step], row[start : start + step]
@@ -158,7 +160,7 @@ def _signs(size: int, words: Words) -> tuple[Bytes, Bytes]:
     """
     if words.shape != (sign_words(size),):
         raise ValueError(f"{size} coordinates need {sign_words(size)} words of signs, got {words.shape}")
-    packed = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    packed = np.ascontiguousarray(words, "<u4").view(np.uint8)  # the same bytes on any machine
     return packed[: len(packed) // 2], packed[len(packed) // 2 :]
 
 
@@ -207,7 +209,7 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
     kept = _kept(size, len(values))
     folded = values.astype(np.float32)
     transform(folded)
-    whole = folded if kept == size else np.tile(folded, size // kept)
+    whole = folded if kept == size else np.tile(folded, size // kept)  # columns of the first rows of H repeat
     _rotate_back(whole, first, second, kept == size)
     return whole[:dim]
 

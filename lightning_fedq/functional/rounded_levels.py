@@ -29,6 +29,7 @@ def round_to_levels(
     for j in range(values.size):
         units = min(abs(values[j]) * factor, largest)
         floor = np.floor(units)
+        # the difference is exact, and 0 is never below it: a level stays one
         up = np.float64(words[j] >> np.uint64(12)) * 2.0**-52 + 2.0**-53 < units - floor
         level = np.int64(floor) + up
         levels[j] = -level if values[j] < 0.0 else level

@@ -49,6 +49,7 @@ def round_selected(
     for j in range(units.size):
         place = (units[j] + 1.0) * half
         floor = min(np.floor(place), last)
+        # at +1 the fraction is 1, and 2^32 above every word
         up = np.int64(words[j]) < np.int64((place - floor) * 4294967296.0)
         symbol = np.int32(floor) + np.int32(up) + np.int32(1)
         symbols[j] = symbol if selected[j] else np.int32(0)
@@ -71,7 +72,7 @@ def take_words(words: NDArray[np.uint64], selected: Mask, out: NDArray[np.uint64
     count = 0
     for j in range(selected.size):
         for k in range(4):
-            out[4 * count + k] = words[4 * j + k]
+            out[4 * count + k] = words[4 * j + k]  # overwritten by the next one unless it is selected
         count += selected[j]
     return count
 

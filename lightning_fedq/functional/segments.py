@@ -18,7 +18,7 @@ def segment_lines(segments: Sequence[int], *values: Tensor) -> NDArray[np.float6
         *values: `(segments,)` each.
     """
     lines = np.empty((1 + len(values), len(segments)))
-    np.add.accumulate(np.asarray(segments), out=lines[0])
+    np.add.accumulate(np.asarray(segments), out=lines[0])  # ends as float64, exact below 2^53
     for line, value in zip(lines[1:], values, strict=True):
         line[:] = value.detach().cpu().numpy()
     return lines

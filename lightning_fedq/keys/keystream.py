@@ -80,8 +80,10 @@ def _encrypt(typing_context: Any, schedule: Any, first: Any, out: Any, at: Any) 
         )
         states = []
         for vector in range(_VECTORS):
+            # the lower half alone: a stream never reaches 2^64 blocks
             added = [half * (vector * LANES + lane) for lane in range(LANES) for half in (0, 1)]
             counters = builder.add(first, ir.Constant(kind, added))
+            # counters are big-endian; xor is the first round key's
             states.append(builder.xor(builder.call(reverse, [counters]), keys[0]))
         for key in keys[1:-1]:
             states = [builder.call(_aes(builder, "aesenc", LANES), [state, key]) for state in states]
@@ -104,15 +106,16 @@ def _fill(keys: NDArray[np.uint32], starts: NDArray[np.int64], out: NDArray[np.u
                 schedule[i] = keys[row, i]
                 continue
             word = schedule[i - 1]
-            if i % 4 == 0:
+            if i % 4 == 0:  # for i % 8 == 4, too, as FIPS 197 has it for keys of 8 words
                 word = _substituted(word)
             if i % 8 == 0:
+                # RotWord of a little-endian word; the S-box goes byte by byte, so it may come first
                 word = ((word >> np.uint32(8)) | (word << np.uint32(24))) ^ constant
-                constant <<= np.uint32(1)
+                constant <<= np.uint32(1)  # 7 constants, up to 64: no reduction in GF(2^8)
             schedule[i] = schedule[i - 8] ^ word
         stream, done, at = out[row], 0, starts[row]
         while done < size:
-            skip = at % 16
+            skip = at % 16  # a stream may go on in the middle of a block
             part = min(_STEP - skip, size - done)
             if part == _STEP:
                 _encrypt(schedule, np.uint64(at // 16), stream, done)
@@ -130,11 +133,11 @@ def keystreams_by_openssl(
     for key, start, row in zip(keys, starts.tolist(), out, strict=True):
         counter, skip = modes.CTR((start // 16).to_bytes(16, "big")), start % 16
         update = Cipher(algorithms.AES256(key.tobytes()), counter).encryptor().update_into
-        update(_ZEROS[:skip], bytearray(skip))
+        update(_ZEROS[:skip], bytearray(skip))  # the part of the first block before the start
         view = memoryview(row)
         for first in range(0, len(view), len(_ZEROS)):
             part = view[first : first + len(_ZEROS)]
-            update(_ZEROS[: len(part)], part)
+            update(_ZEROS[: len(part)], part)  # zeros in counter mode give the keystream itself
 
 
 @cache
@@ -146,6 +149,7 @@ def _compiled() -> bool:
     """
     if not LANES:
         return False
+    # inside a block, so that parts of a step are tried, too
     keys, starts = np.arange(8, dtype=np.uint32)[None], np.array([3])
     found, wanted = np.empty((2, 1, 2 * _STEP), np.uint8)
     _fill(keys, starts, found)

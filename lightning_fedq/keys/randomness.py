@@ -47,7 +47,7 @@ def hkdf_extract(salt: bytes, key_material: bytes) -> bytes:
         >>> len(hkdf_extract(b"", b"key material"))
         32
     """
-    return hmac.digest(salt or bytes(32), key_material, "sha256")
+    return hmac.digest(salt or bytes(32), key_material, "sha256")  # no salt is 32 zeros
 
 
 def hkdf_expand(key: bytes, info: bytes) -> bytes:
@@ -56,6 +56,7 @@ def hkdf_expand(key: bytes, info: bytes) -> bytes:
     The HMAC's two hashes are written out (RFC 2104): faster on short messages. A key has at most 64 bytes.
     """
     block = key.ljust(64, b"\0")
+    # 1 counts the blocks of output, of which there is one
     inner = hashlib.sha256(block.translate(_INNER_PAD) + info + b"\x01").digest()
     return hashlib.sha256(block.translate(_OUTER_PAD) + inner).digest()
 
@@ -77,7 +78,7 @@ def pack_fields(*fields: bytes | str | int) -> bytes:
 def _integer_field(value: int) -> bytes:
     if not 0 <= value < 2**64:
         raise ValueError(f"an address field must be in [0, 2^64), got {value}")
-    return _INTEGER_FIELD(8, value)
+    return _INTEGER_FIELD(8, value)  # its length in bytes, then the value
 
 
 def _bytes_field(value: bytes | str) -> bytes:
@@ -95,7 +96,7 @@ def _client_field(client: int) -> bytes:
 
 @lru_cache(maxsize=_KEPT_KEYS)
 def _members_fields(group: tuple[int, ...]) -> bytes:
-    return pack_fields(*sorted(group))
+    return pack_fields(*sorted(group))  # one key a group, in whatever order its members are named
 
 
 class Stream:
@@ -154,9 +155,10 @@ class Stream:
         words = self.words(count)
         if bound == 2**32:
             return words
-        if limit := 2**32 // bound * bound % 2**32:
+        if limit := 2**32 // bound * bound % 2**32:  # 0 where bound divides 2^32: no word is skipped
             words = words[words < limit]
             while missing := count - len(words):
+                # as many as are missing: none beyond the last accepted word is read
                 more = self.words(missing)
                 words = np.concatenate([words, more[more < limit]])
         return words % np.uint32(bound)
@@ -185,9 +187,10 @@ class Stream:
             raise ValueError(f"count must be in [0, bound = {bound}], got {count}")
         words = [self.words64(bound)]
         order = np.argsort(words[0], kind="stable")
+        # equal ones are neighbours once they are sorted
         while np.logical_and.reduce([word[order[1:]] == word[order[:-1]] for word in words]).any():
             words.append(self.words64(bound))
-            order = np.lexsort(words[::-1])
+            order = np.lexsort(words[::-1])  # the last key of lexsort counts most
         drawn: list[int] = order[:count].tolist()
         return drawn
 
@@ -313,6 +316,7 @@ class SeededKeys(_DerivedKeys):
         if seed < 0:
             raise ValueError(f"seed must be >= 0, got {seed}")
         self.seed = seed
+        # as text: a seed may be longer than an integer field's 64 bits
         super().__init__(hkdf_extract(_PROTOCOL, pack_fields("reproducible", hex(seed))))
 
 
@@ -345,7 +349,7 @@ def agree(own: X25519PrivateKey, other: X25519PublicKey, salt: bytes, info: byte
         secret = own.exchange(other)
     except ValueError as error:
         raise ValueError("the peer's public key has low order; refuse this peer") from error
-    if not any(secret):
+    if not any(secret):  # for a backend that returns zeros and does not raise
         raise ValueError("the peer's public key has low order; refuse this peer")
     return hkdf_expand(hkdf_extract(salt, secret), info)
 
@@ -354,7 +358,7 @@ def roster_digest(roster: Mapping[int, bytes]) -> bytes:
     """Salt of every key of a federation: the hash of its clients' numbers and public keys."""
     digest = hashlib.sha256()
     for client, key in sorted(roster.items()):
-        digest.update(pack_fields(client, key))
+        digest.update(pack_fields(client, key))  # with lengths: no two rosters have the same bytes
     return hashlib.sha256(_PROTOCOL + digest.digest()).digest()
 
 

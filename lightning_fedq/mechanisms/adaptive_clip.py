@@ -86,6 +86,7 @@ class QuantileRule(RangeRule):
         Args:
             last: Mean of the last coordinate, in units of the update.
         """
+        # the mean of k C (2b - 1), solved for that of b
         return min(max((last / (self.weight * clip) + 1.0) / 2.0, 0.0), 1.0)
 
     def _ranges(self, clip: float, side: float, segments: Sequence[int]) -> Ranges:

@@ -74,6 +74,7 @@ class AggregateGaussian(CommonSteps):
             ValueError: If not even 2^-40 fits.
         """
         size, step = len(context.cohort), self.base_step(context)
+        # |M| <= 2^k / w + 1, and n of them stay within 2^62
         room = math.floor(math.log2((2.0**_SUM_BITS / size - 1.0) * step) - 1e-9)
         if room < _FEWEST_SCALE_BITS:
             raise ValueError(

@@ -375,6 +375,7 @@ class CPA(Mechanism):
             ones = decode_messages(design, bits, keys, dithered, keep, self.decoder)
             total = torch.zeros(blocks, size, dtype=torch.float64, device=bits.device)
             at = torch.from_numpy(chosen).to(bits.device).flatten()
+            # over the chance that a block is sent: unbiased
             total.index_add_(0, at, ones.flatten(0, 1), alpha=blocks / sent)
         center, radius = self.ranges(context)
         summed = total.reshape(-1)[: context.dim].double()

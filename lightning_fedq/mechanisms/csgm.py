@@ -73,13 +73,14 @@ class _HiddenSelection(Loss):
     def curve(self, epsilons: Array) -> Array:
         # both orders have the same bound
         size, g = np.minimum(np.abs(epsilons), 600.0), self.probability  # it falls: beyond, that at 600
-        inner = np.log1p(np.expm1(size) / g)
-        weight = np.exp(size - inner)
+        inner = np.log1p(np.expm1(size) / g)  # e^x = 1 + (e^y - 1) / g
+        weight = np.exp(size - inner)  # b = e^(y - x)
         unselected, near, far = (
             gaussian_curve(inner, max(d / self.noise_multiplier, 1e-300))
             for d in (1.0, 1.0 - self.around, 1.0 + self.around)
         )
         found = g * ((1.0 - weight) * unselected + weight * 0.5 * (near + far))
+        # H_(-x)(P || Q) = 1 - e^-x + e^-x H_x(Q || P)
         both: Array = np.where(epsilons >= 0.0, found, -np.expm1(-size) + np.exp(-size) * found)
         return both
 
@@ -155,6 +156,7 @@ class CSGM(SubsampledMechanism):
 
     def code(self, context: RoundContext) -> Code:
         """Fixed length with room for "nothing sent"."""
+        # 2^bits - 1 levels leave a code for nothing sent, 2^bits do not
         return FixedLength(self.bits if self.levels == "odd" else self.bits + 1)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:

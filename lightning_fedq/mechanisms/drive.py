@@ -42,12 +42,14 @@ def lloyd_max(bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64], floa
         edges = (levels[:-1] + levels[1:]) / 2.0
         cells = np.diff(special.ndtr(np.concatenate([[-np.inf], edges, [np.inf]])))
         ends = np.concatenate([[0.0], np.asarray(np.exp(-edges * edges / 2.0) / np.sqrt(2.0 * np.pi)), [0.0]])
+        # mean of a normal in [a, b]: (phi(a) - phi(b)) / (Phi(b) - Phi(a))
         moved = (ends[:-1] - ends[1:]) / cells
-        moved = (moved - moved[::-1]) / 2.0
+        moved = (moved - moved[::-1]) / 2.0  # odd, whatever rounding does
         still = np.abs(moved - levels).max() < 1e-14
         levels = moved
         if still:
             break
+    # E (y - Q)^2 = 1 - E Q^2, as levels are means of their cells
     return levels, (levels[:-1] + levels[1:]) / 2.0, float(1.0 - cells @ levels**2)
 
 
@@ -103,7 +105,7 @@ class EDEN(ScaledLevels):
         factors = rotated.shape[1] ** 0.5 / squares.where(squares > 0, 1.0).sqrt()
         for row, factor, picked in zip(rotated.numpy(), factors.tolist(), levels, strict=True):
             pick_levels(row, factor, edges, cells, picked)
-        along = rotated.sum(1)
+        along = rotated.sum(1)  # values are now times their levels: the sum is <R x, Q(y)>
         return torch.where(squares > 0, squares / along.where(along > 0, 1.0), 0.0)
 
     def dequantize(

@@ -111,7 +111,7 @@ def _best_values(weights: Array, slopes: Array) -> Array:
     odd = law[:, half:] - law[:, :half][:, ::-1]  # E v = odd @ upper values
     mass = (_WEIGHTS / 2.0) @ (law[:-1, half:] + law[:-1, :half][:, ::-1])
     cross, ends = (_WEIGHTS * _NODES / 2.0) @ odd[:-1], odd[-1]
-    free, reach = cross / mass, ends / mass
+    free, reach = cross / mass, ends / mass  # Lagrange: least squares where ends @ values = 1
     return np.asarray(free + reach * (1.0 - ends @ free) / (ends @ reach))
 
 
@@ -147,6 +147,7 @@ def solve_imvu(bits: int, noise_multiplier: float) -> Family:
     upper, share = np.exp([0.0, *logs]), np.array([*shares, 1.0])
     weights, slopes = np.concatenate([upper[::-1], upper]), np.concatenate([-share[::-1], share])
     most = _most_information(weights, slopes, 8.0, 0.001)
+    # M grows as the square of slopes: now it is 1 / (4 z^2)
     slopes /= 2.0 * noise_multiplier * math.sqrt(most)
     values = _best_values(weights, slopes)
     return Family(weights / weights.sum(), slopes, np.concatenate([-values[::-1], values]))

@@ -110,6 +110,7 @@ class CommonSteps(ExactError):
         """Smallest and largest symbol of any client in every coordinate, as no |x| exceeds the clipping
         norm."""
         step, _ = self.common(context, rand)
+        # of floor(x / w + U + 1/2) with |x| <= 1 and |U| < 1/2
         largest = torch.from_numpy(np.floor(1.0 / step + 1.0)).to(torch.int64)
         return -largest, largest
 

@@ -118,6 +118,7 @@ class JoPEQ(Mechanism):
         far = (self.support + 1.0) / self.noise_scale
         chance = 0.5 * math.exp(-far) * -math.expm1(-self.step / self.noise_scale)
         share = 2.0 * (1.0 + far) * 2.0**-51 / chance if chance > 0.0 else math.inf
+        # (1 + share) / (1 - share) <= 1 / (1 - share)^2
         return -2.0 * math.log1p(-share) if share < 0.5 else math.inf
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:

@@ -59,4 +59,4 @@ class PerCoordinateLaplace(CoordinateNoise):
 
     @property
     def multiplier(self) -> float:
-        return 1.0 / self.epsilon
+        return 1.0 / self.epsilon  # over the sensitivity, 2 radii

@@ -183,7 +183,7 @@ class LayeredGaussian(ExactError):
             f"apart with probability {delta:.3f}, at any epsilon"
         )
         wire = NonPrivate("the law of an integer moves with the update even if the dither is unknown")
-        others = self.multiplier * math.sqrt((size - 1) / size)
+        others = self.multiplier * math.sqrt((size - 1) / size)  # its own share of the variance is 1 / n
         client: Loss = NonPrivate("the cohort has no other client, and this one knows all of the noise")
         if size > 1:
             client = GaussianLoss(others, "the noise of the other clients; its own is known to the client")

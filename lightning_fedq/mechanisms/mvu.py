@@ -77,11 +77,11 @@ def _solve_probabilities(
     equal = np.zeros((2 * num_inputs, count + size))
     bounds = np.zeros((2 * count, count + size))
     for i in range(num_inputs):
-        equal[i, i * size : (i + 1) * size] = 1.0
-        equal[num_inputs + i, i * size : (i + 1) * size] = outputs
+        equal[i, i * size : (i + 1) * size] = 1.0  # a row of P sums to 1
+        equal[num_inputs + i, i * size : (i + 1) * size] = outputs  # unbiased: sum_j P_ij alpha_j = x_i
     at, column = np.arange(count), count + np.tile(np.arange(size), num_inputs)
-    bounds[at, at], bounds[at, column] = 1.0, -math.exp(epsilon)
-    bounds[count + at, at], bounds[count + at, column] = -1.0, 1.0
+    bounds[at, at], bounds[at, column] = 1.0, -math.exp(epsilon)  # P_ij <= e^epsilon t_j
+    bounds[count + at, at], bounds[count + at, column] = -1.0, 1.0  # t_j <= P_ij
     target = np.concatenate([np.ones(num_inputs), x])
     tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
     found = linprog(cost, bounds, np.zeros(2 * count), equal, target, method="highs", options=tight)
@@ -180,7 +180,9 @@ def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon:
         solved = _solve_probabilities(outputs, num_inputs, level)
     counts = np.round(solved[1] * WORD).astype(np.int64)
     lowest = counts.min(0)
+    # rounding must not lift a ratio above the level
     counts = np.minimum(counts, np.floor(lowest * math.exp(level)).astype(np.int64))
+    # rows sum to 2^32; what this does to ratios is looked at below
     counts[np.arange(num_inputs), counts.argmax(1)] += WORD - counts.sum(1)
     design = MVUDesign(counts, outputs)
     if design.epsilon > epsilon:

@@ -73,7 +73,7 @@ class NearOptimalUtility(AdditiveNoise):
 
     @property
     def multiplier(self) -> float:
-        return self.noise_std / (2.0 * self.clip_norm)
+        return self.noise_std / (2.0 * self.clip_norm)  # over the sensitivity under substitution
 
     @property
     def clipping(self) -> WholeVector:

@@ -52,6 +52,7 @@ def _normals(key: bytes, rows: int, columns: int, unit: bool = False) -> Tensor:
             f"a codebook must have at most {_MOST} numbers, got {rows} x {columns}; "
             "lower `directions`, or take RotatedAxes, whose codebook is never stored"
         )
+    # uniforms are never 0 or 1, so that no normal is infinite
     drawn = torch.from_numpy(special.ndtri(Stream(key).uniforms(rows * columns)).reshape(rows, columns))
     return torch.nn.functional.normalize(drawn) if unit else drawn
 
@@ -60,6 +61,7 @@ def _normals(key: bytes, rows: int, columns: int, unit: bool = False) -> Tensor:
 def _projection(key: bytes, rows: int, columns: int) -> Tensor:
     """`(rows, columns)`, orthonormal rows, uniform among all such: QR of normals, signs fixed."""
     basis, triangle = np.linalg.qr(_normals(key, columns, rows).numpy())
+    # QR's signs are the library's choice; with a positive diagonal the basis is uniform
     return torch.from_numpy((basis * np.sign(triangle.diagonal())).T.copy())
 
 
@@ -114,7 +116,7 @@ class PrivUnitG(ChosenDirection):
     def _preferred(self, rotated: Tensor, dim: int, rand: PublicRandomness) -> NDArray[np.int64]:
         closeness = self._project(rotated, rand) @ self._codebook(dim, rand).T
         top: NDArray[np.int64] = closeness.topk(self.choice(dim).num_top, sorted=False).indices.numpy()
-        return np.sort(top)
+        return np.sort(top)  # topk with sorted=False gives them in no set order
 
     def _directions(self, options: Tensor, dim: int, rand: PublicRandomness) -> Tensor:
         return self._lift(self._codebook(dim, rand)[options], dim, rand)
@@ -140,7 +142,7 @@ class PrivUnitG(ChosenDirection):
 
     def code(self, context: RoundContext) -> FixedLength:
         """One of K."""
-        return FixedLength(self.directions.bit_length() - 1)
+        return FixedLength(self.directions.bit_length() - 1)  # log2 of a power of two
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """clip_norm^2 E|sent|^2 / (m^2 D n): for uniformly random rotations."""
@@ -173,6 +175,7 @@ class PrivUnitG(ChosenDirection):
 
     def lever(self, client: int, context: RoundContext) -> float | None:
         """Length of one decoded message over that of an honest mean, `clip_norm`. Of unit vectors alone."""
+        # a normal vector has no largest length
         return 1.0 / self.mean_length(context.dim) if self._spherical else None
 
 

@@ -63,7 +63,7 @@ class QSGD(ScaledLevels):
     ) -> Tensor:
         # |x_i| s / scale, up with the chance of its fraction
         exact = self.lengths(rows)
-        scales = exact.float()
+        scales = exact.float()  # may round down, which could put the largest coordinate beyond the last level
         scales = torch.where(
             scales.double() < exact, torch.nextafter(scales, torch.tensor(torch.inf)), scales
         )

@@ -48,6 +48,7 @@ def level_laws(levels: int, keep: float) -> NDArray[np.float64]:
         law[j, j] = kept[j]
         for a in range(j):
             for b in range(j + 1, levels):
+                # no level between the two is kept, the value's own neither
                 alone = kept[a] * kept[b] * (1.0 - kept[a + 1 : b]).prod()
                 law[j, a] += alone * (b - j) / (b - a)
                 law[j, b] += alone * (j - a) / (b - a)

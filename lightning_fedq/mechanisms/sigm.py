@@ -77,6 +77,7 @@ class SIGM(SubsampledMechanism):
 
     def _scales(self, context: RoundContext) -> Array:
         """Std of each client's noise, in units of clip_value, where 0, 1, ... clients send."""
+        # n_j errors of variance z^2 / n_j: their sum has z^2, whoever is selected
         return self.noise_multiplier / np.sqrt(np.maximum(np.arange(len(context.cohort) + 1), 1))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:

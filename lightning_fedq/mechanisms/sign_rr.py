@@ -80,10 +80,10 @@ class SignRR(OneBitMechanism):
         count = len(clients)
         lines = context.segments, count * context.center.double(), context.radius
         if self.aggregation == "plain_mean":
-            return decode_sum(symbols, *lines, multiple=2, shift=count)
+            return decode_sum(symbols, *lines, multiple=2, shift=count)  # 2 ones - n is the sum of the signs
         ones = symbols.sum(0, dtype=torch.int32) if symbols.dim() == 2 else symbols
         votes = (2 * ones.to(torch.int64) - count).sign()
-        return decode_sum(votes, *lines, multiple=count)
+        return decode_sum(votes, *lines, multiple=count)  # a sum is wanted: the majority counts once a client
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 alpha^2 / n for a mean of bits worth +-alpha, radius^2 for a majority."""

@@ -71,7 +71,7 @@ class SubtractiveDither(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        missing = -sum_of_rows(symbols.cpu()).numpy()
+        missing = -sum_of_rows(symbols.cpu()).numpy()  # negative, because dithers can only be added
         for client in clients:
             stream = self._dither(client, rand)
             for first in range(0, context.dim, _CHUNK):

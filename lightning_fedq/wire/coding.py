@@ -79,6 +79,7 @@ class FixedLength(Code):
             )
         if self.bits_per_symbol == 1 and not self.signed:
             return np.packbits(values.astype(np.uint8)).tobytes()
+        # big-endian, so that bits come most significant first
         raw = values.astype(">i8").view(np.uint8).reshape(-1, 8)
         return np.packbits(np.unpackbits(raw, axis=1)[:, 64 - self.bits_per_symbol :]).tobytes()
 
@@ -94,7 +95,7 @@ class FixedLength(Code):
         full = np.zeros((count, 64), np.uint8)
         full[:, 64 - width :] = bits
         if self.signed:
-            full[:, : 64 - width] = bits[:, :1]
+            full[:, : 64 - width] = bits[:, :1]  # two's complement: the sign bit goes on to the left
         return torch.from_numpy(np.packbits(full).view(">i8").astype(np.int64))
 
     def num_bits(self, symbols: Tensor) -> int:

@@ -66,11 +66,12 @@ def _elias_length(symbols: NDArray[np.integer], delta: bool) -> int:
         for j in range(part.size):
             symbol = np.int64(part[j])
             most, least = max(most, symbol), min(least, symbol)
-            value = 2 * symbol if symbol > 0 else 1 - 2 * symbol
+            value = 2 * symbol if symbol > 0 else 1 - 2 * symbol  # may wrap around: then -1 is returned
             floats[j] = np.float64(value & ~(value >> 1))
         if most > _LARGEST or least < -_LARGEST:
             return -1
         for j in range(part.size):
+            # the exponent is biased by 1023, and the length is one more
             sum_of_lengths += int(exponents[j] >> 52) - 1022
         if delta:
             for j in range(part.size):
@@ -96,10 +97,11 @@ def _elias_write(mapped: NDArray[np.int64], delta: bool, bits: NDArray[np.uint8]
         length = _bit_length(value)
         if delta:
             size = _bit_length(length)
-            place = _put(bits, place + size - 1, length, size)
+            place = _put(bits, place + size - 1, length, size)  # delta: the length in gamma code
+            # its leading one follows from the length
             place = _put(bits, place, value & ~(1 << (length - 1)), length - 1)
         else:
-            place = _put(bits, place + length - 1, value, length)
+            place = _put(bits, place + length - 1, value, length)  # gamma: zeros before the leading one
     return place
 
 
@@ -111,14 +113,14 @@ def _elias_read(bits: NDArray[np.uint8], delta: bool, mapped: NDArray[np.int64])
         while place < bits.size and bits[place] == 0:
             zeros += 1
             place += 1
-        if zeros > 62 or place + zeros + 1 > bits.size:
+        if zeros > 62 or place + zeros + 1 > bits.size:  # 63 bits at most, so that int64 holds them
             return -1
         value = 0
         for _ in range(zeros + 1):
             value = 2 * value + bits[place]
             place += 1
         if delta:
-            if value > 63 or place + value - 1 > bits.size:
+            if value > 63 or place + value - 1 > bits.size:  # as above: this value is the length of the next
                 return -1
             length, value = value, 1
             for _ in range(length - 1):
@@ -155,6 +157,7 @@ class Elias(Code):
         self.check_length(stream, count)
         bits, mapped = np.unpackbits(np.frombuffer(stream, np.uint8)), np.empty(count, np.int64)
         used = _elias_read(bits, self.delta, mapped)
+        # padding is zeros, so that no two streams are one message
         if used < 0 or (used + 7) // 8 != len(stream) or bits[used:].any():
             raise UndecodableError(
                 f"{len(stream)} bytes do not hold exactly {count} Elias codes; "

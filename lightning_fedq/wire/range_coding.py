@@ -50,6 +50,7 @@ def _rounding_tables() -> tuple[Integers, Integers]:
 
     The mantissas at which the rounded value changes are more than 1/32 apart.
     """
+    # halfway between two sixteenths of an octave
     changes = np.exp2((np.arange(1, _GRID + 1) - 0.5) / _GRID).view(np.int64) & ((1 << _MANTISSA) - 1)
     below = np.searchsorted(changes, np.arange(32) << (_MANTISSA - 5), side="right")
     return below, np.append(changes, 1 << _MANTISSA)[below]
@@ -75,7 +76,7 @@ def _moments(symbols: NDArray[np.integer], dither: Floats, step: Floats) -> tupl
     energy, squares, shortest = 0.0, 0.0, np.inf
     for j in range(symbols.size):
         decoded, square = (symbols[j] - dither[j]) * step[j], step[j] * step[j]
-        energy += decoded * decoded - square / 12.0
+        energy += decoded * decoded - square / 12.0  # variance of an error that is uniform on a step
         squares += square
         shortest = min(shortest, step[j])
     return energy, squares, shortest
@@ -87,8 +88,9 @@ def _model(dither: Floats, bits: Integers, scale: int, mean: Floats, std: Floats
     total = 0
     for j in range(dither.size):
         ratio = scale - _log_step(bits[j])
-        low = max(ratio // _GRID - _PRECISE, 0)
-        centre = np.floor(dither[j] * 65536.0 + 0.5) / 65536.0
+        low = max(ratio // _GRID - _PRECISE, 0)  # the high part keeps a std below 2^9
+        centre = np.floor(dither[j] * 65536.0 + 0.5) / 65536.0  # powers of two: exact but for the floor
+        # 2^low symbols have their middle at (high + 1/2) 2^low - 1/2
         mean[j] = centre if low == 0 else math.ldexp(centre + 0.5, -low) - 0.5
         std[j] = _STDS[min(max(ratio - _GRID * low, -_WIDEST), _WIDEST) + _WIDEST]
         raw[j] = low
@@ -108,7 +110,7 @@ def _count_raw(bits: Integers, scale: int) -> int:
 def _high_parts(symbols: NDArray[np.integer], raw: Integers, high: NDArray[np.int32]) -> bool:
     """Fill in the symbols without their low bits. False if one is too large for the model."""
     for j in range(symbols.size):
-        part = np.int64(symbols[j]) >> raw[j]
+        part = np.int64(symbols[j]) >> raw[j]  # rounds down, also below 0: the low bits are what is missing
         if not -_HIGH < part < _HIGH:
             return False
         high[j] = part
@@ -176,7 +178,9 @@ class ConditionalRange(Code):
             energy, squares, shortest = zip(*moments, strict=True)
             floor = 2.0**-12 * min(shortest)
             noise = math.fsum(squares) / size / math.sqrt(size)
+            # energy less the dither's may be 0 or negative, a logarithm's argument not
             square = max(math.fsum(energy) / size, 0.02 * noise, floor * floor)
+            # 16 bits in the header
             scales.append(max(min(math.floor(math.log2(square) / 2.0 * _GRID + 0.5), 32767), -32767))
         return scales
 

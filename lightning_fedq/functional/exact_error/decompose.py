@@ -150,6 +150,7 @@ class Decomposition:
         """sup over z <= 7 of P(special, r > z) / density of the Gaussian target at z."""
         z = np.linspace(0.0, 12.0, 12_001)
         middle = 0.5 * (z[1:] + z[:-1])
+        # 2 r^2 phi(r) is the density of r, chi with 3 degrees of freedom
         mass = (1.0 - np.clip(self.coin(middle), 0.0, 1.0)) * 2.0 * middle**2 * target_pdf(middle, "gaussian")
         beyond = np.cumsum((mass * np.diff(z))[::-1])[::-1]
         return float((beyond / target_pdf(z[1:], "gaussian"))[middle < 7.1].max())
@@ -167,6 +168,7 @@ class Decomposition:
         least = np.minimum.accumulate(rows[:, 0] - np.abs(rows[:, 1:]).sum(1)) - 1e-12
         radius = self.coin.width * np.arange(len(rows))  # r and one cell more
         depth = 0.5 * radius**2 if self.target == "gaussian" else math.sqrt(2.0) * radius
+        # P(Gamma(2, 1) <= depth), the law of -ln of the product of two tails
         chance = np.maximum(least, 0.0) * (1.0 - np.exp(-depth) * (1.0 + depth))
         best = int(chance.argmax())
         product = math.exp(-depth[best]) * (1.0 + 1e-9) * 2.0**106

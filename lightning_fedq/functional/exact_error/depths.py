@@ -81,10 +81,10 @@ def minus_logs(tails: Floats, low: Flags, out: Floats) -> None:
     mantissas = np.empty(BLOCK, np.int64)
     bits, parts = tails.view(np.int64), mantissas.view(np.float64)
     for j in range(tails.size):
-        mantissas[j] = (bits[j] & _MANTISSA) | _HALF
+        mantissas[j] = (bits[j] & _MANTISSA) | _HALF  # in [1/2, 1)
     for j in range(tails.size):
-        t = 1.0 - parts[j] if low[j] else tails[j]
-        octaves = np.float64(1022 - (bits[j] >> 52)) if low[j] else 0.0
+        t = 1.0 - parts[j] if low[j] else tails[j]  # exact, as the part is at least 1/2
+        octaves = np.float64(1022 - (bits[j] >> 52)) if low[j] else 0.0  # tail = part 2^-octaves
         s = t / (2.0 - t)
         z = s * s
         p = _ATANH[10] * z + _ATANH[9]
@@ -143,9 +143,10 @@ def complementary_depths(depths: Floats, out: Floats) -> None:
     tails, low, scales = np.empty(BLOCK), np.empty(BLOCK, np.bool_), np.empty(BLOCK, np.int64)
     powers = scales.view(np.float64)
     for j in range(depths.size):
-        scales[j] = (1023 - np.int64(depths[j] * (1.0 / _LN2))) << 52
+        scales[j] = (1023 - np.int64(depths[j] * (1.0 / _LN2))) << 52  # 2^-octaves, as bits
     for j in range(depths.size):
         octaves = np.floor(depths[j] * (1.0 / _LN2))
+        # octaves have 9 bits: the first product is exact
         r = (depths[j] - octaves * _LN2_HIGH) - octaves * _LN2_LOW
         p = _EXPONENTIAL[11] * r + _EXPONENTIAL[10]
         p = (((p * r + _EXPONENTIAL[9]) * r + _EXPONENTIAL[8]) * r + _EXPONENTIAL[7]) * r + _EXPONENTIAL[6]

@@ -32,7 +32,7 @@ def centred_dither(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     Args:
         words: Uniform 64-bit words; their top 53 bits are used.
     """
-    cells = (words >> np.uint64(11)).astype(np.int64) - 2**52
+    cells = (words >> np.uint64(11)).astype(np.int64) - 2**52  # at most 2^52 in size, so that + 0.5 is exact
     centred: NDArray[np.float64] = (cells.astype(np.float64) + 0.5) * 2.0**-53
     return centred
 
@@ -113,6 +113,7 @@ def dither_quantize_row(
     for j in range(values.size):
         symbol = np.floor(np.float64(values[j]) * scale / step[j] + dither[j] + 0.5)
         largest = max(largest, abs(symbol))
+        # a cast of more, or of a NaN, is undefined
         symbols[j] = np.int64(symbol) if abs(symbol) < LARGEST else 0
     return largest
 
@@ -137,7 +138,7 @@ def round_to_grid(values: Tensor, grid: float) -> Tensor:
         values: Any floats; float64 where they are to be much finer than the grid.
         grid: A power of two, much larger than the values' rounding errors.
     """
-    return torch.floor(values / grid + 0.5) * grid
+    return torch.floor(values / grid + 0.5) * grid  # by a power of two: quotient and product are exact
 
 
 def release_grid(std: float, bits: int) -> float:

@@ -91,10 +91,11 @@ def _distance(x: Array, n: int) -> Array:
     the rounding of the square root and of its product with |x| (Dekker) are taken off.
     """
     kappa, size = math.sqrt(n / 12.0), np.minimum(np.abs(x), 2.0 * half_support(n))
+    # sqrt(n / 12) - kappa, to first order
     rest = float(Fraction(n, 12) - Fraction(kappa) ** 2) / (2.0 * kappa)
     (a, b), (c, d) = _halves(kappa), _halves(size)
     product = kappa * size
-    below = ((a * c - product) + a * d + b * c) + b * d + rest * size
+    below = ((a * c - product) + a * d + b * c) + b * d + rest * size  # what the product's rounding has lost
     # rounding may carry it past n / 2, where the slope at the peak of n = 2 would be the other one
     return np.clip((0.5 * n - product) - below, 0.0, 0.5 * n)
 
@@ -222,7 +223,7 @@ def _tilts(n: int) -> _Tilts:
         sums[0] += 0.5
         rows.append(2.0 / (_TILT_PERIOD * tilt.width) * sums)
         tilts.append(tilt)
-        theta += _TILT_STEP / (kappa * tilt.width)
+        theta += _TILT_STEP / (kappa * tilt.width)  # d mean / d theta = kappa width^2: half a std
     means, _, widths, rates, scales = np.array(tilts).T
     density = np.array(rows).T
     slope = np.arange(1.0, _DEGREE + 2)[:, None] * density[1:] / widths - rates * density[:-1]
@@ -234,6 +235,7 @@ def _frequencies(n: int) -> tuple[Array, Array]:
     t: Array = 2.0 * math.pi / _PERIOD * np.arange(1, _TERMS + 1, dtype=np.float64)
     z = t * math.sqrt(3.0 / n)
     square = z * z
+    # Taylor's of ln(sin z / z)
     series = -square / 6.0 - square**2 / 180.0 - square**3 / 2835.0 - square**4 / 37800.0
     small = z < 0.05
     safe = np.where(small, 1.0, z)
@@ -283,6 +285,7 @@ def irwin_hall_slope(x: Array | float, n: int) -> Array:
     size = np.abs(points)
     if n <= _SPLINES:
         splines = _splines(n - 1, size, n)
+        # -kappa^2 M_n'(u), with M_n'(u) = M_(n-1)(u) - M_(n-1)(u - 1)
         values: Array = n / 12.0 * (splines[1] - splines[0])
     else:
         tilts = _tilts(n)
@@ -302,6 +305,7 @@ def irwin_hall_cdf(x: Array | float, n: int) -> Array:
     """
     points, edge = np.asarray(x, np.float64), half_support(n)
     if n <= _SPLINES:
+        # the sum of M_(n+1)(u - k) over k has the derivative M_n(u)
         lower: Array = _splines(n + 1, points, n).sum(0)
         return np.where(points <= 0.0, lower, 1.0 - lower)
     limit = 0.5 * _PERIOD

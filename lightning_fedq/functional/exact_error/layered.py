@@ -64,7 +64,7 @@ def complementary_depth(depth: Tensor) -> Tensor:
     """
     near = -torch.log(-torch.expm1(-depth))
     far = -torch.log1p(-torch.exp(-depth))
-    return torch.where(depth < math.log(2.0), near, far)
+    return torch.where(depth < math.log(2.0), near, far)  # either loses its digits on the other's side
 
 
 def layer(depth: Tensor, side: Tensor, law: Law, layering: Layering, sigma: float) -> tuple[Tensor, Tensor]:

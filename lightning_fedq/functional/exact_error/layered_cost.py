@@ -32,6 +32,7 @@ def layer_mean(function: Callable[[float], float], law: Law, layering: Layering)
     total = 0.0
     for low, high in ((0.0, half / 16), (half / 16, half)):
         total += integrate.quad(integrand, low, high, epsabs=1e-11, epsrel=1e-11, limit=400)[0]
+    # the peak of a density of std 1
     return (1.0 / math.sqrt(2.0 * math.pi) if law == "gaussian" else math.sqrt(0.5)) * total / half
 
 
@@ -47,5 +48,6 @@ def known_dither_delta(distance: float, sigma: float, law: Law, layering: Layeri
     if layering == "direct":
         # a maximal coupling: the total variation between the law and its shift
         ratio = distance / sigma / math.sqrt(2.0)
+        # 2 Phi(d / (2 sigma)) - 1, and 1 - e^(-d / (2 b)) with b = sigma / sqrt 2
         return math.erf(ratio / 2.0) if law == "gaussian" else -math.expm1(-ratio)
     return min(layer_mean(lambda step: min(1.0, distance / sigma / step), law, layering), 1.0)

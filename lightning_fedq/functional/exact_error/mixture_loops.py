@@ -60,7 +60,7 @@ def special_radii(
             second = np.float64(np.int64(drawn[4 * j + 2] >> shift))
             open_places[j] = (coin >= sure) | (first * second <= product)
         for j in range(here):
-            places[undecided] = start + j
+            places[undecided] = start + j  # overwritten by the next unless it is open: no branch
             undecided += open_places[j]
     taken, depths, count = np.empty(4 * BLOCK, np.uint64), np.empty(BLOCK), 0
     for start in range(0, undecided, BLOCK):
@@ -72,7 +72,7 @@ def special_radii(
         for j in range(here):
             layer = np.sqrt(2.0 * depths[j]) if gaussian else depths[j] * 0.7071067811865476
             coin_below = np.float64(taken[4 * j] >> shift) * 2.0**-53
-            places[count] = places[start + j]
+            places[count] = places[start + j]  # count <= start + j: nothing still to be read is lost
             radii[count] = layer
             count += coin_below >= evaluate(coefficients, width, layer)
     return count

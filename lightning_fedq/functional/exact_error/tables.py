@@ -72,6 +72,7 @@ def inverse_table(density: Callable[[Array], Array], width: float, count: int) -
     pdf = np.minimum(density(ends) / total, np.minimum(np.append(limit, np.inf), np.append(np.inf, limit)))
     t = 0.5 * (_GAUSS_NODES + 1.0)
     rise, left, right = np.diff(cdf)[:, None] / width, pdf[:-1, None], pdf[1:, None]
+    # derivative of Hermite's cubic
     slope = 6.0 * t * (1.0 - t) * rise + (1.0 - t) * (1.0 - 3.0 * t) * left + t * (3.0 * t - 2.0) * right
     miss = 0.25 * width * float((np.abs(slope - inner / total) * _GAUSS_WEIGHTS).sum(1).max())
     return InverseTable(width, cdf, pdf, miss + abs(total - 1.0) + _INVERSION_ERROR)
@@ -114,6 +115,7 @@ def _invert(
                 slope = (3.0 * cube[j] * t + 2.0 * square[j]) * t + line[j]
                 step = t - value / slope
                 inside = (slope > 0.0) & (low <= step) & (step <= high)
+                # Newton's step, or half of the bracket where it leaves that
                 step = step if inside else 0.5 * (low + high)
                 lows[j], highs[j] = low, high
                 places[j] = t if done[j] else step

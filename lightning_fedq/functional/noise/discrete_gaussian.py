@@ -30,7 +30,7 @@ def gaussian_weights(sigma: float, bits: int) -> list[Decimal]:
     step = (-1 / (2 * square)).exp()
     weights, least = [Decimal(1)], Decimal(2) ** -(bits + 20)
     while weights[-1] > least:
-        weights.append(weights[-1] * step)
+        weights.append(weights[-1] * step)  # w(z + 1) / w(z) = e^(-(2 z + 1) / (2 sigma^2))
         step *= ratio
     return weights
 
@@ -68,6 +68,7 @@ def discrete_gaussian_variance(sigma: float) -> float:
         0.215
     """
     _check_sigma(sigma)
+    # beyond 12 sigma the weights are below e^-72
     z = np.arange(-math.ceil(12 * sigma) - 2, math.ceil(12 * sigma) + 3, dtype=np.float64)
     weights = np.exp(-z * z / (2.0 * sigma * sigma))
     return float((weights * z * z).sum() / weights.sum())
@@ -102,9 +103,10 @@ def _round(
     for j in range(values.size):
         value = values[j] / divisor
         floor = np.floor(value)
+        # 53 bits against the fraction times 2^53, in integers
         up = (words[j] >> np.uint64(11)) < np.uint64((value - floor) * 9007199254740992.0)
         out[j] = np.int64(floor) + up
-        square += (floor + up) * (floor + up)
+        square += (floor + up) * (floor + up)  # of integers: exact below 2^53
     return square
 
 
@@ -147,6 +149,7 @@ def sum_gap(n: int, sigma: float) -> float:
         n: Number of summands.
         sigma: Parameter of each, in integer steps.
     """
+    # k / (k + 1), in tau = 10 sum of e^(-2 pi^2 sigma^2 k / (k + 1))
     shares = np.arange(1, n) / np.arange(2, n + 1)
     return 10.0 * float(np.exp(-2.0 * math.pi**2 * sigma**2 * shares).sum())
 

@@ -66,12 +66,14 @@ def _add(
             fine[j] = np.int64(sums[j] * 1073741824.0)  # truncated toward zero
         look_up(drawn, table, tails[:size], z[:size])
         for j in range(size):
+            # half a step more: floor is the nearest
             sums[j] = z[j] * steps + np.float64(fine[j] + half) * unit
         for j in range(size):
             rest = sums[j] - np.floor(sums[j])
             near[j] = (rest < tolerance) | (rest > 1.0 - tolerance) | (tails[j] < SMALLEST_TAIL)
         symbols = out[first + start : first + start + size]
         for j in range(size):
+            # held to its range first: a cast of more is undefined
             symbols[j] = np.int32(min(max(np.floor(sums[j]), -most - 1.0), np.float64(most)))
         for j in range(size):
             if near[j]:

@@ -62,7 +62,7 @@ def signed_tails(count: int, words64: Words) -> tuple[Tensor, Tensor]:
         `(count,)` float64 in [2^-129, 1/2], and `(count,)` bool: is it the right tail?
     """
     words = words64(count)
-    others = ~words
+    others = ~words  # 2^64 - 1 - word: what lies between a word and the upper end
     nearer = np.minimum(words, others)
     tails = nearer.astype(np.float64) + 0.5
     few = np.flatnonzero(nearer < _SECOND_WORD_BELOW)
@@ -96,7 +96,7 @@ def rounded_noise(law: str, scale: float, count: int, words64: Words) -> Tensor:
     """
     tails, right = signed_tails(count, words64)
     below = torch.round(quantile(law, tails) * scale).to(torch.int64)
-    return torch.where(right, -below, below)
+    return torch.where(right, -below, below)  # integers are mirrored: both sides have one law
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,7 @@ class GridNoise:
             `(n,)` int64 in [-2^(bits - 1), 2^(bits - 1)).
         """
         noise = rounded_noise(self.law, self.scale * 2.0**FINE_BITS, len(values), words64)
+        # below 2^57 at a scale of 1e6; >> rounds down, so half a step makes it the nearest
         sums = (values + noise.to(values.device) + (1 << self.shift >> 1)) >> self.shift
         return sums.clamp_(-(1 << self.bits - 1), (1 << self.bits - 1) - 1)
 
@@ -204,7 +205,7 @@ def analytic_gaussian_multiplier(epsilon: float, delta: float) -> float:
 
     def spent(s: float) -> float:
         ends = torch.tensor([0.5 / s - epsilon * s, -0.5 / s - epsilon * s], dtype=torch.float64)
-        first, second = torch.special.log_ndtr(ends).tolist()
+        first, second = torch.special.log_ndtr(ends).tolist()  # Phi itself is 0 where e^epsilon is large
         return math.exp(first) - math.exp(epsilon + second)
 
     low, high = 1e-9, 1.0

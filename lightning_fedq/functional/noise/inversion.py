@@ -35,9 +35,9 @@ def thresholds(weights: Weights, parameter: float, bits: int) -> tuple[int, list
     with localcontext() as context:
         context.prec = math.ceil((bits + 60) * math.log10(2.0)) + 10
         half = weights(parameter, bits)
-        total = 2 * sum(half) - half[0]
+        total = 2 * sum(half) - half[0]  # 0 has one weight, all others two
         scale, running, found = Decimal(2) ** bits / total, Decimal(0), []
-        for weight in half[:0:-1] + half:
+        for weight in half[:0:-1] + half:  # from -K to K
             running += weight
             found.append(min(int(running * scale), 2**bits - 1))  # below 1, however thin the tail
     # the last one stands for everything to its right
@@ -91,7 +91,8 @@ def _look_up(
         for i in range(word.size):
             cell = np.int64(word[i] >> shift)
             low, high = guide[cell], guide[cell + 1]
-            threshold = found[min(low, last)]
+            threshold = found[min(low, last)]  # low may be their number
+            # right for one threshold in a cell at most
             part[i] = low + (high > low) * (word[i] >= threshold) - largest
             rest[i] = (high > low + 1) | (word[i] == threshold)
         for i in range(word.size):
@@ -122,7 +123,7 @@ def draw(weights: Weights, parameter: float, count: int, words: Words) -> NDArra
     table, read, drawn = _table(weights, parameter), words(count), np.empty(count, np.int64)
     ties = np.empty(_FEW, np.int64)
     found = _look_up(table.found, table.guide, read, table.largest, drawn, ties)
-    if found > _FEW:
+    if found > _FEW:  # a tie has a chance of their number over 2^64 at most
         ties = np.empty(found, np.int64)
         _look_up(table.found, table.guide, read, table.largest, drawn, ties)
     for i in ties[:found]:
@@ -136,6 +137,6 @@ def _undecided(weights: Weights, parameter: float, word: int, words: Words) -> i
         bits, word = bits + 64, word << 64 | int(words(1)[0])
         found = thresholds(weights, parameter, bits)[1]
         low, high = bisect_left(found, word), bisect_right(found, word)
-        if low == high:
+        if low == high:  # no threshold equals the longer word
             # tails differ in length: count from the centre
             return low - (len(found) // 2) + len(thresholds(weights, parameter, 64)[1]) // 2

@@ -26,6 +26,7 @@ Table = NDArray[np.float64]
 @lru_cache(maxsize=2)
 def quantile_table(law: str) -> Table:
     """Cubics of the place in a cell, `(4, cells)`: 64 cells from each power of two of words to the next."""
+    # Chebyshev's, on [0, 1]
     nodes = 0.5 - 0.5 * np.cos((np.arange(_DEGREE + 1) + 0.5) * np.pi / (_DEGREE + 1))
     through = np.linalg.inv(np.vander(nodes, increasing=True))
     cells = np.arange(_CELLS_PER_OCTAVE) / _CELLS_PER_OCTAVE
@@ -53,6 +54,7 @@ def look_up(
     for j in range(words.size):
         tails[j] = np.float64(min(words[j], ~words[j]))
     for j in range(words.size):
+        # exponent and 6 bits of the mantissa: 64 cells an octave
         cell = max((bits[j] >> _PLACE_BITS) - base, np.int64(0))
         t = np.float64(bits[j] & ((np.int64(1) << _PLACE_BITS) - 1)) * 0.5**_PLACE_BITS
         found[j] = ((c3[cell] * t + c2[cell]) * t + c1[cell]) * t + c0[cell]

@@ -24,6 +24,7 @@ LARGEST_VARIANCE = 2.0**32
 def _tail_end(variance: float, bits: int) -> int:
     """z from which on the law is below 2^-bits of its middle: Chernoff's bound, doubled until it holds."""
     z = 16
+    # sup over h of h z - v (cosh h - 1), at h = asinh(z / v)
     while z * math.asinh(z / variance) - z * z / (math.hypot(z, variance) + variance) < bits * math.log(2.0):
         z += z // 4
     return z

@@ -54,6 +54,7 @@ def flip_threshold(coin: CoinThresholds) -> int:
     """
     whole = 1 << coin.word_bits
     target = coin.low * whole
+    # the smaller root of 2 N (whole - N) = target, less one; exact in integers
     flip = max((whole - math.isqrt(whole * whole - 2 * target)) // 2 - 1, 0)
     while 2 * flip * (whole - flip) < target:
         flip += 1

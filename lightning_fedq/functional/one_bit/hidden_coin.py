@@ -86,6 +86,7 @@ def _of_a_split(low: float, high: float, num_coins: int, num_high: int, orders: 
     with np.errstate(over="ignore"):
         far = np.maximum(_excess(upper, lower, orders), _excess(lower, upper, orders))
         if lost:
+            # P^a Q^(1 - a) <= P (high / low)^(a - 1) where outcomes are left out
             far += lost * np.exp((orders - 1.0) * math.log(high / low))
     return np.maximum(0.5 * orders * (orders - 1.0) * (fisher + lost / low), far / (gap * gap))
 

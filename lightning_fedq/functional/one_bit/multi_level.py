@@ -56,7 +56,7 @@ def multi_level_quantize(
     share = 2.0 / levels
     for j in range(units.size):
         place = (units[j] + 1.0 + shifts[j] * share) / step
-        fixed = np.int64(np.floor(place * 4294967296.0 + 0.5))
+        fixed = np.int64(np.floor(place * 4294967296.0 + 0.5))  # the level, and 32 bits of the fraction
         up = np.int64(words[j]) < (fixed & 4294967295)
         out[j] = np.uint8((fixed >> 32) + up)
 

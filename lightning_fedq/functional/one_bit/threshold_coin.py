@@ -144,6 +144,7 @@ def one_bit_quantize_words(
     half = 1 << (WORD_BITS - 1)
     x = (update.double() - center.double()) * (1.0 / radius.double())
     thresholds = _thresholds(x.clamp(-1.0, 1.0), coin) - half
+    # the top bit flipped: unsigned order becomes signed order
     bits = (words ^ -half) < thresholds.to(torch.int32)
     return bits.to(torch.uint8), (x.abs() > 1.0).sum()
 
@@ -238,7 +239,8 @@ def stratify_words(words: NDArray[np.uint32], offsets: NDArray[np.uint32], rank:
     for j in range(words.size):
         stratum = np.uint64(offsets[j]) + np.uint64(rank)
         if stratum >= np.uint64(strata):
-            stratum -= np.uint64(strata)
+            stratum -= np.uint64(strata)  # once is enough: both terms are below the number of strata
+        # below 2^32, as the stratum is below their number
         words[j] = np.uint32(((stratum << np.uint64(32)) | np.uint64(words[j])) // np.uint64(strata))
 
 

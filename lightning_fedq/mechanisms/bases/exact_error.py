@@ -107,6 +107,7 @@ def fixed_length(quantizer: Quantizer, shortest: float) -> FromSmallest:
         shortest: No step is shorter.
     """
     end = 1.0 + INEXACT
+    # symbol of the least input
     smallest = np.floor(-end / quantizer.step + quantizer.dither + 0.5).astype(np.int64)
     return FromSmallest(smallest, max(math.ceil(math.log2(math.floor(2.0 * end / shortest) + 2)), 1))
 
@@ -114,6 +115,7 @@ def fixed_length(quantizer: Quantizer, shortest: float) -> FromSmallest:
 def shortest_inputs(symbols: Tensor, quantizer: Quantizer) -> Array:
     """Least |x| `(dim,)` of every coordinate of which a quantiser makes these symbols."""
     rows: Array = symbols.cpu().numpy().astype(np.float64)
+    # M - U - 1/2 <= x / w < M - U + 1/2
     shortest: Array = np.maximum(np.abs(rows - quantizer.dither) - 0.5, 0.0) * quantizer.step
     return shortest
 
@@ -203,6 +205,7 @@ class ExactError(Mechanism):
         rows = rows if rows.dtype == torch.float64 else rows.float()
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
         symbols = torch.empty(rows.shape, dtype=self.symbol_dtype)
+        # a cohort's sum stays within half of the integers
         room = torch.iinfo(self.symbol_dtype).max / (2 * len(context.cohort) if self.homomorphic else 2)
         encoder = self.row_encoder(context, rand)
 
@@ -270,6 +273,7 @@ class ExactError(Mechanism):
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """sigma^2 where everybody answers, (n / n')^2 times as much for the mean of n' survivors."""
         std = self.clip_norm * self.sigma(context) * len(context.cohort) / len(clients)
+        # grid^2 / 12 of the released sum besides
         return torch.full_like(context.radius, std * std * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0))
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:

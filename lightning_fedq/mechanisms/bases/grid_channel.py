@@ -69,6 +69,7 @@ class Channel:
     @cached_property
     def edges(self) -> NDArray[np.uint32]:
         """Chances over 2^32, summed, of the outputs up to each one but the last, which has at least one."""
+        # the last sum is 2^32, which a uint32 can't hold
         return np.cumsum(self.counts, axis=1)[:, :-1].astype(np.uint32)
 
     @cached_property
@@ -85,7 +86,7 @@ class Channel:
         """
         moments, x = self.laws @ self.values**2, self.knots
         slopes = np.diff(moments) / np.diff(x)
-        top = np.clip(slopes / 2, x[:-1], x[1:])
+        top = np.clip(slopes / 2, x[:-1], x[1:])  # where the slope of the second moment is that of x^2
         return float((moments[:-1] + slopes * (top - x[:-1]) - top**2).max())
 
 

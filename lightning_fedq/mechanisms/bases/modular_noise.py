@@ -115,10 +115,12 @@ class ModularNoise(Mechanism):
             flip(rows[row].contiguous().numpy(), signs, factors[row].item() / self.granularity, rotated)
             transform(rotated)
             draw = rand.private(client, "rounding").words64
+            # sqrt(size) makes the transform orthonormal
             conditional_rounding(rotated, bound, draw, symbols[row], math.sqrt(size))
             noise = self._noise_of(client, context, rand)
             for first in range(0, size, CHUNK):
                 part = symbols[row, first : first + CHUNK]
+                # the residue of a negative sum, too, in two's complement
                 part[:] = (noise(len(part)) + part) & self._mask
         sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], size)).to(update.device)
         clipped = int(shortened.sum()) * context.dim
@@ -140,12 +142,13 @@ class ModularNoise(Mechanism):
         total, signs = sum_of_rows(symbols.cpu()).numpy(), self._signs(context, rand)
         half, root, scale = 1 << (self.bits - 1), math.sqrt(len(total)), self.granularity * self.clip_norm
         for part in np.split(total, range(CHUNK, len(total), CHUNK)):
+            # the true sum, if it lies within half of the modulus
             part[:] = ((part.astype(np.int64) + half) & self._mask) - half
         transform(total)
         decoded = np.empty(context.dim, np.float32)
         for first in range(0, context.dim, CHUNK):
             part = total[first : first + CHUNK] / root
-            flip(part, signs[first // 8 :], 1.0, part)
+            flip(part, signs[first // 8 :], 1.0, part)  # chunks begin with a byte of signs
             decoded[first : first + CHUNK] = (part * scale)[: context.dim - first]
         return torch.from_numpy(decoded).to(symbols.device)
 
@@ -208,7 +211,9 @@ class ModularNoise(Mechanism):
         """
 
     def _loss(self, summands: int, context: RoundContext, note: str) -> Loss:
+        # substitution: from one end of the ball to the other
         size, norm = padded_size(context.dim), 2.0 * self.bound(context)
+        # |z| <= z^2 for integers, hence norm^2
         return self._sum_loss(norm, min(math.sqrt(size) * norm, norm**2), size, summands, note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:

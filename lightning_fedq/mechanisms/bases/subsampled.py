@@ -107,7 +107,7 @@ class SubsampledMechanism(Mechanism):
     @staticmethod
     def _signs(context: RoundContext, rand: PublicRandomness) -> Tensor:
         size = padded_size(context.dim)
-        words = rand.public("flattening").words(-(-size // 32)).astype("<u4")
+        words = rand.public("flattening").words(-(-size // 32)).astype("<u4")  # the same bytes on any machine
         return 1.0 - 2.0 * torch.from_numpy(np.unpackbits(words.view(np.uint8), count=size)).double()
 
     def _released(self, total: Array, context: RoundContext, rand: PublicRandomness, like: Tensor) -> Tensor:
@@ -161,6 +161,7 @@ class SubsampledMechanism(Mechanism):
         def add(part: slice, words: NDArray[np.uint64]) -> None:
             dither, step, _ = selected_quantizer(words, None if where is None else where[part], std, "direct")
             if where is None:
+                # (M - U) w at M = 0; a direct layer has no offset
                 np.multiply(-dither, step, out=total[part])
             else:
                 subtract_noise(where[part], dither, step, total[part])
@@ -211,6 +212,7 @@ class SubsampledMechanism(Mechanism):
 
     def _input_variance(self) -> float:
         """Largest variance of one client's decoded coordinate, its noise apart, in units of clip_value^2."""
+        # of x B / gamma, B one with chance gamma, |x| = 1
         return (1.0 - self.sampling_probability) / self.sampling_probability
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
