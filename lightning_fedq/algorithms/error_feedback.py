@@ -33,6 +33,7 @@ class _Memory(KeptOffsets):
         wanted = updates + self.rows(clients).to(updates)
         places = wanted.abs().topk(num_kept(self.share, wanted.shape[1]), dim=1, sorted=False).indices
         sent = torch.zeros_like(wanted).scatter_(1, places, wanted.gather(1, places))
+        # e_i of the next round, once this one counts
         self.opened.update(zip(clients, (wanted - sent).to(self.server), strict=True))
         return sent
 

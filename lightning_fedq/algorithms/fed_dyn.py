@@ -18,16 +18,17 @@ from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets, L
 
 class _Gradients(KeptOffsets):
     def offsets(self, clients: Sequence[int]) -> Tensor:
-        return -self.rows(clients)
+        return -self.rows(clients)  # -g_i; alpha (w - x) is the pull
 
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
-        rows = self.rows(clients) - self.pull * updates.to(self.server)
+        rows = self.rows(clients) - self.pull * updates.to(self.server)  # g_i - alpha (y_i - x)
         self.opened.update(zip(clients, rows, strict=True))
 
     def end_round(self, before: Tensor, after: Tensor) -> Tensor:
         share = self.commit()
+        # h - alpha s (mean update)
         self.server = self.server - self.pull * share * (after - before).to(self.server)
-        return after - (self.server / self.pull).to(after)
+        return after - (self.server / self.pull).to(after)  # the new h
 
 
 @dataclass(frozen=True)

@@ -29,18 +29,20 @@ from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets, L
 
 class _Variates(KeptOffsets):
     def offsets(self, clients: Sequence[int]) -> Tensor:
-        return self.server - self.rows(clients)
+        return self.server - self.rows(clients)  # c - c_i
 
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
         if moved == 0.0:
             return
         self.moved = moved
+        # option II: c_i - c + (x - y_i) / (K eta)
         rows = self.rows(clients) - self.server - updates.to(self.server) / moved
         self.opened.update(zip(clients, rows, strict=True))
 
     def end_round(self, before: Tensor, after: Tensor) -> Tensor:
         if self.opened and self.moved:
             share = self.commit()
+            # the clients' mean change, weighted by their share s
             self.server = (1.0 - share) * self.server - share * (after - before).to(self.server) / self.moved
         return after
 

@@ -77,6 +77,7 @@ class _Adaptive(Optimizer):
                 state = self.state[x]
                 m = state.get("m", torch.zeros_like(x))
                 v = state.get("v", torch.full_like(x, group["tau"] ** 2))
+                # the gradient is minus the mean update
                 m = group["beta1"] * m - (1.0 - group["beta1"]) * x.grad
                 v = self.second(v, m.square(), group["beta2"])
                 state["m"], state["v"] = m, v

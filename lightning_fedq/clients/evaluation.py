@@ -84,7 +84,9 @@ class NoisyMean:
             ValueError: If the noise is too small or too large for a sum of integers.
         """
         sigma = 2.0 * self.std / (self.high - self.low) * math.sqrt(num_clients)  # of half the range
+        # noise of 4 steps at least, and no more of them than the sampler takes
         grid = max(min(2.0 / _STEPS, sigma / 4.0), sigma / LARGEST_SIGMA)
+        # the sum's range and 12 standard deviations of its noise, on both sides of 0
         largest = 2.0 * (num_clients * (1.0 + grid) + 12.0 * sigma * math.sqrt(num_clients)) / grid
         bits = math.ceil(math.log2(largest))
         if bits > 31:

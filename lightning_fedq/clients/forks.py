@@ -97,10 +97,10 @@ def in_fork(work: Callable[[], T]) -> T:
     if not process:
         os.close(read)
         _answer(work, write)
-    os.close(write)
+    os.close(write)  # a pipe ends when nobody holds this side
     try:
         with os.fdopen(read, "rb") as pipe:
-            found = pipe.read()
+            found = pipe.read()  # before the wait: a fork whose pipe is full does not end
         status = os.waitpid(process, 0)[1]
     except BaseException:
         with suppress(OSError):
@@ -137,12 +137,12 @@ def _answer(work: Callable[[], Any], write: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(0)
+        os._exit(0)  # no atexit and no finaliser, which are the parent's
 
 
 def _portable(error: BaseException) -> BaseException:
     try:
-        pickle.loads(pickle.dumps(error))
+        pickle.loads(pickle.dumps(error))  # some errors are pickled and can't be read
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

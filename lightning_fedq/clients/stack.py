@@ -382,7 +382,7 @@ class ClientStack:
         if not gradients:
             return
         norms = torch.cat([gradient.reshape(len(gradient), -1) for gradient in gradients], dim=1).norm(dim=1)
-        factors = (clip_val / (norms + 1e-6)).clamp(max=1.0)
+        factors = (clip_val / (norms + 1e-6)).clamp(max=1.0)  # as in torch's clip_grad_norm_
         for weight, gradient in zip(self._active, gradients, strict=True):
             # not in place: two parameters may have been given one and the same gradient
             weight.grad = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))

@@ -181,6 +181,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
+    # NaN differs from itself
     return bool(torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num()))
 
 

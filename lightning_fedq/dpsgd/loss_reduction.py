@@ -130,7 +130,7 @@ def _check_rows(
                 "nobody can tell whether samples are kept apart; draw no random numbers in backward"
             )
     alone = [_rows(probe, step, _part(batch, [i]), 1) for i in range(size)]
-    for order in (list(range(size)), list(reversed(range(size)))):
+    for order in (list(range(size)), list(reversed(range(size)))):  # a sort moves one
         rows = _rows(probe, step, _part(batch, order), size)
         if rows is None or any(row is None for row in alone):
             return  # layers saw other rows than samples, which every step refuses by itself

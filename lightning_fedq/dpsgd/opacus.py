@@ -49,7 +49,7 @@ def _loss_at(x: float, s: float, q: float) -> float:
     """ln(1 - q + q e^((2x - 1) / (2 s^2))), the loss of a sample's presence at the output x."""
     exponent = (2.0 * x - 1.0) / (2.0 * s * s)
     if exponent > 600.0:
-        return exponent + math.log(q)
+        return exponent + math.log(q)  # 1 - q is beyond a float's last bit there
     return math.log1p(q * math.expm1(exponent)) if q < 1.0 else exponent
 
 
@@ -57,7 +57,7 @@ def _cell_masses(edges: Array, mean: float, s: float) -> Array:
     """N(mean, s^2) of the cells between ascending edges, accurate in both tails."""
     z = (edges - mean) / s
     lower, upper = np.diff(special.ndtr(z)), -np.diff(special.ndtr(-z))
-    masses: Array = np.where(z[1:] < 0.0, lower, upper)
+    masses: Array = np.where(z[1:] < 0.0, lower, upper)  # near 1 differences of ndtr cancel
     return masses
 
 
@@ -84,7 +84,7 @@ def sampled_gaussian_grid(
     first, last = math.floor(ends[0] / step), math.ceil(ends[1] / step)
     signed = step * np.arange(first, last + 1, dtype=np.float64)
     with np.errstate(divide="ignore"):
-        inside = np.log(np.maximum(np.expm1(signed) + q, 0.0) / q)
+        inside = np.log(np.maximum(np.expm1(signed) + q, 0.0) / q)  # (x - 1/2) / s^2 at each point
     edges = np.concatenate([[-np.inf], s * s * inside + 0.5, [np.inf]])
     without, with_sample = _cell_masses(edges, 0.0, s), _cell_masses(edges, 1.0, s)
     mixture = (1.0 - q) * without + q * with_sample
@@ -93,10 +93,10 @@ def sampled_gaussian_grid(
     # within a cell: b up and p - b down, so that p and p e^-loss stay; outside: all up, or infinite
     inner = np.clip((p[1:-1] - other[1:-1] * np.exp(losses[:-1])) / -math.expm1(-step), 0.0, p[1:-1])
     masses = np.zeros(len(losses))
-    masses[0] = p[0]
+    masses[0] = p[0]  # all below the first point goes up to it
     masses[:-1] += p[1:-1] - inner
     masses[1:] += inner
-    return LossGrid(step, first if removal else -last, masses, float(p[-1]))
+    return LossGrid(step, first if removal else -last, masses, float(p[-1]))  # above the last point: infinite
 
 
 def _std(s: float, q: float, removal: bool) -> float:
@@ -180,6 +180,7 @@ class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
         check_delta(delta)
         if not history:
             return 0.0
+        # the larger of both, once each is composed
         return max(_composed(history, delta, removal).epsilon(delta) for removal in (True, False))
 
     def __len__(self) -> int:
@@ -190,6 +191,7 @@ class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
 def _composed(history: list[tuple[float, float, int]], delta: float, removal: bool) -> LossGrid:
     share = 1e-3 * delta / len(history)
     grids = [
+        # powers of ten, rounded down, so that grids are found in the cache
         sampled_gaussian_grid(nm, rate, removal, 10.0 ** math.floor(math.log10(share / steps)))
         for nm, rate, steps in history
     ]
@@ -379,14 +381,16 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
         factors = (self.max_grad_norm * (1.0 - 1e-9) / norms.clamp(min=1e-300)).clamp(max=1.0)
         factors = torch.where(finite, factors, 0.0) / self.grid
         for p, g in zip(self.params, samples, strict=True):
-            g = torch.where(finite.reshape(-1, *[1] * (g.dim() - 1)), g, 0.0)
+            g = torch.where(finite.reshape(-1, *[1] * (g.dim() - 1)), g, 0.0)  # 0 times infinity is no number
+            # toward 0: the nearest step could lengthen it
             steps = (g * factors.reshape(-1, *[1] * (g.dim() - 1))).trunc()
-            p.summed_grad = steps.to(torch.int64).sum(0)
+            p.summed_grad = steps.to(torch.int64).sum(0)  # integers: the sum is the same in any order
 
     def add_noise(self) -> None:
         """Add the noise, in integers, and leave the grid."""
-        words = self._words()
+        words = self._words()  # one source a step, which all parameters draw on from
         for p in self.params:
             noise = discrete_gaussian(STEPS_PER_SIGMA, p.numel(), words)
             noisy = p.summed_grad + torch.from_numpy(noise).reshape(p.shape).to(p.device)
+            # behind the noise, so rounding is post-processing
             p.grad = (noisy.double() * self.grid).to(p.dtype)

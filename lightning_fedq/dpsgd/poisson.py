@@ -32,6 +32,7 @@ class PoissonBatches:
                 "clients, which would each spend on them; give every sample to one client"
             )
         self._held, self._stream = work.held, stream
+        # rounded down, and charged at the rate of the integer
         self.thresholds = [min((work.batch_size << 32) // len(part), 1 << 32) for part in work.held]
         self.steps = [len(sizes) for sizes in work.sizes]
         """Steps of each client in a round: as many as by passes over its data."""

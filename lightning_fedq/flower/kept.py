@@ -52,6 +52,7 @@ class KeptState:
             if spent:
                 old = {} if kept is None else kept["state"]
                 kept = {"at": list(_at(kept)), "owner": self._owner, "state": {**old, **spent}}
+                # first: after a crash here the open file is settled again
                 self._store.put_tensors(_KEPT, kept)
             self._store.drop(_OPEN)
         if _at(kept) != counted:

@@ -241,7 +241,7 @@ class RemoteClient(ABC):
                 "server": fields["server"],
                 "folder": str(store.folder.resolve()),
             }
-            store.put(_KEYS, kept)
+            store.put(_KEYS, kept)  # before the key is sent: after a crash it is still this one
         if (kept["federation"], kept["server"]) != (federation, fields["server"]):
             raise ValueError(
                 f"this client's folder {store.folder} is of federation {kept['federation'].hex()[:12]}, the "
@@ -313,7 +313,7 @@ class RemoteClient(ABC):
         log = StreamLog(path, owner)
         path.chmod(0o600)
         if not kept.get(logged):
-            store.put(_KEYS, {**kept, logged: True})
+            store.put(_KEYS, {**kept, logged: True})  # from here on a missing log is a lost one
         return log
 
     def contribute(self, fields: Fields) -> Fields:
@@ -402,7 +402,7 @@ class RemoteClient(ABC):
         target: Target = "updates" if self._releasing else self._federated.server.target
         client = RoundClient(fields["client"], self._encodes(), keys, log, target, self._budget)
         try:
-            client.check(task, weights)
+            client.check(task, weights)  # before training, whose duration the server sees
             message = client.encode(task, weights, update(client.client))
         except BudgetSpentError as error:  # how much is left is nobody else's business
             rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
@@ -500,6 +500,7 @@ class RemoteClient(ABC):
 
         After an error this client is out of the round; a message out of turn changes nothing.
         """
+        # off the disk until it is kept again: a crash leaves the client out
         kept = self._rounds().take(_ROUND)
         if kept is None:
             raise ValueError("no round is open at this client, or another message of it is being answered")
@@ -523,7 +524,7 @@ class RemoteClient(ABC):
         """Take the neighbours' shares, and send the masked symbols."""
         with self._goes_on() as machine:
             machine.accept_shares(fields.get("secagg", b""))
-            symbols = self._rounds().take_bytes(_SYMBOLS)
+            symbols = self._rounds().take_bytes(_SYMBOLS)  # taken: no second message masks them
             masked = machine.masked_input(np.frombuffer(symbols, "<i8"))
             accused = {"accused": list(machine.unopened)} if machine.unopened else {}
             return {"secagg": masked, **accused}
@@ -557,7 +558,7 @@ def _weights(fields: Fields, segments: tuple[int, ...], broadcast_bits: int | No
         raise ValueError(f"weights are float32 or float64, got {fields['dtype'][:20]!r}")
     if broadcast_bits is not None:
         return Broadcast(broadcast_bits).unpack(fields["weights"], segments, dtype)
-    return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)
+    return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)  # a tensor writes, bytes are read-only
 
 
 def _group_of(client: int, task: RoundTask) -> tuple[int, ...]:

@@ -164,6 +164,6 @@ class Store:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename, or a power cut may leave the name with nothing in it
         new.replace(self.folder / name)
         sync_folder(self.folder)

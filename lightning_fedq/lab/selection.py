@@ -123,6 +123,7 @@ class NegativeBinomialTrials:
         Differences of `lgamma` of ten million are precise to 1e-7.
         """
         first = self.at_most + 1
+        # P(k + 1) / P(k) for k >= first is this at most: it goes to 1 - gamma from one side
         falls = (1.0 - self.gamma) * max(1.0, (first + self.eta) / (first + 1.0))
         return min((1.0 + 1e-6) * self.probability(first) / (1.0 - falls), 1.0) if falls < 1.0 else 1.0
 
@@ -147,12 +148,14 @@ class NegativeBinomialTrials:
         left, count = int(stream.words64(1)[0]), 0
         while left >= 0 and count < self.at_most:
             count += 1
+            # inverse of the distribution function, in integers
             left -= round(self.probability(count) * 2**64)
         return count
 
     def price(self, divergences: Sequence[float], orders: Sequence[float]) -> float:
         """Term that is added to the divergence of every order, the least over c."""
         pairs = zip(orders, divergences, strict=True)
+        # Papernot and Steinke, theorem 2
         return min(
             (1.0 + self.eta) * ((1.0 - 1.0 / c) * value - math.log(self.gamma) / c) for c, value in pairs
         )
@@ -278,7 +281,7 @@ def profile_epsilon(profile: Profile, delta: float, trials: Trials, log_ratio: f
 
     own = least(lambda e: trials.mean * at(e) <= delta)
     if isinstance(trials, PoissonTrials):
-        return own + trials.mean * at(0.0)
+        return own + trials.mean * at(0.0)  # phi'(q) <= e^(mu delta(0)) phi'(q')
     gamma, eta = trials.gamma, trials.eta
     return own + (1.0 + eta) * least(lambda e: (1.0 - gamma) * at(e) <= gamma * math.expm1(e))
 
@@ -302,8 +305,9 @@ def selected(
         raise ValueError(f"a {type(loss).__name__} has no Renyi divergence; see `run_loss`")
     base = [loss.divergence(a) + log_ratio * (2.0 * a - 1.0) / (a - 1.0) for a in kept]
     if isinstance(trials, PoissonTrials):
+        # Papernot and Steinke, theorem 6
         places = np.array([math.log1p(1.0 / (a - 1.0)) - 2.0 * log_ratio for a in kept])
-        falls = math.exp(log_ratio) * loss.curve(places[::-1])[::-1]
+        falls = math.exp(log_ratio) * loss.curve(places[::-1])[::-1]  # curves take ascending epsilons
         added = [trials.mean * min(float(delta), 1.0) for delta in falls]
         several = max(math.log(trials.mean), 0.0)
     else:
@@ -346,5 +350,5 @@ def selection_epsilon(
             return by_orders
         return min(by_orders, profile_epsilon(profile, left, trials, slack.log_ratio))
 
-    distance = min(trials.mean * slack.distance + trials.beyond, 1.0)
-    return with_slack(exact, delta, Slack(distance, 0.0))
+    distance = min(trials.mean * slack.distance + trials.beyond, 1.0)  # any of the runs, or one too many
+    return with_slack(exact, delta, Slack(distance, 0.0))  # `exact` has the log-ratio already

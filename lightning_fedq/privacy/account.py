@@ -136,10 +136,12 @@ class Account:
             ).epsilon
 
         if isinstance(claim.loss, GaussianLoss):
+            # mu adds up over the two steps
             return one(replace(claim.loss, noise_multiplier=claim.loss.noise_multiplier / 2.0), delta)
         best = math.inf
-        for share in (0.5, 0.9, 0.99, 0.999):
+        for share in (0.5, 0.9, 0.99, 0.999):  # any split holds, so the best of a few does
             first = one(claim.loss, share * delta)
+            # d + e^a d' = delta, a of the first step
             left = (1.0 - share) * delta * math.exp(-min(first, 700.0))
             if left >= SMALLEST_DELTA:
                 best = min(best, first + one(claim.loss, left, counted=False))
@@ -221,6 +223,7 @@ class Account:
         count = self.run.threat.num_byzantine
         lie = f"{count} clients lie and count as known to the adversary; all others run their coins"
         honest, colluding = (self._claims(client, n)[Adversary.SECAGG_SERVER] for n in (0, known))
+        # a claim that does not change with colluders does not say what they see
         if isinstance(colluding.loss, NonPrivate) or colluding.loss == honest.loss:
             return _as_wider(wider, adversary, lie)
         return replace(_given(colluding, lie), adversary=adversary)
@@ -286,7 +289,7 @@ class Account:
         tolerated = self.run.mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
             return _given(claim, f"a round with more than {tolerated} dropouts is aborted")
-        failure = self.delta / (2 * max(self.run.horizon, 1))
+        failure = self.delta / (2 * max(self.run.horizon, 1))  # the half that `available` leaves out
         sizes = [len(group) for group in self.run.context.groups]
         corrupt = self._known_to(claim.adversary)
         loss = claim.loss.after_dropouts(sizes, self.run.sampling.dropout_probability, failure, corrupt)

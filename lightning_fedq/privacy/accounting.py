@@ -174,6 +174,7 @@ def composed_grid(
     if participation == 1.0:
         count = compositions * rounds
         return loss_grid(loss, tail / count).composed(count, tail)
+    # what is cut counts as infinite mass: shares that exceed `tail` together cost precision only
     one = loss_grid(loss, tail / (2 * compositions * rounds)).composed(compositions, tail / (2 * rounds))
     return one.coarser().sometimes(participation).composed(rounds, tail / 2)
 
@@ -256,7 +257,7 @@ class ClaimAccountant:
             return total.epsilon(delta, 1)
         if total is not None:
             parts.append((total, 1, 1))
-        share = delta / len(parts)
+        share = delta / len(parts)  # sizes the tails that are cut; the sum is read at all of delta
         return added_up([composed_grid(loss, share, *counts) for loss, *counts in parts]).epsilon(delta)
 
     def __len__(self) -> int:

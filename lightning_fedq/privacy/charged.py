@@ -100,7 +100,7 @@ class Population:
             kinds = sorted(kinds, key=lambda kind: -kind.charges)
             while len(kinds) > _MOST_LINES:
                 place = _thinnest([kind.clients for kind in kinds])
-                joined = _Kind(
+                joined = _Kind(  # with the charges of the first, which are more
                     kinds[place].clients + kinds[place + 1].clients, kinds[place].charges, kinds[place].claims
                 )
                 kinds[place : place + 2] = [joined]

@@ -86,6 +86,7 @@ class LossGrid:
         if count <= batch:
             return self._power(count, tail)
         whole, rest = divmod(count, batch)
+        # tail / 2 for the batches, a quarter for their sum, a quarter for the rest
         result = self._power(batch, tail / (2 * whole)).coarser().composed(whole, tail / 4)
         return result if rest == 0 else result.plus(self._power(rest, tail / 4).on(result.step))
 
@@ -96,8 +97,10 @@ class LossGrid:
         first, last = self._bounds(count, tail / 4.0)
         length = fft.next_fast_len(max(last - first + 1, len(self.masses)), real=True)
         masses = fft.irfft(fft.rfft(self.masses, length) ** count, length)
+        # the transform is cyclic: index i lies at i mod length
         masses = np.roll(masses, -(first % length))[: last - first + 1]
         lost = -math.expm1(count * math.log1p(-self.infinite)) if self.infinite < 1.0 else 1.0
+        # a transform's rounding goes below 0; all of `tail` counts, and each side lost a quarter at most
         return LossGrid(
             self.step, self.lowest * count + first, np.maximum(masses, 0.0), min(lost + tail, 1.0)
         )
@@ -105,13 +108,14 @@ class LossGrid:
     def _bounds(self, count: int, tail: float) -> tuple[int, int]:
         """First and last index of the `count`-fold sum outside which each tail has at most `tail`."""
         indices = np.arange(len(self.masses), dtype=np.float64)
-        log_masses = np.log(np.maximum(self.masses, 1e-300))
+        log_masses = np.log(np.maximum(self.masses, 1e-300))  # raising an empty point only widens the bounds
         longest, budget = (len(self.masses) - 1) * count, -math.log(tail)
 
         def bound(log_order: float, sign: float) -> float:
             order = math.exp(log_order)
             exponents = log_masses + sign * order * indices
             top = exponents.max()
+            # Chernoff: P(S >= x) <= E[e^(order X)]^count e^(-order x)
             return float(count * (top + math.log(np.exp(exponents - top).sum())) + budget) / order
 
         ends = []
@@ -153,6 +157,7 @@ class LossGrid:
         """The hockey-stick divergence at `epsilon`."""
         losses = self.losses
         above = losses > epsilon
+        # sum of m (1 - e^(epsilon - l)) above epsilon, and all of the infinite mass
         return self.infinite + float(-np.expm1(epsilon - losses[above]) @ self.masses[above])
 
     def epsilon(self, delta: float) -> float:
@@ -168,6 +173,7 @@ class LossGrid:
         first = int(enough[0])
         if upper[first] <= delta or lower[first] <= 0.0:
             return max(float(self.losses[max(first - 1, 0)]), 0.0)
+        # below point l the curve is upper - e^(epsilon - l) lower, down to the next point
         solution = self.losses[first] + math.log((upper[first] - delta) / lower[first])
         return max(float(solution), 0.0)
 
@@ -207,10 +213,10 @@ def grid_from_curve(step: float, first: int, curve: Array) -> LossGrid:
     falls = np.diff(curve)
     masses = np.empty_like(curve)
     grow = math.expm1(step)
-    masses[0] = 1.0 - curve[0] + falls[0] / grow
+    masses[0] = 1.0 - curve[0] + falls[0] / grow  # of the curve that is linear in e^epsilon between points
     masses[1:-1] = (falls[1:] - math.exp(step) * falls[:-1]) / grow
     masses[-1] = falls[-1] / math.expm1(-step)
-    return LossGrid(step, first, np.maximum(masses, 0.0), float(curve[-1]))
+    return LossGrid(step, first, np.maximum(masses, 0.0), float(curve[-1]))  # convex but for rounding
 
 
 @lru_cache(maxsize=64)

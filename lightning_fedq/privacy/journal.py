@@ -141,7 +141,7 @@ class Journal:
             return None if clients is None else list(clients)
         chosen = np.zeros(self._num_clients, dtype=bool)
         chosen[list(clients)] = True
-        if not np.array_equal(np.flatnonzero(chosen), clients):
+        if not np.array_equal(np.flatnonzero(chosen), clients):  # bits would lose the order
             return list(clients)
         return {"bits": base64.b64encode(np.packbits(chosen).tobytes()).decode()}
 
@@ -189,7 +189,7 @@ class Journal:
         )
         line = signed({**entry, "clients": self._written(clients), "dim": dim}) + b"\n"
         end = self._write(line)
-        if end != self.position + len(line):
+        if end != self.position + len(line):  # another process's line lies in between
             raise RuntimeError(
                 f"another process writes {self.path} at the same time; let one run at a time go on from a "
                 "checkpoint"
@@ -202,7 +202,7 @@ class Journal:
         draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         try:
             self._write(header, draft)
-            os.link(draft, self.path)
+            os.link(draft, self.path)  # fails where there is a file, which a rename would replace
         except FileExistsError:
             pass  # another process was faster
         except OSError:  # a file system without links
@@ -214,6 +214,7 @@ class Journal:
     def _write(self, data: bytes, path: Path | None = None) -> int:
         """Append in one go, wait for the disk, and return where the file ends."""
         path = path or self.path
+        # unbuffered and appending, so that a line is one write at the end of the file
         with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))

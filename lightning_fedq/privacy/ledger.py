@@ -182,7 +182,7 @@ class Ledger:
             keys: Name of its keys; None where they come from a seed, so that a training can be repeated.
         """
         if keys is None:
-            self._used.pop(None, None)
+            self._used.pop(None, None)  # a repeated training uses these streams again, for the same bits
         self._keys = keys
 
     def turn_to(self, keys: bytes | None) -> None:
@@ -226,7 +226,7 @@ class Ledger:
                 terms = _as_named_now(json.loads(entry.terms))
                 _check_terms(terms, self.terms)
                 self.terms = terms
-            if entry.clients == ():
+            if entry.clients == ():  # a length only, see `lengthen`
                 continue
             if self._repeatable is not None:
                 self._repeatable[entry.round, entry.attempt] = entry.state
@@ -235,7 +235,7 @@ class Ledger:
             rows = slice(None) if entry.clients is None else list(entry.clients)
             if entry.ledger:
                 rounds, charges = self._known(entry.ledger)
-                if entry.number <= rounds:
+                if entry.number <= rounds:  # counted already, under this name
                     continue
                 if entry.ledger != self._id:
                     charges[rows] += 1
@@ -304,6 +304,7 @@ class Ledger:
                 f"clients must be distinct and in [0, {self.num_clients}), got {tuple(clients)[:10]}"
             )
         last = self._streams.numpy()[listed]
+        # an equal pair is the same stream, so it is used
         used = (last[:, 0] > round) | ((last[:, 0] == round) & (last[:, 1] >= attempt))
         if used.any():
             raise RuntimeError(
@@ -315,6 +316,7 @@ class Ledger:
             everybody = len(rows) == self.num_clients
             who, terms = None if everybody else rows.tolist(), json.dumps(self.terms) if self.terms else ""
             number = self._own_rounds + 1
+            # on the disk first: a crash may then cost what nobody sent, and never hides what somebody did
             self.journal.append(round, attempt, state, who, dim, terms, self._id, number)
             if self._repeatable is not None:
                 self._repeatable[round, attempt] = state
@@ -334,7 +336,7 @@ class Ledger:
             OSError: If the journal can't be written; then nothing may be sent.
         """
         if dim > self.dim and self.journal is not None:
-            self.journal.append(round, attempt, "", (), dim)
+            self.journal.append(round, attempt, "", (), dim)  # of nobody: no charge is added
         self.dim = max(self.dim, dim)
 
     def check_spent(self) -> None:

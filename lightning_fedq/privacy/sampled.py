@@ -80,11 +80,11 @@ def secretly_drawn(base: LossGrid, drawn: int, population: int) -> LossGrid:
     if drawn == population:
         return base
     q = drawn / population
-    above = base.losses > 0.0
+    above = base.losses > 0.0  # below 0 it is the reflection
     losses = base.losses[above]
     under_q = base.masses[above] * np.exp(-losses)
-    places = np.logaddexp(math.log1p(-q), math.log(q) + losses)
-    under_p = (1.0 - q) * under_q + q * base.masses[above]
+    places = np.logaddexp(math.log1p(-q), math.log(q) + losses)  # ln(1 + q (e^l - 1)), where e^l may overflow
+    under_p = (1.0 - q) * under_q + q * base.masses[above]  # Q e^L
     infinite = q * base.infinite
     rest = 1.0 - infinite - under_p.sum() - under_q.sum()
     if rest < -1e-9:

@@ -138,6 +138,7 @@ def planned_charges(run: Run, secret: bool) -> int:
     if run.most_rounds is not None:
         return run.most_rounds
     chance = run.cohort_size / run.num_clients
+    # union bound over the clients
     most = int(stats.binom.isf(_MANY_CHARGES / run.num_clients, run.rounds, chance))
     return max(min(most, run.rounds), 1)
 
@@ -208,6 +209,7 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
             return math.inf
 
     def excess(log_level: float) -> float:
+        # finite, as steps are as long as this
         return math.log(min(max(spends(log_level), 1e-9), 1e9) / target.epsilon)
 
     log_level = _root(excess, math.log(lowest), math.log(_LARGEST_LEVEL), math.log(guess), within)

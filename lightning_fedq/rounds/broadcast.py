@@ -81,7 +81,7 @@ class Broadcast:
         for part in weights.detach().cpu().double().split_with_sizes(list(segments)):
             low, high = part.aminmax()
             step = (high - low) / highest
-            places = (part - low) / step if step > 0 else torch.zeros_like(part)
+            places = (part - low) / step if step > 0 else torch.zeros_like(part)  # 0: all alike
             numbers.append(places.round().clamp(0, highest).long())
             lines.append(torch.stack([low, step]))
         return _Levels(torch.cat(numbers), torch.stack(lines))

@@ -66,7 +66,7 @@ def encode_updates(
         weights: `(dim,)` the global model.
     """
     energy, non_finite = sum_of_squares(updates), tuple[int, ...]()
-    if not energy <= _LARGEST**2:
+    if not energy <= _LARGEST**2:  # also where it is NaN
         finite = (updates.abs() <= _LARGEST).all(1)
         updates = torch.where(finite[:, None], updates, 0.0)
         energy = sum_of_squares(updates)
@@ -150,6 +150,7 @@ class StreamLog:
         new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(signed(known))
+        # not synced: without it, or torn, the log is read from its start
         new.replace(path.with_suffix(".mark"))
 
     def _marked(self, path: Path) -> int:
@@ -274,7 +275,7 @@ class RoundClient:
             BudgetSpentError: If the message would overspend the client's own budget.
         """
         context = self._context(task)
-        self._check_length(context, weights, update)
+        self._check_length(context, weights, update)  # first: what is refused here uses no stream
         name, terms = repr(self.mechanism), terms_of(self.mechanism, context, self.budget)
         check = partial(self._check_price, task)
         self.log.use(task.round, task.attempt, context.dim, name, terms, check)

@@ -158,7 +158,7 @@ class RoundTask:
             head = json.loads(data[8:start])
             counts = [head[name] for name in ("cohort", "groups", "segments")]
             kinds, handed = ["<u4", "<u4", "<u8", "<f8"], "since" in head
-            counts.append(2 * counts[2])
+            counts.append(2 * counts[2])  # center and radius
             if handed:
                 kinds += ["<u4", "<u4"]
                 counts += [2 * head["before"], 2 * head["after"]]
@@ -228,6 +228,6 @@ def open_frame(
         raise UnexpectedMessageError("not in the cohort of this round", client)
     if not hmac.compare_digest(_tag(message[:-_TAG_BYTES], client, rand), message[-_TAG_BYTES:]):
         raise ForgedMessageError("the tag does not verify: corrupted, or not from this client", client)
-    if client not in expected:
+    if client not in expected:  # behind the tag: a forger is not told who has answered
         raise RepeatedMessageError("has answered already", client)
     return client, message[_HEADER.size : -_TAG_BYTES]

@@ -55,7 +55,7 @@ class CohortKey(OneOwner):
             attempt: Number of earlier attempts at this round; each has coins of its own.
         """
         drawn = self._stream("cohort of coins", round, attempt).uniform_below(population, population)
-        members: list[int] = np.flatnonzero(drawn < size).tolist()
+        members: list[int] = np.flatnonzero(drawn < size).tolist()  # chance size / population exactly
         return members
 
     def allocated(self, population: int, length: int, round: int) -> list[int]:
@@ -304,6 +304,7 @@ class RoundPlanner:
                 f"{self.num_clients} clients that take part once make {last} cohorts of {size}, and round "
                 f"{round + 1} needs one more; take smaller cohorts, participation='cyclic' or 'random'"
             )
+        # streams of round 0: one deal for all rounds
         dealt = PublicRandomness(SeededKeys(self.seed), 0).public("disjoint cohorts")
         turn = round % last
         return dealt.permutation(self.num_clients)[turn * size : (turn + 1) * size]
@@ -315,6 +316,7 @@ class RoundPlanner:
             ValueError: If the mechanism can't serve a cohort of this size, or every cohort has had its round.
         """
         sizes = None if self.own_draws else tuple(mechanism.group_sizes(self.cohort_size))
+        # known cohorts: the same in each attempt
         return _plan(self, round, sizes, 0 if self.cohort_key is None else attempt)
 
     def expected(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:

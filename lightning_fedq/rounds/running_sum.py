@@ -151,6 +151,7 @@ class RunningSum:
                 self._decoded = self._decoded + weight * row.double()
         elif self._mechanism.homomorphic:
             if self.integer_sum is None:
+                # above any sum of symbols of this type
                 largest = len(self._context.cohort) << 8 * symbols.element_size()
                 wide = torch.int32 if largest < 2**31 else torch.int64
                 self.integer_sum = torch.zeros(symbols.shape[1], dtype=wide, device=symbols.device)

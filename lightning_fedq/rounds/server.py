@@ -166,9 +166,10 @@ class RoundServer:
         if not self.mechanism.hands_on:
             return None
         now, since, after = (plan.round, self.attempt), self._since, self.planner.successors(plan.round)
-        if since is None or since[0] >= plan.round or self.attempt:
+        if since is None or since[0] >= plan.round or self.attempt:  # a block begins: nobody takes back
             return HandOver(now, (), after)
         pairs = self.planner.successors(plan.round - 1)
+        # noise of a silent one is in no sum
         before = tuple((client, other) for other, client in pairs if other in self.in_last_sum)
         return HandOver(since, before, after)
 
@@ -236,10 +237,12 @@ class RoundServer:
         self.ledger.agree(self._terms)
         self.ledger.turn_to(self._keys_name)
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
+        # it may rise, so the plan is made again
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
         plan = self.planner.plan(self.round, self.mechanism, self.attempt)
         if self._since is None or self.attempt or self._somebody_is_early(plan, self._since[0]):
             self._since = plan.round, self.attempt
+        # all of the cohort: who does not answer may have encoded
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
         self.plan = plan
         self._send_down(self.weights)
@@ -258,6 +261,7 @@ class RoundServer:
     def _somebody_is_early(self, plan: RoundPlan, since: int) -> bool:
         """Was one of the cohort there in one of the rounds that this one's noise is correlated with?"""
         needed = self.mechanism.separation
+        # what lies before `since` is of another block, whose noise is independent
         return needed > 1 and self.ledger.last_round(plan.cohort) > max(since - 1, plan.round - needed)
 
     def _open(self, plan: RoundPlan) -> None:
@@ -362,7 +366,7 @@ class RoundServer:
         """
         plan = self._open_plan()
         mean, sent = self._mean_or_abort(), self.weights
-        self.weights = self._kept
+        self.weights = self._kept  # the step goes from the server's own model, not from the rounded one
         step = None if mean is None else self._step(mean[: sent.numel()], sent)
         record = self._record(plan)
         if mean is not None and step is not None:
@@ -473,7 +477,7 @@ class RoundServer:
             "center": self.ranges.center,
             "radius": self.ranges.radius,
             "round": self.round,
-            "attempt": self.attempt + (self.plan is not None),
+            "attempt": self.attempt + (self.plan is not None),  # streams of an open round are used
             "total_uplink_bits": self.total_uplink_bits,
             "total_downlink_bits": self.total_downlink_bits,
             "since": None if self._since is None else list(self._since),
@@ -493,7 +497,7 @@ class RoundServer:
                 f"the state holds {state['weights'].numel()} weights in {len(state['radius'])} segments, the "
                 f"model {self.weights.numel()} in {len(self.segments)}; use the checkpoint's own model"
             )
-        self._server_step.check(state["optimizer"])
+        self._server_step.check(state["optimizer"])  # before anything is taken over
         self.ledger.turn_to(self._keys_name)
         self.ledger.load_state_dict(state["ledger"], repeatable=self._seeded)
         self.weights = state["weights"].to(self.weights).clone()

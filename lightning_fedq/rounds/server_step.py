@@ -40,9 +40,9 @@ class ServerStep:
             return weights + self._lr * step
         with torch.no_grad():
             self._parameter.copy_(weights)
-        self._parameter.grad = -step
+        self._parameter.grad = -step  # optimisers descend
         self._optimizer.step()
-        return torch.lerp(weights, self._parameter.detach(), self._lr)
+        return torch.lerp(weights, self._parameter.detach(), self._lr)  # (1 - lambda) w + lambda w_new
 
     def rearrange(
         self, weights: Tensor, segments: Sequence[int], origins: Sequence[int | None], parts: Sequence[Tensor]

@@ -178,6 +178,7 @@ class Client:
     def _turn(self, name: str, stage: Stage, following: str) -> Iterator[None]:
         if self._next != name:
             raise StageError(f"this client expects {self._next!r} now, not {name!r}", stage, self.client)
+        # until the step is done: an error inside leaves the client out of the round
         self._next = "nothing any more"
         yield
         self._next = following
@@ -237,10 +238,12 @@ class Client:
             self._check_members(roster, self.terms.cohort, stage, self.terms.min_summands)
             self._order = ring_order(roster, digest)
             self._neighbours = neighbours(self._order, self.terms.degree, self._order.index(self.client))
+            # the hash that an active round checks is of all keys
             listed = roster if self.terms.active else sorted((*self._neighbours, self.client))
             keys = {client: PublicKeys.read(reader, self.terms.active) for client in listed}
             reader.end()
             self._check_keys(keys, digest)
+            # clients that were shown different digests have no key in common
             self._context = wire.round_context(self.terms, digest, self._model_hash)
             self._public = {client: keys[client].mask for client in self._neighbours}
             self._pair_keys = {
@@ -281,6 +284,7 @@ class Client:
                 seen[key] = client
         if not self.terms.active:
             return
+        # the ring is drawn from it, so the server can't pick an order freely
         if wire.roster_hash(self.terms, keys) != digest:
             raise RosterError("the roster's hash is not that of its keys", Stage.SHARE)
         for client, own in keys.items():
@@ -304,9 +308,12 @@ class Client:
         corrections, own = dict.fromkeys(self._neighbours, b""), b""
         for kind, secret in zip(_KINDS, (self._mask_root, self._seed), strict=True):
             known = {0: int.from_bytes(secret, "big")}
+            # a holder's point is its id + 1, as 0 is the secret's
             known |= {holder + 1: self._computed(kind, self.client, holder) for holder in sorted(free)}
+            # t values are known, the secret's and t - 1 free ones: the polynomial is fixed
             *values, last = values_at(known, [client + 1 for client in (*others, self.client)])
             for holder, value in zip(others, values, strict=True):
+                # uniform for others: the pad is used for this share alone
                 missing = (value - self._computed(kind, self.client, holder)) % PRIME
                 corrections[holder] += element_bytes(missing)
             own += element_bytes(last)
@@ -328,6 +335,7 @@ class Client:
         """This client's shares of an owner's two secrets. There are no corrections where they are free."""
         pair = b""
         for number, kind in enumerate(_KINDS):
+            # empty, so 0, where shares are free
             missing = corrections[number * SHARE_BYTES : (number + 1) * SHARE_BYTES]
             share = self._computed(kind, owner, self.client) + int.from_bytes(missing, "big")
             pair += element_bytes(share % PRIME)
@@ -362,6 +370,7 @@ class Client:
                 if confirmed == wire.confirmation(self._pair_keys[owner], owner, self.client, corrections):
                     self._held[owner] = self._computed_shares(owner, corrections)
                 else:
+                    # it is masked with all the same, or the other one's mask would stay in the sum
                     unopened.append(owner)
             if len(self._held) < self.terms.threshold:
                 reason = (
@@ -371,7 +380,7 @@ class Client:
                 raise AuthenticationError(reason, stage, unopened[0])
             self.unopened = tuple(unopened)
             reader.end()
-            del self._pair_keys
+            del self._pair_keys  # with what went over the wire they give every share away
 
     def masked_input(self, symbols: NDArray[Any]) -> bytes:
         """Mask a message.
@@ -394,6 +403,7 @@ class Client:
                 key = wire.mask_key(
                     secret, self._public[other], self._context, (self.client, other), Stage.MASK, other
                 )
+                # the smaller id adds what the larger subtracts
                 layout.add_mask(masked, key, subtract=self.client > other)
             return self._answer(Kind.MASKED, layout.pack(masked))
 
@@ -441,9 +451,11 @@ class Client:
                 self._accept_survivors(message, Stage.UNMASK)
             survivors = set(self._survivors)
             nothing = 2 * NO_SHARE
+            # the server reads shares by their place, so a missing one keeps its own
             held = [
                 (owner, self._held.get(owner, nothing)) for owner in sorted((*self._partners, self.client))
             ]
+            # never both: together they bare a message that comes late
             shares = [
                 pair[SHARE_BYTES:] if owner in survivors else pair[:SHARE_BYTES] for owner, pair in held
             ]
@@ -456,6 +468,7 @@ class Client:
         stage = Stage.UNMASK
         reader = self._read(message, Kind.CONFIRMATIONS, stage, self._channel_key)
         confirming = reader.clients(self.terms)
+        # not `min_summands`: messages are in the sum
         self._check_members(confirming, self._survivors, stage, self.terms.min_survivors)
         statement = wire.survivors_statement(self._context, self._survivors, self.terms)
         for client in confirming:

@@ -75,7 +75,7 @@ def is_free(size: int, degree: int, threshold: int, step: int) -> bool:
         threshold: Shares that open a secret.
         step: Places from the owner to this neighbour, either way round.
     """
-    rank = step % size - 1
+    rank = step % size - 1  # 0 for the one right behind the owner
     if degree < size - 1 and rank >= degree // 2:  # it stands before the owner, beyond those in between
         rank -= size - 1 - degree
     return rank < threshold - 1
@@ -96,7 +96,9 @@ def is_connected(order: Sequence[int], degree: int, alive: Collection[int]) -> b
     if degree >= len(order) - 1:
         return True
     places = [place for place, client in enumerate(order) if client in alive]
+    # the last gap goes round the ring
     following = [*places[1:], *(place + len(order) for place in places[:1])]
+    # one wide gap leaves a line, which hangs together
     return sum(b - a > degree // 2 for a, b in zip(places, following, strict=True)) < 2
 
 
@@ -127,7 +129,7 @@ def log2_tail(population: int, marked: int, drawn: int, at_least: int) -> float:
     if not terms:
         return -math.inf
     top = max(terms)
-    return min(top + math.log2(sum(2.0 ** (term - top) for term in terms)), 0.0)
+    return min(top + math.log2(sum(2.0 ** (term - top) for term in terms)), 0.0)  # rounding may exceed 1
 
 
 def _log2_add(*terms: float) -> float:
@@ -136,6 +138,7 @@ def _log2_add(*terms: float) -> float:
 
 
 def _log2_split(size: int, degree: int, gone: int) -> float:
+    # (gone / n)^k is above the chance of k draws without replacement
     return _log2_choose(size, 2) + degree * math.log2(min(gone, size) / size) if gone else -math.inf
 
 
@@ -153,9 +156,11 @@ def security_log2(size: int, degree: int, threshold: int, corrupt: int, dropped:
     others = size - dropped - 1
     if corrupt > others or degree > others:
         return 0.0
+    # n P[Hyp(n - d - 1, c, k) >= t]: a union bound
     opened = math.log2(size) + log2_tail(others, corrupt, degree, threshold)
     if active:
         run = degree // 2
+        # two runs of k / 2 a client, one on either side
         split = math.log2(2 * size) + log2_tail(others, corrupt, run, threshold - run - 1)
     else:
         # With nobody corrupt the survivors themselves see that they are split, and nothing is opened.
@@ -167,6 +172,7 @@ def correctness_log2(size: int, degree: int, threshold: int, dropped: int) -> fl
     """log2 of the chance that the sum is lost although at most `dropped` clients, at random, drop out."""
     if degree >= size - 1:
         return -math.inf if size - dropped >= threshold else 0.0
+    # the owner may be gone itself, so its neighbours alone must reach the threshold
     lost = math.log2(size) + log2_tail(size - 1, dropped, degree, degree - threshold + 1)
     return min(_log2_add(lost, _log2_split(size, degree, dropped)), 0.0)
 
@@ -214,7 +220,9 @@ def safe_threshold(size: int, degree: int, corrupt: int, dropped: int, active: b
     lowest = default_threshold(degree + 1, active)
     if loses(lowest):
         return None
+    # degree + 2 always loses, so the search has an end
     highest = first(lowest, degree + 2, lambda threshold: threshold > degree + 1 or loses(threshold)) - 1
+    # both bounds fall with t: if the highest is not safe, none is
     return first(lowest, highest, safe) if safe(highest) else None
 
 

@@ -34,6 +34,7 @@ def _pack(values: NDArray[np.uint64], width: int, out: NDArray[np.uint32]) -> No
         rest, left = value, width
         while left > 0:
             take = min(left, 32)
+            # below 2^64: filled < 32, take <= 32
             pending |= (rest & np.uint64((1 << take) - 1)) << np.uint64(filled)
             rest >>= np.uint64(take)
             filled += take
@@ -55,7 +56,7 @@ def _unpack(words: NDArray[np.uint32], width: int, out: NDArray[np.uint64]) -> N
         while have < width:
             take = min(width - have, 32)
             if filled < take:
-                pending |= np.uint64(words[position]) << np.uint64(filled)
+                pending |= np.uint64(words[position]) << np.uint64(filled)  # filled < 32: no bit is lost
                 position += 1
                 filled += 32
             value |= (pending & np.uint64((1 << take) - 1)) << np.uint64(have)
@@ -124,15 +125,17 @@ class Block:
             chunk = words[: part.size]
             stream.fill(chunk.view(np.uint8))
             if self.is_power_of_two:
-                (np.subtract if subtract else np.add)(part, chunk, out=part)
+                (np.subtract if subtract else np.add)(part, chunk, out=part)  # words wrap at a multiple of m
                 continue
             bits = 8 * self.dtype.itemsize
+            # words above the last whole multiple of m would favour the small residues
             largest, modulus = 2**bits // self.modulus * self.modulus - 1, self.dtype.type(self.modulus)
             while len(rejected := np.flatnonzero(chunk > largest)):
                 again = np.empty(len(rejected), self.dtype)
                 stream.fill(again.view(np.uint8))
                 chunk[rejected] = again
             chunk -= chunk // modulus * modulus
+            # m for a word of 0: `add` takes it off again
             self.add(part, modulus - chunk if subtract else chunk)
 
 
@@ -209,6 +212,7 @@ class Layout:
             # Two's complement: the difference of two int64 is right modulo 2^64, and it is below 2^63.
             shifted = (symbols.astype(np.int64) - self.low).view(np.uint64)
         return [
+            # below m, so it fits
             (shifted if block.index is None else shifted[block.index]).astype(block.dtype)
             for block in self.blocks
         ]
@@ -289,7 +293,7 @@ def sum_layout(
         )
     if bool((lows > highs).any()):
         raise ValueError("the smallest symbol must not be above the largest one")
-    widest = max(int(highs.max()) - int(lows.min()), 1)
+    widest = max(int(highs.max()) - int(lows.min()), 1)  # Python's integers: in int64 these may wrap
     if (
         widest * num_clients >= _MAX_MODULUS
         or num_clients * max(abs(int(lows.min())), abs(int(highs.max()))) >= 2**63
@@ -299,13 +303,14 @@ def sum_layout(
             "use a coarser mechanism or a smaller cohort"
         )
     if modulus is not None:
-        if not widest * num_clients < modulus <= _MAX_MODULUS:
+        if not widest * num_clients < modulus <= _MAX_MODULUS:  # sums take n widest + 1 values
             raise ValueError(
                 f"modulus must be above {num_clients} x {widest} = {widest * num_clients} and at most 2^63, "
                 f"so that the sum can't wrap, got {modulus}; raise it or leave it out"
             )
         return Layout(size, _whole(lows), _whole(highs), (Block(modulus, None, size),))
-    spans = np.maximum(highs - lows, 1) * num_clients
+    spans = np.maximum(highs - lows, 1) * num_clients  # below 2^63, by the check above
+    # smallest w with 2^w > span; log2 in floats errs next to a power
     widths = np.searchsorted(2 ** np.arange(63, dtype=np.int64), spans, side="right").astype(np.int64)
     distinct: Sequence[int] = np.unique(widths).tolist()
     if len(distinct) == 1:

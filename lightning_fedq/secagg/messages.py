@@ -113,7 +113,7 @@ def body(message: bytes, key: bytes, stage: Stage, client: int) -> bytes:
 def _listed(cohort: tuple[int, ...], raw: bytes) -> tuple[int, ...] | None:
     """Clients of a bit field. The parties of one process share the tuple."""
     bits = np.unpackbits(np.frombuffer(raw, np.uint8))
-    if bits[len(cohort) :].any():
+    if bits[len(cohort) :].any():  # a set has one encoding
         return None
     return tuple(cohort[place] for place in np.flatnonzero(bits[: len(cohort)]))
 

@@ -153,7 +153,7 @@ class Server:
         if self.stage not in _EXPECTED:
             raise StageError("the round is over", self.stage)
         stage, left = self.stage, tuple(client for client in self._expected if client in self._answered)
-        self.stage = Stage.DONE
+        self.stage = Stage.DONE  # until the next stage is ready: an error below ends the round
         after = stage in (Stage.CONFIRM, Stage.UNMASK)  # the messages are there
         fewest = self.terms.min_survivors if after else self.terms.min_summands
         if len(left) < fewest:
@@ -187,6 +187,7 @@ class Server:
             raise ModelError("this client trained another model", self.stage, client)
         if keys.channel == keys.mask or not self._known_keys.isdisjoint((keys.channel, keys.mask)):
             raise RosterError("this client's key is used twice", self.stage, client)
+        # for its refusal of a low order alone: the key is dropped
         wire.pair_key(self._secret, keys.mask, self.terms.digest, b"order check", self.stage, client)
         if self.terms.active:
             statement = wire.keys_statement(self.terms, client, keys, self._model_hash)
@@ -287,7 +288,7 @@ class Server:
         for owner, share in opened.items():
             if not is_element(share):  # it holds none
                 continue
-            self._openings.setdefault(owner, {})[client + 1] = share
+            self._openings.setdefault(owner, {})[client + 1] = share  # at point 0 is the secret
 
     def _finish(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
         layout, survivors = self.terms.layout, set(self._survivors)
@@ -299,6 +300,7 @@ class Server:
                 if other in survivors:
                     public = self._roster[other].mask
                     key = wire.mask_key(secret, public, self._context, (client, other), Stage.UNMASK, other)
+                    # the survivor added it if its id is smaller
                     layout.add_mask(self._sum, key, subtract=other < client)
         total, count = layout.join(self._sum, len(self._survivors)), len(self._survivors)
         if bool(((total < layout.low * count) | (total > layout.high * count)).any()):
@@ -316,14 +318,14 @@ class Server:
         failed: dict[int, ShareError] = {}
         correctable = len(self.terms.cohort)
         for owner, partners in self._partners.items():
-            if owner not in survivors and survivors.isdisjoint(partners):
+            if owner not in survivors and survivors.isdisjoint(partners):  # none of its masks is in the sum
                 continue
             try:
                 opened[owner] = self._open(owner, owner in survivors)
             except ShareError as error:
                 failed[owner] = error
                 spare = len(self._openings[owner]) - self.terms.threshold
-                correctable = min(correctable, 1 if spare == 1 else spare // 2)
+                correctable = min(correctable, 1 if spare == 1 else spare // 2)  # what `reconstruct` corrects
                 if len(failed) > correctable:  # as likely that so many holders lie; and the round is lost
                     raise
         if failed:
@@ -352,6 +354,7 @@ class Server:
             return public.public_bytes_raw() == self._roster[owner].mask
 
         wrong = Counter(holder + 1 for holder, _ in self.wrong_shares)
+        # once may be the owner's lie; more than once it was with several owners
         doubted = {point for point, times in wrong.items() if times > 1}
         opened = reconstruct(shares, self.terms.threshold, is_right, doubted)
         if opened is None:

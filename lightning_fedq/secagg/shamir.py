@@ -184,6 +184,7 @@ def reconstruct(
     if (opened := opened_without(())) is not None:
         return opened
     spare = len(order) - threshold
+    # one syndrome does not locate an error: each share in use is left out in turn
     guesses = ([point] for point in order[:threshold]) if spare == 1 else _guesses(shares, spare)
     return next((found for guess in guesses if (found := opened_without(guess)) is not None), None)
 
@@ -192,7 +193,7 @@ def _guesses(shares: Mapping[int, bytes], spare: int) -> Iterator[list[int]]:
     """Points whose shares are wrong, if there are at most 1, 2, 4, ... and at last spare / 2 of them."""
     most = 1
     while most <= spare // 2:
-        if wrong := _locate(shares, 2 * most):
+        if wrong := _locate(shares, 2 * most):  # 2 e syndromes locate e errors
             yield wrong
         if most == spare // 2:
             return
@@ -215,10 +216,10 @@ def _locate(shares: Mapping[int, bytes], count: int) -> list[int]:
         terms = [term * point % PRIME for term, point in zip(terms, points, strict=True)]
     locator = _shortest_recurrence(syndromes)
     degree = len(locator) - 1
-    if not 0 < degree <= count // 2:
+    if not 0 < degree <= count // 2:  # more are wrong than so many syndromes locate
         return []
     wrong = [point for point in points if _value(locator, point) == 0]
-    return wrong if len(wrong) == degree else []
+    return wrong if len(wrong) == degree else []  # each root must be a holder's point
 
 
 def _value(coefficients: Sequence[int], point: int) -> int:

@@ -75,6 +75,7 @@ def _set_up_traffic(terms: Terms) -> Traffic:
     """Keys and shares of the whole cohort, the shares' delivery included."""
     size, active = len(terms.cohort), terms.active
     near = min(terms.degree, size - 1)
+    # t - 1 neighbours need no corrections
     shares = near * wire.CONFIRMATION_BYTES + (near + 1 - terms.threshold) * wire.CORRECTION_BYTES
     bits, keys = (size + 7) // 8, 2 * wire.KEY_BYTES + (wire.SIGNATURE_BYTES if active else 0)
     frame, traffic = wire.FRAME_BYTES, Traffic()

@@ -206,6 +206,7 @@ class SecAgg:
         if num_clients < 2:
             raise ValueError(f"secure aggregation needs a cohort of 2 or more to hide in, got {num_clients}")
         corrupt = num_marked(self.max_corrupt or 0.0, num_clients)
+        # rounded down: more than the fraction must not be missing
         dropped = math.floor((self.max_dropout or 0.0) * num_clients)
         degree, threshold = self._graph(num_clients, corrupt, dropped)
         holders = degree + 1
@@ -216,6 +217,7 @@ class SecAgg:
             )
         survivors = threshold if self.degree is None else max(threshold, num_clients - dropped)
         if self.active:
+            # more than two thirds: two lists share more than a third
             survivors = max(survivors, default_threshold(num_clients, True))
         self._check(num_clients, degree, threshold, survivors, corrupt, dropped)
         return degree, threshold, survivors
@@ -238,7 +240,7 @@ class SecAgg:
                 f"{survivors} of {num_clients} clients must survive, which {dropped} dropouts do not leave; "
                 "lower max_dropout or the threshold"
             )
-        if self.active and 2 * survivors - num_clients <= corrupt:
+        if self.active and 2 * survivors - num_clients <= corrupt:  # two lists overlap in 2 s - n at least
             raise ValueError(
                 f"{corrupt} corrupt clients of {num_clients} could confirm two lists of {survivors} survivors"
                 "; against an active server keep max_corrupt below 1/3"
@@ -331,6 +333,7 @@ class SecAgg:
         Raises:
             ValueError: If a client is named twice or the cohort does not suit (`rules`).
         """
+        # id + 1 is a client's point, in 64 bits
         if len(set(cohort)) != len(cohort) or any(not 0 <= client < 2**64 - 1 for client in cohort):
             raise ValueError("clients must be distinct integers in [0, 2^64 - 1)")
         rules, wanted = self.rules(len(cohort)), 0 if max_silent is None else len(cohort) - max_silent

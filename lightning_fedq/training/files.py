@@ -98,6 +98,7 @@ class Files:
     @contextmanager
     def of(self, client: int) -> Iterator[None]:
         """While it is open, a client trains."""
+        # times of files are coarser than the clock
         begun, start = len(self._opened), time.time_ns() - 20_000_000
         watched = self._held | {path for path, _ in self._streams.values()}
         sizes = {path: os.path.getsize(path) for path in watched if os.path.isfile(path)}

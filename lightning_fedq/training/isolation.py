@@ -174,6 +174,7 @@ class IsolationTrial:
 
     def _in_process(self, one: Stack, other: Stack, most: int) -> list[str]:
         alone = getattr(self._home.strategy, "num_ranks", 1) <= 1
+        # the second shows what differs by itself
         saved = [checkpoint_of(self._home) for _ in range(2 * alone)]
         first, buffers, counters = self._train(one, most)
         noise = 0.0

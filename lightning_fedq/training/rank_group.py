@@ -133,7 +133,7 @@ class RankGroup:
             sizes = [int.from_bytes(part[:8].numpy().tobytes(), "little") for part in heads]
             parts, longest = [part[8:] for part in heads], max(sizes) + 8 - _HEAD
             if longest > 0:
-                rest = torch.zeros(longest, dtype=torch.uint8)
+                rest = torch.zeros(longest, dtype=torch.uint8)  # padded: tensors of one shape are gathered
                 _write(rest, own[_HEAD - 8 :])
                 parts = [torch.cat(both) for both in zip(parts, self._all_of(rest), strict=True)]
         return [pickle.loads(part[:size].numpy().data) for part, size in zip(parts, sizes, strict=True)]

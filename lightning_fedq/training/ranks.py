@@ -206,6 +206,7 @@ def deal(stacks: Sequence[Stack], num_ranks: int) -> list[list[int]]:
     """Indices of the stacks of each rank: the heaviest first, each to the rank with the least work."""
     work, hands = [0] * num_ranks, [list[int]() for _ in range(num_ranks)]
     weights = [len(stack.clients) * sum(stack.batch_sizes) for stack in stacks]
+    # ties by index, so that all ranks deal alike
     for index in sorted(range(len(stacks)), key=lambda i: (-weights[i], i)):
         rank = min(range(num_ranks), key=lambda r: (work[r], r))
         work[rank] += weights[index]

@@ -155,14 +155,14 @@ class Releases:
                 f"{int(limits.min())} releases and they are made"
             )
             return None
-        engine.round, engine.weights = round, torch.zeros(1)
+        engine.round, engine.weights = round, torch.zeros(1)  # so that the model after the step is the mean
         plan = engine.start()
         try:
             if values is not None:
                 engine.receive(plan.survivors, release.centred(values)[list(plan.survivors)][:, None])
             record = engine.finish()
         finally:
-            engine.abandon()
+            engine.abandon()  # of a round that is finished nothing is left to give up
         if record.aborted:
             rank_zero_warn(f"round {round + 1}: {release.metric} is not released: {record.aborted}")
             return None

@@ -48,6 +48,7 @@ def median(rows: Tensor) -> Tensor:
         rows: `(n, dim)` floats.
     """
     ordered = finite_rows(rows).sort(0).values
+    # torch.median takes the lower of the two
     return (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
 
 
@@ -89,8 +90,9 @@ def multi_krum(rows: Tensor, num_byzantine: int, count: int | None = None) -> Te
     kept = finite_rows(rows)
     # Distances in float64 after scaling, so that huge rows can't overflow into infinities or NaN.
     scaled = kept.double() / kept.abs().max().clamp(min=1e-300).double()
+    # by matrix products, distances of near rows cancel
     distances = torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist").square()
-    distances.fill_diagonal_(math.inf)
+    distances.fill_diagonal_(math.inf)  # a row is no neighbour of its own
     scores = distances.sort(1).values[:, : size - num_byzantine - 2].sum(1)
     chosen: Tensor = kept[scores.argsort(stable=True)[:count]].mean(0)
     return chosen
@@ -110,7 +112,7 @@ def geometric_median(rows: Tensor, iterations: int = 100, smoothing: float = 1e-
     for _ in range(iterations):
         distances = (values - point).norm(dim=1)
         floor = smoothing * float(distances.median())
-        weights = 1.0 / distances.clamp(min=max(floor, 1e-300))
+        weights = 1.0 / distances.clamp(min=max(floor, 1e-300))  # the median may lie on a row
         moved: Tensor = (weights / weights.sum()) @ values
         if bool((moved - point).norm() <= 1e-9 * distances.median().clamp(min=1e-300)):
             break
@@ -194,6 +196,7 @@ def check_breakdown(rule: Rule, num_rows: int, fraction: float, num_byzantine: i
     """
     if not 0.0 <= fraction < 1.0:
         raise ValueError(f"fraction must be in [0, 1), got {fraction}")
+    # a product that rounds up is no client more
     expected, most = math.ceil(fraction * num_rows - 1e-9), breakdown_point(rule, num_rows, num_byzantine)
     if expected > most:
         warnings.warn(

@@ -67,7 +67,7 @@ def audit_band(mechanism: Mechanism, clip_norm: float, seed: int = 0) -> list[st
         for signs in itertools.product((-1.0, 1.0), repeat=len(turns)):
             moved = np.zeros(_ROUNDS)
             moved[turns] = 2.0 * clip_norm * np.array(signs)
-            worst = max(worst, float(moved @ precision @ moved))
+            worst = max(worst, float(moved @ precision @ moved))  # mu^2 of the best linear test
         found, claimed = math.sqrt(worst), math.sqrt(len(turns)) / claim.loss.noise_multiplier
         if found > _ROOM * claimed:
             differs.append(

@@ -72,6 +72,7 @@ def enumerate_coin(epsilon: float, word_bits: int = 8, *, quantize: Quantize = o
             differs.append(f"P(1) at threshold {threshold} is {ones}/{size}")
     if min(counts) <= 0 or max(counts) >= size:
         return [*differs, "an input decides the bit"]
+    # of a one, and of a zero
     level = max(math.log(max(counts) / min(counts)), math.log((size - min(counts)) / (size - max(counts))))
     if level > epsilon:
         differs.append(f"the attained level {level:.6f} exceeds {epsilon}")

@@ -39,10 +39,10 @@ def one_run_lower_bound(canaries: int, guesses: int, correct: int, delta: float,
 
     def refuted(epsilon: float) -> bool:
         law = stats.binom(guesses, special.expit(epsilon))
-        tail = float(law.sf(correct - 1))
+        tail = float(law.sf(correct - 1))  # P(B >= v)
         if delta > 0.0:
             steps = np.arange(1, correct + 1)
-            below = law.cdf(correct - 1) - law.cdf(correct - steps - 1)
+            below = law.cdf(correct - 1) - law.cdf(correct - steps - 1)  # P(v > B >= v - i)
             tail += 2.0 * canaries * delta * float((below / steps).max(initial=0.0))
         return tail <= alpha
 
@@ -54,7 +54,7 @@ def one_run_lower_bound(canaries: int, guesses: int, correct: int, delta: float,
     for _ in range(50):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    return low  # rounded down: it is refuted
 
 
 def surest_guesses(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:

@@ -97,6 +97,7 @@ def _gradients(
         pairs = zip(weights, slopes, strict=True)
         weights = [weight - steps.learning_rate * slope for weight, slope in pairs]
         if not differentiable:
+            # earlier steps' graphs are freed
             weights = [weight.detach().requires_grad_() for weight in weights]
         slopes = slopes_of(functional_call(model, dict(zip(names, weights, strict=True)), (inputs,)), weights)
         total = [a + b for a, b in zip(total, slopes, strict=True)]

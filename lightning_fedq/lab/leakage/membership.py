@@ -68,8 +68,8 @@ def at_false_positive_rate(members: Tensor, others: Tensor, rate: float = 1e-3) 
             f"a false-positive rate of {rate:g} needs at least {math.ceil(1 / rate) if rate > 0 else 'many'} "
             f"non-members, got {len(others)}; play more rounds"
         )
-    allowed = math.floor(len(others) * rate + 1e-9)
-    threshold = others.sort(descending=True).values[allowed]
+    allowed = math.floor(len(others) * rate + 1e-9)  # a float just below a whole number counts as that
+    threshold = others.sort(descending=True).values[allowed]  # so many at most lie strictly above
     hits = int((members > threshold).sum())
     return MembershipResult(hits, len(members), len(others), int((others > threshold).sum()) / len(others))
 
@@ -128,6 +128,7 @@ def _estimator(gradients: Tensor, noise: float) -> Tensor:
     """
     count = len(gradients)
     gram = gradients @ gradients.T
+    # noise over the weights' variance, 1 / n^2; the rest keeps the system regular
     ridge = noise * count**2 + 1e-9 * gram.diag().mean()
     found: Tensor = torch.linalg.solve(gram + ridge * torch.eye(count, dtype=gram.dtype), gradients)
     return found

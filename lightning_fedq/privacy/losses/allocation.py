@@ -113,6 +113,7 @@ class AllocatedGaussianLoss(Loss):
             return self._known.curve(epsilons)
         places, values = self._nodes
         chords = np.interp(np.exp(np.minimum(size, places[-1])), np.exp(places), values)
+        # beyond the last node the known round's curve falls on
         return both_sides(epsilons, np.minimum(chords, self._known.curve(size)))
 
     @cached_property
@@ -126,7 +127,7 @@ class AllocatedGaussianLoss(Loss):
         near = min(1.05 * near, far)
         places = np.append(near * np.arange(_NODES) / _NODES, np.linspace(near, far, _NODES // 4))
         values = np.array([self.delta(float(place)) for place in places])
-        return places, np.minimum.accumulate(values)
+        return places, np.minimum.accumulate(values)  # a bound at a smaller epsilon holds here, too
 
     def delta(self, epsilon: float) -> float:
         """delta of one block at an epsilon >= 0, rounded up.
@@ -140,11 +141,12 @@ class AllocatedGaussianLoss(Loss):
         m, rounds = 0.5 / self.noise_multiplier, self.rounds
         top = _REACH + m
         edges = np.linspace(-top, top, _CELLS + 1)
-        largest = math.exp(m * top - 0.5 * m * m)
+        largest = math.exp(m * top - 0.5 * m * m)  # L(m, R)
+        # P's mass beyond R: in the client's round, and in the T - 1 others
         outside = float(special.ndtr(-_REACH) + (rounds - 1) * special.ndtr(-top))
         values, weights = _on_ends(edges, m, epsilon)
         # beyond `limit` lies at most e^-34 of P, by Chernoff: the client's own L, and those of all others
-        slope = 40.0 / largest
+        slope = 40.0 / largest  # exponents of 40 at most, which a float holds
         ratios = np.exp(m * edges[1:] - 0.5 * m * m)
         log_mean = math.log(float(_normal(edges, 0.0) @ np.exp(slope * ratios)) + 1e-12)
         limit = largest + (rounds - 1) * log_mean / slope + 34.0 / slope
@@ -152,13 +154,14 @@ class AllocatedGaussianLoss(Loss):
         places = values / step
         below = np.floor(places)
         index, part = below.astype(np.int64), places - below
+        # the transform is cyclic: negative values lie at its end
         law = np.bincount(index % _POINTS, weights * (1.0 - part), _POINTS)
         law += np.bincount((index + 1) % _POINTS, weights * part, _POINTS)
         law = fft.irfft(fft.rfft(law) ** rounds, _POINTS)
         most = math.ceil(limit / step) + 2 * rounds
         positive = step * np.arange(most + 1, dtype=np.float64)
         inside = float(positive @ (np.maximum(law[: most + 1], 0.0) + _ROUNDING)) / rounds
-        return min(inside + outside + 2.0 * math.exp(-34.0), known)
+        return min(inside + outside + 2.0 * math.exp(-34.0), known)  # who knows the round sees no less
 
 
 def _normal(edges: Array, mean: float) -> Array:

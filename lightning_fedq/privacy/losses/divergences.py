@@ -26,6 +26,7 @@ def _curve_of_divergences(orders: Array, divergences: Array, epsilons: Array) ->
     """Smallest of the bounds exp((a - 1)(D_a - e)) (1 - 1/a)^a / (a - 1) over the orders a > 1."""
     size = np.abs(epsilons)
     logs = (orders - 1.0)[:, None] * (divergences[:, None] - size[None, :])
+    # Canonne, Kamath, Steinke, proposition 12
     logs += (orders * np.log1p(-1.0 / orders) - np.log(orders - 1.0))[:, None]
     return both_sides(epsilons, np.exp(np.minimum(logs.min(0), 0.0)))
 
@@ -94,7 +95,7 @@ def concentrated_epsilon(rho: float, delta: float) -> float:
         r = math.exp(log_rest)
         return (1.0 + r) * rho + math.log(r / (1.0 + r)) - (math.log(delta) + math.log1p(r)) / r
 
-    best = min((0.1 * k for k in range(-92, 139)), key=bound)
+    best = min((0.1 * k for k in range(-92, 139)), key=bound)  # any order is a bound: a poor minimum is sound
     refined = optimize.minimize_scalar(bound, bounds=(best - 0.1, best + 0.1), method="bounded")
     return max(min(bound(best), float(refined.fun)), 0.0)
 

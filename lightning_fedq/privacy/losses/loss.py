@@ -20,7 +20,7 @@ _AIM = 8.0
 
 def composed_mass(mass: float, count: float) -> float:
     """Chance that an event of probability `mass` occurs at least once in `count` trials."""
-    return -math.expm1(count * math.log1p(-mass)) if mass < 1.0 else 1.0
+    return -math.expm1(count * math.log1p(-mass)) if mass < 1.0 else 1.0  # exact for masses below 1e-16
 
 
 class Loss(ABC):

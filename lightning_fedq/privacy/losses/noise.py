@@ -24,8 +24,10 @@ class GaussianLoss(Loss):
 
     def curve(self, epsilons: Array) -> Array:
         mu, size = 1.0 / self.noise_multiplier, np.abs(epsilons)
+        # Balle and Wang, 2018, theorem 8; in logs, as far tails underflow
         upper = special.log_ndtr(mu / 2.0 - size / mu)
         lower = special.log_ndtr(-mu / 2.0 - size / mu) + size
+        # rounding may make the second term the larger one
         return both_sides(epsilons, np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0)))
 
     @property
@@ -90,6 +92,7 @@ class LaplaceLoss(Loss):
     note: str = ""
 
     def curve(self, epsilons: Array) -> Array:
+        # delta = 1 - e^((e - 1 / b) / 2) up to e = 1 / b
         half = 0.5 * (np.abs(epsilons) - 1.0 / self.noise_multiplier)
         return both_sides(epsilons, np.maximum(-np.expm1(half), 0.0))
 
@@ -194,6 +197,7 @@ class PoissonGaussianLoss(Loss):
         with np.errstate(divide="ignore"):
             # u = e^(m y) solves c u^2 - (1 - q) (e^e - 1) u - c e^e = 0, c = q e^(-m^2 / 2)
             log_c, log_b = math.log(q) - 0.5 * m * m, np.log1p(-q) + np.log(-np.expm1(-e))
+        # b = (1 - q) (1 - e^-e): e^e is taken out of the root, and comes back in y
         log_root = 0.5 * np.logaddexp(2.0 * log_b, 2.0 * (math.log(2.0) + log_c) - e)
         y = (e + np.logaddexp(log_b, log_root) - math.log(2.0) - log_c) / m
         there = special.ndtr(m - y) - np.exp(e + special.log_ndtr(-m - y))

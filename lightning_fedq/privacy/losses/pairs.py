@@ -24,9 +24,10 @@ class _OfPairs(Loss):
 
     def curve(self, epsilons: Array) -> Array:
         # exact for the pmfs given
-        worst = -np.expm1(np.minimum(epsilons, 0.0))
+        worst = -np.expm1(np.minimum(epsilons, 0.0))  # max(0, 1 - e^epsilon), below which no curve lies
         floor = worst.copy()
         for p, q, weight in self._laws():
+            # where the worlds agree, and this is known, the curve is the floor
             worst = np.maximum(worst, weight * hockey_stick(p, q, epsilons) + (1.0 - weight) * floor)
         return worst
 
