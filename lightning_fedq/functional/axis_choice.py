@@ -77,7 +77,8 @@ def top_threshold(num_options: int, num_top: int, epsilon: float) -> int:
     """
     with localcontext() as context:
         context.prec = 60
-        weight = num_top * Decimal(epsilon).exp()  # a float is a Decimal exactly
+        # a float is a Decimal exactly; from 1e3 on the threshold is the largest, and nothing may overflow
+        weight = num_top * Decimal(min(epsilon, 1e3)).exp()
         share = weight / (weight + (num_options - num_top))
         # below 2^64, so that a word may miss it and epsilon is finite
         return min(int((share * (1 << WORD_BITS)).to_integral_value(ROUND_FLOOR)), (1 << WORD_BITS) - 1)

@@ -66,6 +66,11 @@ def test_the_attained_level_is_at_most_what_was_asked_for(size, epsilon):
     )
 
 
+def test_a_level_whose_exponential_no_number_holds_has_the_largest_threshold():
+    assert top_threshold(64, 3, 3e6) == top_threshold(64, 3, 1e3) == 2**64 - 1
+    assert best_axis_choice(64, 3e6) == best_axis_choice(64, 1e3)
+
+
 @pytest.mark.parametrize("size, epsilon", [(0, 1.0), (2**31, 1.0)])
 def test_a_wrong_size_is_refused(size, epsilon):
     with pytest.raises(ValueError, match="size must be in"):
