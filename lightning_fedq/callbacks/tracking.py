@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import yaml
 
@@ -32,6 +32,20 @@ _COLUMNS = ("client", "samples", "rounds not finite")
 """Columns of the table of clients."""
 _PAGES = ("report.md", "privacy.md")
 """Files of a run folder that TensorBoard shows as text."""
+
+
+class _Left(NamedTuple):
+    """What a run has left.
+
+    Args:
+        noise: Noise over signal of the run, by name.
+        rows: Rows of the table of clients.
+        files: Files of its folder.
+    """
+
+    noise: dict[str, float]
+    rows: list[list[int]]
+    files: list[Path]
 
 
 class _Rounds(pl.Callback):
@@ -65,15 +79,8 @@ class _Rounds(pl.Callback):
         """Log values of the round that has just ended."""
 
     @abstractmethod
-    def _end(
-        self,
-        trainer: pl.Trainer,
-        logger: Any,
-        noise: dict[str, float],
-        rows: list[list[int]],
-        files: list[Path],
-    ) -> None:
-        """Send noise over signal of the run, the rows of the table of clients and the files of its folder."""
+    def _end(self, trainer: pl.Trainer, logger: Any, left: _Left) -> None:
+        """Send what a run has left."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Send the settings and the picture of labels."""
@@ -118,8 +125,9 @@ class _Rounds(pl.Callback):
         # what stays with the clients is in a folder of its own, which is not sent
         there = [] if folder is None or folder.path is None else sorted(folder.path.glob("*"))
         noise = {key: value for key, value in values.items() if value is not None}
+        left = _Left(noise, rows, [path for path in there if path.is_file()])
         for logger in self._loggers(trainer):
-            self._end(trainer, logger, noise, rows, [path for path in there if path.is_file()])
+            self._end(trainer, logger, left)
 
     def lets_out(self, trainer: pl.Trainer) -> str:
         """Notice of what trackers are told of clients."""
@@ -176,26 +184,19 @@ class TrackedRounds(_Rounds):
     def _log(self, trainer: pl.Trainer, logger: Any, values: dict[str, float]) -> None:
         logger.log_metrics(values, step=trainer.global_step - 1)
 
-    def _end(
-        self,
-        trainer: pl.Trainer,
-        logger: Any,
-        noise: dict[str, float],
-        rows: list[list[int]],
-        files: list[Path],
-    ) -> None:
-        self._log(trainer, logger, noise)
-        table = [[str(cell) for cell in row] for row in (_COLUMNS, *rows)]
+    def _end(self, trainer: pl.Trainer, logger: Any, left: _Left) -> None:
+        self._log(trainer, logger, left.noise)
+        table = [[str(cell) for cell in row] for row in (_COLUMNS, *left.rows)]
         text = "".join(",".join(row) + "\n" for row in table)
         if isinstance(logger, pl.loggers.MLFlowLogger):
             logger.experiment.log_text(logger.run_id, text, "fed/clients.csv")
-            for path in files:
+            for path in left.files:
                 logger.experiment.log_artifact(logger.run_id, str(path), "run-folder")
         elif isinstance(logger, pl.loggers.TensorBoardLogger):
             table.insert(1, ["---"] * len(_COLUMNS))
             lines = [f"| {' | '.join(row)} |" for row in table]
             logger.experiment.add_text("fed/clients", "\n".join(lines), 0)
-            for path in files:
+            for path in left.files:
                 if path.name in _PAGES:
                     logger.experiment.add_text(f"fed/{path.stem}", path.read_text(), 0)
         else:
@@ -256,17 +257,10 @@ class WandbRounds(_Rounds):
             names = [name for name in (*_PRICES, metric) if math.isfinite(known.get(name, math.nan))]
             self._prices.append({name: known[name] for name in names})
 
-    def _end(
-        self,
-        trainer: pl.Trainer,
-        logger: Any,
-        noise: dict[str, float],
-        rows: list[list[int]],
-        files: list[Path],
-    ) -> None:
+    def _end(self, trainer: pl.Trainer, logger: Any, left: _Left) -> None:
         wandb = _wandb()
-        logger.log({"fed/clients": wandb.Table(list(_COLUMNS), rows)})
-        logger.summary.update(noise)
+        logger.log({"fed/clients": wandb.Table(list(_COLUMNS), left.rows)})
+        logger.summary.update(left.noise)
         for price in _PRICES:  # one chart for each: W&B shows them without being asked
             known = [point for point in self._prices if price in point]
             if known:
@@ -274,9 +268,9 @@ class WandbRounds(_Rounds):
                 table = wandb.Table([cost, metric], [[point[price], point[metric]] for point in known])
                 name = f"{metric} against {cost}"
                 logger.log({f"fed/{name}": wandb.plot.line(table, cost, metric, title=name)})
-        if files:
+        if left.files:
             artifact = wandb.Artifact(f"run-{logger.id}", type="run-folder")
-            for path in files:
+            for path in left.files:
                 artifact.add_file(str(path))
             logger.log_artifact(artifact)
 

@@ -140,9 +140,9 @@ def owned(name):
 
 row(
     "the name of a run is that of a folder below root, got {}; use one like 'digits', and",
-    lambda: fedq.RunFolder("/tmp/runs/digits"),
+    lambda: fedq.RunFolder("/runs/digits"),
     lambda: fedq.RunFolder("digits"),
-    lambda: fedq.RunFolder("digits", root="/tmp/runs"),
+    lambda: fedq.RunFolder("digits", root="/runs"),
 )
 row(
     "works on all trained parameters, and local={} keeps some with the clients; leave one out",
