@@ -35,7 +35,7 @@ _PAGES = ("report.md", "privacy.md")
 
 
 class _Left(NamedTuple):
-    """What a run has left.
+    """Remains of a run, for its trackers.
 
     Args:
         noise: Noise over signal of the run, by name.
