@@ -1,9 +1,9 @@
 """Everything that wants a GPU, by one command and in at most ten minutes: `make gpu`.
 
-In turn, each in a process of its own with a limit of time: the contract tests that are skipped without a GPU,
-encoding and decoding on the device, seconds per round of the workloads, and two rounds of every method of
-`corbin-exp1 --preset paper` (ResNet18, 38,400 images; it needs CIFAR-10 under `--data.root`). What each
-prints goes to the terminal and to `--out`. Without a GPU it says so and stops with status 2.
+In turn, each in a process of its own with a limit of time: seconds per round of the workloads, and two rounds
+of every method of `corbin-exp1 --preset paper` (ResNet18, 38,400 images; it needs CIFAR-10 under
+`--data.root`). What each prints goes to the terminal and to `--out`. Without a GPU it says so and stops with
+status 2.
 
 `--rehearse` runs the same steps in miniature on the CPU, to see that they run; its times mean nothing.
 """
@@ -34,16 +34,12 @@ class Step(NamedTuple):
 def steps(device: str, root: str, out: Path) -> list[Step]:
     """The steps, in miniature where the device is the CPU."""
     python, here, small = sys.executable, str(ROOT / "benchmarks"), device == "cpu"
-    encode = ["--only", "FedAvg", "LDPQ", "CorBin", "CPA", *(["--dim", "1000"] if small else [])]
     rounds = ["--rounds", "1", "--workloads", "W1", "--clients", "4"] if small else ["--rounds", "2"]
     preset = ["--preset", "small", "--rounds", "1"] if small else ["--preset", "paper", "--rounds", "2"]
-    tests = [python, "-m", "pytest", "-q", "tests/contract/test_mechanisms.py"]
     reproduce = [python, "-m", "lightning_fedq.cli", "reproduce", "corbin-exp1", "--data.root", root, *preset]
     chosen = ["--seeds", "[0]", "--smoothing", "[1.0]", "--norms", "[group]"]
     systems = ["--threads", "0", "--systems", "loop", "ours-fedavg", "ours-corbin"]
     return [
-        Step("tests", [*tests, "-k", "cpu and LDPQ" if small else "cuda"], 100),
-        Step("encode", [python, f"{here}/encode.py", "--device", device, *encode], 100),
         Step(
             "rounds",
             [python, f"{here}/rounds.py", "--device", device, "--data.root", root, *rounds, *systems],

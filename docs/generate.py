@@ -2,7 +2,7 @@
 
 python docs/generate.py          # `make tables`: write them
 python docs/generate.py --check  # say which are out of date; a test does so
-python docs/generate.py --audit Skellam  # attack a mechanism as `fedq audit` does by default, renew its rows
+python docs/generate.py --audit LDPQ  # attack a mechanism as `fedq audit` does by default, renew its rows
 
 A table stands between `<!-- made by `make tables`: NAME -->` and `<!-- end -->`, and is replaced as a whole.
 In the package, the names in `mechanisms/__init__.py` come from the files beside it, and the table of
@@ -44,7 +44,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "mechanisms": (),
     "data.datasets": (),
     "data.models": (),
-    "flower": ("DecodingStrategy", "client_app", "encoding_mod", "server_app"),
+    "flower": ("client_app", "server_app"),
     "mechanisms.interface": ("Adversary", "Mechanism", "Message", "PrivacyClaim", "RoundContext", "Unit"),
     "privacy.losses": ("GaussianLoss", "Loss", "NonPrivate", "PmfPairs", "RenyiLoss"),
     "wire.coding": ("Code", "FixedLength"),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         TrackedRounds,
         WandbRounds,
     )
-    from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
+    from lightning_fedq.clients.evaluation import ClientEvaluation
     from lightning_fedq.data import (
         IID,
         Dirichlet,
@@ -81,7 +81,6 @@ __all__ = [
     "LeakageBudget",
     "LeakageMonitor",
     "Natural",
-    "NoisyMean",
     "PreviousMinMax",
     "PrivacyBudget",
     "PrivacyTarget",

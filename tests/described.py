@@ -26,7 +26,6 @@ class Setting:
     fewest_answers: int | None = None
     num_clients: int | None = None
     secret_cohorts: bool = False
-    beside: Run | None = None
     secure_keys: bool = True
     protocol: str = ASSUMED.statement
     charges: Any = None
@@ -63,7 +62,6 @@ class Setting:
                 secure_keys=self.secure_keys,
             ),
             charges=self.charges,
-            releases=self.beside,
         )
 
     def account(self, mechanism):

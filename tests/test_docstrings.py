@@ -53,7 +53,7 @@ def test_every_public_member_has_a_text_of_its_own_or_of_its_base():
                     texts = [inspect.getdoc(vars(base)[name]) for base in owner.__mro__ if name in vars(base)]
                     if not any(texts) or re.match(r"See `[^`]*`", next(filter(None, texts))):
                         without.append(f"{found.name}.{owner.__name__}.{name}")
-    assert seen > 1500
+    assert seen > 1400
     assert not without
 
 

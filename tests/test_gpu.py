@@ -28,7 +28,7 @@ def test_without_a_gpu_it_says_so_and_stops(tmp_path):
 @pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no MNIST here")
 def test_the_rehearsal_runs_every_step(tmp_path):
     done = gpu("--rehearse", "--data.root", FEDQ_DATA, "--out", str(tmp_path / "out"))
-    tests, encode, rounds, experiment = (line.split(" (")[0] for line in done.stdout.splitlines()[-4:])
-    assert (tests, encode, rounds) == ("tests: done", "encode: done", "rounds: done")
+    rounds, experiment = (line.split(" (")[0] for line in done.stdout.splitlines()[-2:])
+    assert rounds == "rounds: done"
     if experiment != "corbin-exp1: done":  # no CIFAR-10 beside MNIST
         assert "no cifar-10-batches-py" in (tmp_path / "out" / "corbin-exp1.txt").read_text()

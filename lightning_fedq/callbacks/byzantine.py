@@ -274,7 +274,7 @@ class ByzantineClients(pl.Callback):
             assert isinstance(code, FixedLength)
             words = torch.from_numpy(self._stream("garbage").words(symbols.numel()).astype("int64"))
             limits = self._mechanism.symbol_range(context, rand) or (0, (1 << code.bits_per_symbol) - 1)
-            return attacks.garbage(symbols, words.reshape(symbols.shape).to(symbols.device), *limits)
+            return attacks.garbage(symbols, words.reshape(symbols.shape), *limits)
         if self.attack == "copied" and self._seen:
             return torch.stack([self._partner_of(client, context) for client in clients])
         return symbols

@@ -25,7 +25,6 @@ from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.client_metrics import log_figure
 from lightning_fedq.training.described import whole_run
 from lightning_fedq.training.federation import Federation
-from lightning_fedq.training.release import limit_releases
 
 if TYPE_CHECKING:
     from lightning_fedq.rounds import RoundEngine
@@ -200,11 +199,11 @@ class PrivacyBudget(pl.Callback):
         self._blocked, self._key = blocked, "fed/epsilon"
 
     def _account(self, federated: Federation, trainer: pl.Trainer, horizon: int) -> Account:
-        """The run over so many rounds of a client, and what is released until then, at the budget's delta."""
+        """The run over so many rounds of a client, at the budget's delta."""
         engine = federated.engine
         assert engine is not None
         byzantine = num_byzantine_of(trainer, federated.planner)
-        run = whole_run(federated, engine, byzantine, horizon, engine.round + horizon)
+        run = whole_run(federated, engine, byzantine, horizon)
         return Account(run, check_delta(self.delta, run.num_clients, "clients"))
 
     def _follow_rounds(self, federated: Federation, trainer: pl.Trainer) -> None:
@@ -225,7 +224,6 @@ class PrivacyBudget(pl.Callback):
         max_epochs = trainer.max_epochs
         horizon = max_epochs if max_epochs is not None and max_epochs > 0 else 1000
         account = self._account(federated, trainer, horizon)
-        limit_releases(federated, account.run.releases)
         drops = account.run.sampling.dropout_probability
         limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)
         costs: list[tuple[list[int], Callable[[int], float]]] = []
@@ -321,8 +319,6 @@ class PrivacyBudget(pl.Callback):
         federated = _one(trainer, Federation)
         if federated is not None:
             federated.ledger.limits = federated.ledger.round_limit = None
-            if federated.ledger.beside is not None:
-                federated.ledger.beside.limits = None
 
     def _end(self, trainer: pl.Trainer, why: str) -> None:
         if self.on_exhausted == "stop":

@@ -2,7 +2,7 @@
 
 Whatever is tried before the first round, on clients' data and by the user's code, would be the first to fill
 what lies outside of every object: globals, class attributes, caches, data sets. In a fork it is dropped with
-the process. Memory that processes share outlives it and is put back. Files stay: `training.files` watches.
+the process. Memory that processes share outlives it and is put back. Files stay.
 """
 
 from __future__ import annotations

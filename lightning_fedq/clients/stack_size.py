@@ -53,7 +53,7 @@ def choose_clients_per_step(
     cohort_size: int,
     largest_of: Callable[[int], Stack],
     first_batch: Callable[[Stack], Any],
-    do: Callable[[int, Callable[[], Rehearsal]], Rehearsal] = lambda client, work: work(),
+    do: Callable[[Callable[[], Rehearsal]], Rehearsal] = lambda work: work(),
 ) -> int:
     """Return how many clients train side by side, 1 where a stack can't run or does not pay.
 
@@ -64,7 +64,7 @@ def choose_clients_per_step(
         wanted: What the user asked for.
         cohort_size: Clients of a round.
         largest_of: The largest stack of the first round, for a size.
-        do: Lets a client try something, where it leaves nothing behind.
+        do: Tries something where it leaves nothing behind.
 
     Raises:
         ValueError: If a stack was asked for and the optimiser is not elementwise.
@@ -104,7 +104,7 @@ def choose_clients_per_step(
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
         return rehearse(trainer, fit, vector, batch)
 
-    found = do(largest.clients[0], tried)
+    found = do(tried)
     if found.obstacle is not None:
         return _one(f"a stack of clients can't run: {found.obstacle}")
     if wanted != "auto":

@@ -32,7 +32,7 @@ from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.reports.runs import read_rows, write_atomically
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.described import described, run_of_releases, run_to_come
+from lightning_fedq.training.described import described, run_to_come
 from lightning_fedq.training.journal import find_journal
 
 _NOT_KNOWN = "Not known from a checkpoint: `privacy.md` in the folder of its run (`RunFolder`) lists it."
@@ -123,7 +123,6 @@ def report_of_checkpoint(
         ledger = _charged(path, engine["ledger"], federation["seed"] != "None")
         rounds = ledger.rounds
     masks = None if protocol == "None" else SecAgg(**parse_call(protocol)[1])
-    charged = _charged(path, engine["ledger"], federation["seed"] != "None") if ledger is None else ledger
     known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
     byzantine = min(len(known), planner.cohort_size)
     terms = engine["ledger"].get("terms") or {}  # a Trainer that only tests has no ByzantineClients
@@ -137,30 +136,12 @@ def report_of_checkpoint(
         num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
         secure_keys=federation["seed"] == "None",
         charges=None if ledger is None else ledger.charges,
-        releases=_releases(planner, federation, charged.beside, masks, rounds),
         broken="",
     )
     report = _report(run, delta, secagg)
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)
     return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))
-
-
-def _releases(
-    planner: RoundPlanner,
-    federation: Mapping[str, str],
-    charged: Ledger | None,
-    secagg: SecAgg | None,
-    rounds: int,
-) -> Run | None:
-    """A checkpoint's releases beside its rounds, so far or after so many rounds."""
-    if charged is None:
-        return None
-    times = max(charged.most_charged, -(-rounds // int(federation.get("release_every", rounds or 1))))
-    secure_keys = federation["seed"] == "None"
-    return run_of_releases(
-        planner, parse_mechanism(charged.mechanism), secagg, times, secure_keys=secure_keys
-    )
 
 
 def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -190,8 +171,6 @@ def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:
     ledger = Ledger(len(state["charges"]), state["mechanism"])
     ledger.load_state_dict(state)
     _read_journal(path, ledger, repeatable)
-    if ledger.beside is not None:
-        _read_journal(path, ledger.beside, repeatable)
     return ledger
 
 

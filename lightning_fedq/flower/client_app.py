@@ -39,7 +39,7 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.training.client_metrics import protecting_samples
 
-QUESTIONS = ("register", "contribute", "evaluate", "shares", "masked", "confirm", "unmask")
+QUESTIONS = ("register", "evaluate", "shares", "masked", "confirm", "unmask")
 """What a client is asked beside training, each a message of Flower's type `query.NAME`."""
 
 
@@ -163,25 +163,6 @@ class DeployedClient(RemoteClient):
         return super()._says_all(context) and not protecting_samples(callbacks_in(self._trainer))
 
 
-def own_of(
-    context: Context,
-    federated: Federated,
-    home: Callable[[Context], Path] | None,
-    identities: Callable[[Context], Identities] | None,
-    budget: Callable[[Context], PrivacyTarget] | PrivacyTarget | None,
-) -> Own:
-    """A client's own, by the arguments of `client_app`: its folder is `home`, or `fedq-home` of the node's
-    configuration, or none, and its number `partition-id` there, or -1."""
-    where = context.node_config.get("fedq-home") if home is None else home(context)
-    return Own(
-        federated,
-        None if where is None else Store(Path(str(where))),
-        int(context.node_config.get("partition-id", -1)),
-        None if identities is None else identities(context),
-        budget(context) if callable(budget) else budget,
-    )
-
-
 def client_app(
     module: Callable[[], pl.LightningModule],
     data: Callable[[Context], pl.LightningDataModule],
@@ -224,7 +205,14 @@ def client_app(
     app = ClientApp()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
-        own = own_of(context, federated, home, identities, budget)
+        where = context.node_config.get("fedq-home") if home is None else home(context)
+        own = Own(
+            federated,
+            None if where is None else Store(Path(str(where))),
+            int(context.node_config.get("partition-id", -1)),
+            None if identities is None else identities(context),
+            budget(context) if callable(budget) else budget,
+        )
         client = DeployedClient(own, module, lambda: data(context), trainer or {})
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)
 

@@ -7,26 +7,17 @@ from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import Fields, bytes_in
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import RemoteSum
-from lightning_fedq.keys.party_keys import CONTRIBUTION_BYTES
 from lightning_fedq.mechanisms.interface import AbortedRoundError
 from lightning_fedq.rounds import RefusedMessageError, RoundServer
 from lightning_fedq.secagg import SecAgg
 
 
-def wait_for_enough(
-    server: RoundServer,
-    roster: Roster,
-    secagg: SecAgg | None,
-    name: str = "",
-    cure: str = "; then start this run again with the same home",
-) -> None:
+def wait_for_enough(server: RoundServer, roster: Roster, secagg: SecAgg | None) -> None:
     """Wait, before anybody is charged, for as many clients as the coming round needs to have a mean.
 
     Args:
         server: Server of the federation, between two rounds.
         secagg: Secure aggregation, or None.
-        name: What is waited for; "" is the round.
-        cure: What the error ends with.
 
     Raises:
         RuntimeError: If there are too few, see `Roster.wait_for`.
@@ -38,7 +29,7 @@ def wait_for_enough(
         needed = max(needed, secagg.rules(len(plan.cohort))[2])
     if server.aggregator is not None:
         needed = max(needed, server.aggregator.min_clients)
-    roster.wait_for(plan.cohort, needed, name or f"round {plan.round + 1}", cure)
+    roster.wait_for(plan.cohort, needed, f"round {plan.round + 1}")
 
 
 class Cohort:
@@ -69,46 +60,10 @@ class Cohort:
                 known = (*members, *asked.neighbours(client))
                 keys = self._roster.introduction(self._server.keys, client, known)
                 found[client] = {"task": task, "client": client, **keys}
-        found = self._with_group_keys(found)
         if self._sum is not None:
             for client, fields in found.items():
                 fields["invitation"] = self._sum.invitation(client)
         return found
-
-    def _with_group_keys(self, asked: dict[int, Fields]) -> dict[int, Fields]:
-        """Relay what members of groups of three or more contribute to a key.
-
-        The key is made without the contributions of those who are silent, or in dispute within the group.
-        """
-        large = {client for group in self._plan.groups if len(group) > 2 for client in group}
-        joining = {c: fields for c, fields in asked.items() if c in large and "peers" in fields}
-        if not joining:
-            return asked
-        sealed: dict[tuple[int, int], bytes] = {}
-        for client, answer in self.ask("contribute", joining).items():
-            parts, peers = bytes_in(answer, "contributions"), joining[client]["peers"]
-            if len(parts) == CONTRIBUTION_BYTES * len(peers):
-                for place, other in enumerate(peers):
-                    start = CONTRIBUTION_BYTES * place
-                    sealed[client, other] = parts[start : start + CONTRIBUTION_BYTES]
-        given = {sender for sender, _ in sealed}
-        for members in self._plan.groups:
-            chosen = [member for member in members if member in given]
-            chosen = [member for member in chosen if self._roster.disputes.of(member).isdisjoint(members)]
-            for client in filter(joining.__contains__, members):
-                fields = joining[client]
-                if not chosen:
-                    rank_zero_warn(f"{self.group}: client {client} is left out, as its group has no key")
-                    del asked[client]
-                    continue
-                if missing := [member for member in members if member not in chosen]:
-                    told = f"the group key of client {client} is made without those of {missing}"
-                    rank_zero_warn(f"{self.group}: {told}")
-                    fields["contributing"] = chosen
-                fields["contributions"] = b"".join(
-                    sealed[other, client] for other in chosen if other != client
-                )
-        return asked
 
     def ask(self, kind: str, contents: dict[int, Fields]) -> dict[int, Fields]:
         """Ask clients by number, and return who has not refused."""
@@ -130,10 +85,8 @@ class Cohort:
         return {clients[node]: fields for node, fields in answers.items() if "refused" not in fields}
 
     def _near(self, client: int) -> set[int]:
-        """Who seals anything for a client: its group, and its partners behind secure aggregation."""
-        group = next((members for members in self._plan.groups if client in members), ())
-        partners = set() if self._sum is None else self._sum.machine.partners(client)
-        return (partners | set(group)) - {client}
+        """Who seals anything for a client: its partners behind secure aggregation."""
+        return (set() if self._sum is None else self._sum.machine.partners(client)) - {client}
 
     def conclude(self, answers: dict[int, Fields]) -> None:
         """Give the server what came back, after the further exchanges of secure aggregation."""

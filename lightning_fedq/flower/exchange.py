@@ -21,14 +21,10 @@ class Exchange:
     Args:
         timeout: Seconds after which an exchange ends with those who have answered.
         warn: Told who refused, or failed, and why.
-        message_type: Flower's name of every message, which then carries what is asked as a field; None
-            makes it the name.
     """
 
-    def __init__(
-        self, grid: Grid, timeout: float, warn: Callable[[str], None], message_type: str | None = None
-    ) -> None:
-        self._grid, self.timeout, self._warn, self._type = grid, timeout, warn, message_type
+    def __init__(self, grid: Grid, timeout: float, warn: Callable[[str], None]) -> None:
+        self._grid, self.timeout, self._warn = grid, timeout, warn
 
     def online(self) -> list[int]:
         """Nodes that are connected now."""
@@ -71,10 +67,9 @@ class Exchange:
 
     def message(self, kind: str, node: int, fields: Fields, group: str) -> Message:
         """Message to one node, see `__call__`."""
-        name = self._type or ("train" if kind == "train" else f"query.{kind}")
-        asked = fields if self._type is None else {**fields, "asked": kind}
+        name = "train" if kind == "train" else f"query.{kind}"
         return Message(
-            to_record(asked), dst_node_id=node, message_type=name, group_id=group, ttl=self.timeout
+            to_record(fields), dst_node_id=node, message_type=name, group_id=group, ttl=self.timeout
         )
 
     def fields(self, node: int, reply: Message) -> Fields | None:

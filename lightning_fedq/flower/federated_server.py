@@ -48,14 +48,11 @@ from lightning_fedq.flower.settings import (
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import callbacks_in, training_words
-from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.journal import sync_folder
-from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.rounds import Broadcast, RoundPlan, RoundPlanner, RoundRecord, RoundServer
+from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
+from lightning_fedq.training.aside import Aside
 from lightning_fedq.training.clock import Clock
-from lightning_fedq.training.files import Aside
 from lightning_fedq.training.population import Holdings, Population, Stacks
-from lightning_fedq.training.release import check_samples, seeded_keys
 from lightning_fedq.training.schedule import Schedule, idle
 from lightning_fedq.training.settings import Protection
 
@@ -265,17 +262,8 @@ class RemoteClients(Population):
 
     def evaluator(self, trainer: pl.Trainer, engine: RemoteRoundServer) -> RemoteEvaluator:
         """Asks clients to measure, see `Population.evaluator`."""
-        secagg = self._federation.server.secure_aggregation
-
-        def releases(mechanism: Mechanism, planner: RoundPlanner, *model: Any, ledger: Ledger) -> RoundServer:
-            keys = self._roster.keys(seeded_keys(planner, mechanism))
-            sums = None if secagg is None else remote_sums(secagg, self._roster.directory)
-            server = RemoteRoundServer(mechanism, planner, keys, *model, secure_sums=sums, ledger=ledger)
-            server.ready = server.counted = lambda: None
-            return server
-
         model = lambda: self._model(engine, None)  # noqa: E731 (as it is: a simulation measures that)
-        return RemoteEvaluator(self._federation, trainer, self._exchange, self._roster, model, releases)
+        return RemoteEvaluator(self._federation, trainer, self._exchange, self._roster, model)
 
 
 def plain_values(module: pl.LightningModule) -> dict[str, Any]:
@@ -359,7 +347,6 @@ class Deployment:
         store = Store(self.home)
         with store.alone():
             _check_checkpoint(self.home)
-            check_samples(self.federated, callbacks_in(self.trainer))
             module = self.module()
             check_counted(module, self.federated.local)
             exchange = Exchange(grid, self.round_timeout, rank_zero_warn)

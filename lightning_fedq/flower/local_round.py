@@ -337,7 +337,6 @@ class LocalRound(pl.Callback):
                 self._check_smallest(trial, loader)
             else:
                 self._try_step(trainer, loader)
-            self._check_measured(trainer, loader)
             self._check_watched(trainer, loader, {**trial.names, **self._metrics.names})
             return
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
@@ -385,15 +384,6 @@ class LocalRound(pl.Callback):
         settings.check(trainer.lightning_module, self._federated.clients.num_clients, False)
         seed_of = lambda round, client: self._plan.stream_seed("evaluation", client)  # noqa: E731
         return ClientEvaluator(settings, trainer, worker, self._held_out.parts, lambda: loader, seed_of)
-
-    def _check_measured(self, trainer: Any, loader: ClientLoader) -> None:
-        """Refuse, before the first round, to release what is not measured."""
-        try:
-            evaluator = self._evaluator(trainer, self._new_worker(trainer, loader, None), loader)
-            if evaluator is not None:
-                evaluator.check(lambda client, work: work())
-        except ValueError as error:
-            raise RefusedError(str(error)) from error
 
     def _check_watched(self, trainer: Any, loader: ClientLoader, logged: Iterable[str]) -> None:
         """Refuse schedules that follow what clients log in training, of which the server hears nothing.

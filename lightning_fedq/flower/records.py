@@ -66,8 +66,3 @@ def check_kinds(fields: Fields, wanted: Mapping[str, type], optional: Mapping[st
             raise ValueError(
                 f"the field {name!r} must be {words}, {came} came; is the server of the same version?"
             )
-
-
-def without_fields(record: RecordDict) -> RecordDict:
-    """Content of a message beside the fields of `to_record`."""
-    return RecordDict({name: part for name, part in record.items() if name not in (_SMALL, _LARGE)})

@@ -11,7 +11,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,22 +22,12 @@ from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.records import Fields, check_kinds
 from lightning_fedq.flower.secure import session_of
-from lightning_fedq.flower.settings import (
-    TRAVELS,
-    RefusedError,
-    check_deployable,
-    differences,
-    of_real_clients,
-    own_budget,
-)
+from lightning_fedq.flower.settings import TRAVELS, RefusedError, check_deployable, differences, own_budget
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import (
-    CONTRIBUTION_BYTES,
     ClientSecrets,
     HeldClientKeys,
     Identities,
-    KeyVerificationError,
-    of_releases,
     registration_proof,
     sign_key,
     verify_key,
@@ -58,8 +47,6 @@ from lightning_fedq.secagg import (
     model_digest,
 )
 from lightning_fedq.training.client_metrics import claims_something
-from lightning_fedq.training.described import everybody, mechanism_of_release
-from lightning_fedq.training.release import choice_of, seeded_keys
 
 Measured = dict[str, dict[str, float]]
 """By model, "global" or "personal": what validation logs, by name."""
@@ -71,8 +58,6 @@ _KEY_FIELDS: dict[str, type] = {
     "peers": list,
 }
 _OPTIONAL: dict[str, type] = {
-    "contributions": bytes,
-    "contributing": list,
     "signatures": bytes,
     "counted": list,
     "algorithm": bytes,
@@ -107,7 +92,6 @@ class RemoteClient(ABC):
     def __init__(self, own: Own) -> None:
         self._federated, self._store, self._partition, self._identities, budget = own
         self._budget = own_budget(own.federated, budget, own.identities is not None)
-        self._releasing = False
 
     @abstractmethod
     def settings(self) -> dict[str, str]:
@@ -140,7 +124,6 @@ class RemoteClient(ABC):
         """
         answers = {
             "register": self.register,
-            "contribute": self.contribute,
             "train": self.train,
             "evaluate": self.evaluate,
             "shares": self.shares,
@@ -164,12 +147,12 @@ class RemoteClient(ABC):
         keyed, secagg = self._federated.seed is None, self._federated.server.secure_aggregation
         if kind == "register":
             return {"federation": bytes, "server": bytes, "nonce": bytes} if keyed else {}
-        if kind not in ("contribute", "train", "evaluate"):
+        if kind not in ("train", "evaluate"):
             return {"secagg": bytes}
-        sends = kind == "train" or (kind == "evaluate" and self._federated.local.release is not None)
-        model = {} if kind == "contribute" else {"weights": bytes, "dtype": str}
+        sends = kind == "train"
+        model = {"weights": bytes, "dtype": str}
         first = {"invitation": bytes} if sends and secagg is not None else {}
-        task = {"task": bytes} if sends or kind == "contribute" else {}
+        task = {"task": bytes} if sends else {}
         after = {"round": int} if kind == "evaluate" else {}
         return {"client": int, **task, **after, **model, **first, **(_KEY_FIELDS if keyed else {})}
 
@@ -268,17 +251,7 @@ class RemoteClient(ABC):
 
     def _keys(self, fields: Fields) -> Keys:
         seed = self._federated.seed
-        if seed is not None and self._releasing:
-            return seeded_keys(everybody(self._federated.planner), self._encodes())
         return self._own_keys(fields) if seed is None else SeededKeys(seed)
-
-    def _encodes(self) -> Mechanism:
-        """The mechanism of the message at hand: of an update, or of a released measurement."""
-        release = self._federated.local.release
-        if release is None or not self._releasing:
-            return self.mechanism()
-        settings = of_real_clients(self._federated)
-        return mechanism_of_release(release, settings.planner, settings.server.secure_aggregation)
 
     def _own_keys(self, fields: Fields) -> HeldClientKeys:
         secrets = self._own_secrets(fields)
@@ -292,7 +265,7 @@ class RemoteClient(ABC):
         return HeldClientKeys(
             fields["client"],
             secrets,
-            of_releases(fields["federation"]) if self._releasing else fields["federation"],
+            fields["federation"],
             fields["server"],
             fields["salt"],
             fields["sealed"],
@@ -303,32 +276,22 @@ class RemoteClient(ABC):
         if self._federated.seed is not None:  # with one, a repeated round repeats its bits
             return StreamLog(None, owner)
         store = self._kept()
-        name, logged = ("releases", "released") if self._releasing else ("streams", "logged")
-        kept, path = store.get(_KEYS) or {}, store.folder / f"{name}.jsonl"
-        if kept.get(logged) and not path.exists():
+        kept, path = store.get(_KEYS) or {}, store.folder / "streams.jsonl"
+        if kept.get("logged") and not path.exists():
             raise ValueError(
                 f"{path} is missing, so what these keys have encoded is not known; put it back, or begin a "
                 "new federation in another folder"
             )
         log = StreamLog(path, owner)
         path.chmod(0o600)
-        if not kept.get(logged):
-            store.put(_KEYS, {**kept, logged: True})  # from here on a missing log is a lost one
+        if not kept.get("logged"):
+            store.put(_KEYS, {**kept, "logged": True})  # from here on a missing log is a lost one
         return log
-
-    def contribute(self, fields: Fields) -> Fields:
-        """Contribute to the key of a group of three or more, sealed for each other member."""
-        task = RoundTask.from_bytes(fields["task"])
-        self._check_cohort(task)
-        group = _group_of(fields["client"], task)
-        sealed = self._own_keys(fields).contributions(group)
-        return {"contributions": b"".join(sealed[other] for other in group if other in sealed)}
 
     def train(self, fields: Fields) -> Fields:
         """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""
         task = RoundTask.from_bytes(fields["task"])
         weights = _weights(fields, task.segments, self._federated.server.broadcast_bits)
-        self._releasing = False
 
         def trained(number: int) -> Tensor:
             self.told(fields)
@@ -337,32 +300,16 @@ class RemoteClient(ABC):
         return self._answer(fields, task, weights, trained)
 
     def evaluate(self, fields: Fields) -> Fields:
-        """Measure, and return what these settings let out: exact values, one with noise, or nothing."""
-        settings, release = self._federated.local.evaluate_clients, self._federated.local.release
-        if settings is None:
+        """Measure, and return what these settings let out: exact values, or nothing."""
+        if self._federated.local.evaluate_clients is None:
             raise ValueError("these settings measure nothing; give both sides evaluate_clients, or neither")
-        weights, found = _weights(fields, (), None), Measured()
-        self._releasing, answer = release is not None, Fields()
         self.told(fields)
-
-        def measured(number: int) -> Tensor:
-            found.update(self._measured(number, fields["round"], weights))
-            value = found.get("global", {}).get(release.metric, nan) if release else nan
-            return torch.tensor([value], dtype=torch.float64)
-
-        if release is None:
-            measured(fields["client"])
-        else:
-            task = RoundTask.from_bytes(fields["task"])
-            if task.round != fields["round"]:
-                raise ValueError(f"a release after round {fields['round']} is no task of round {task.round}")
-            noisy = lambda number: release.centred(measured(number))  # noqa: E731
-            answer = self._answer(fields, task, torch.zeros(1), noisy)
+        found = self._measured(fields["client"], fields["round"], _weights(fields, (), None))
         if self._shares_measured():
-            answer["measured"] = json.dumps(found)
-        elif self._store is not None and found:
+            return {"measured": json.dumps(found)}
+        if self._store is not None and found:
             self._store.append("measured", {"round": fields["round"] + 1, **found})
-        return answer
+        return {}
 
     def _measured(self, number: int, round: int, weights: Tensor) -> Measured:
         """Measured values. The server hears of a failure where it hears all values, and else nothing."""
@@ -378,7 +325,7 @@ class RemoteClient(ABC):
 
     def _shares_measured(self) -> bool:
         """Do exact measurements go to the server? By these settings, as in a simulation."""
-        choice = choice_of(self._federated)
+        choice = self._federated.local.client_metrics
         if choice is not None:
             return choice == "shared"
         one, planner = torch.ones(1, dtype=torch.float64), self._federated.planner
@@ -392,15 +339,10 @@ class RemoteClient(ABC):
         of the secure aggregation."""
         federated = self._federated
         self._check_cohort(task)
-        keys, group = self._keys(fields), _group_of(fields["client"], task)
-        if isinstance(keys, HeldClientKeys) and len(group) > 2:
-            contributing = fields.get("contributing", list(group))
-            sealed = _cut(fields.get("contributions", b""), CONTRIBUTION_BYTES)
-            others = [member for member in contributing if member != fields["client"]]
-            keys.take_contributions(group, dict(zip(others, sealed, strict=False)), contributing)
+        keys = self._keys(fields)
         log = self._log(f"client {fields['client']} of {keys.public().hex()}")
-        target: Target = "updates" if self._releasing else self._federated.server.target
-        client = RoundClient(fields["client"], self._encodes(), keys, log, target, self._budget)
+        target: Target = federated.server.target
+        client = RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
         try:
             client.check(task, weights)  # before training, whose duration the server sees
             message = client.encode(task, weights, update(client.client))
@@ -413,7 +355,6 @@ class RemoteClient(ABC):
         machine = self._machine(fields, keys, task, digest)
         reply = machine.advertise(fields["invitation"])
         kept = {name: value for name, value in fields.items() if name not in ("weights", "invitation")}
-        kept["releasing"] = self._releasing
         self._rounds().drop(_ROUND)  # killed here, an older round does not find these symbols
         self._rounds().put_bytes(_SYMBOLS, message.symbols[0].cpu().numpy().astype("<i8").tobytes())
         self._keep({**kept, "digest": digest}, machine)
@@ -421,8 +362,7 @@ class RemoteClient(ABC):
 
     def _check_cohort(self, task: RoundTask) -> None:
         """Refuse another cohort than the settings say: noise, masks and shared bits count on its size."""
-        planner, mechanism = self._federated.planner, self._encodes()
-        planner = everybody(planner) if self._releasing else planner
+        planner, mechanism = self._federated.planner, self.mechanism()
         members = [client for group in task.groups for client in group]
         sizes, wanted = tuple(map(len, task.groups)), mechanism.group_sizes(planner.cohort_size)
         if sizes != tuple(wanted) or len(set(members)) != len(members) or max(members) >= planner.num_clients:
@@ -471,8 +411,8 @@ class RemoteClient(ABC):
         secagg, context = self._federated.server.secure_aggregation, task.context()
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
-        layout, session = secagg.layout(self._encodes(), context, public), session_of(keys.public(), task)
-        silent = self._encodes().tolerated_dropouts(context)
+        layout, session = secagg.layout(self.mechanism(), context, public), session_of(keys.public(), task)
+        silent = self.mechanism().tolerated_dropouts(context)
         terms = secagg.terms(session, task.round, task.attempt, context.cohort, layout, silent)
         if not secagg.active:
             return Client(fields["client"], terms, digest)
@@ -504,7 +444,7 @@ class RemoteClient(ABC):
         kept = self._rounds().take(_ROUND)
         if kept is None:
             raise ValueError("no round is open at this client, or another message of it is being answered")
-        task, self._releasing = RoundTask.from_bytes(kept["task"]), bool(kept["releasing"])
+        task = RoundTask.from_bytes(kept["task"])
         machine = self._machine(kept, self._keys(kept), task, kept["digest"])
         machine.resume(kept["machine"])
         try:
@@ -541,15 +481,11 @@ class RemoteClient(ABC):
 
 
 def refusal(error: RefusedError) -> Fields:
-    """Why nothing is answered, in words, and whose shares or contribution did not open where that is why."""
-    fields: Fields = {"refused": str(error)}
-    cause = error.__cause__
-    accused = cause.client if isinstance(cause, (AuthenticationError, KeyVerificationError)) else None
-    if isinstance(cause, AuthenticationError) and cause.stage is not Stage.MASK:
-        accused = None
-    if accused is not None:
-        fields["accused"] = [accused]
-    return fields
+    """Why nothing is answered, in words, and whose shares did not open where that is why."""
+    cause, accused = error.__cause__, None
+    if isinstance(cause, AuthenticationError) and cause.stage is Stage.MASK:
+        accused = cause.client
+    return {"refused": str(error), **({} if accused is None else {"accused": [accused]})}
 
 
 def _weights(fields: Fields, segments: tuple[int, ...], broadcast_bits: int | None) -> Tensor:
@@ -559,10 +495,6 @@ def _weights(fields: Fields, segments: tuple[int, ...], broadcast_bits: int | No
     if broadcast_bits is not None:
         return Broadcast(broadcast_bits).unpack(fields["weights"], segments, dtype)
     return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)  # a tensor writes, bytes are read-only
-
-
-def _group_of(client: int, task: RoundTask) -> tuple[int, ...]:
-    return next((group for group in task.groups if client in group), (client,))
 
 
 def _cut(data: bytes, size: int) -> list[bytes]:

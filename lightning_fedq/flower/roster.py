@@ -125,7 +125,7 @@ class Roster:
             self._store.put(_SAMPLES, {str(client): number for client, number in self.samples.items()})
             self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
 
-    def wait_for(self, cohort: Sequence[int], needed: int, name: str, cure: str) -> None:
+    def wait_for(self, cohort: Sequence[int], needed: int, name: str) -> None:
         """Wait until so many of a cohort are connected, as long as `gather` did, before anybody is charged.
 
         Where `gather` has waited in vain already, the first round does not wait again.
@@ -134,7 +134,6 @@ class Roster:
             cohort: Clients of the round.
             needed: Answers without which it has no mean.
             name: The round's.
-            cure: What the error ends with.
 
         Raises:
             RuntimeError: If they are fewer still, with who is missing.
@@ -152,8 +151,8 @@ class Roster:
                 words += f", and clients {out[:10]} are left out (disputes.json)"
             if time.monotonic() >= end:
                 raise RuntimeError(
-                    f"{name} is not begun and nobody is charged for it: {words}; {self._missing(missing)}"
-                    + cure
+                    f"{name} is not begun and nobody is charged for it: {words}; {self._missing(missing)}; "
+                    "then start this run again with the same home"
                 )
             if not said:
                 rank_zero_warn(f"{name} waits {patience:g} s at most: {words}; missing are {missing[:10]}")
@@ -276,16 +275,12 @@ class Roster:
             signature = bytes_in(answer, "signature")
             verify_key(self.directory, client, self._secrets.federation, key, signature)
 
-    def keys(self, releases: SeededKeys | None = None) -> ServerKeys:
-        """Keys that the server holds, once everybody has registered.
-
-        Args:
-            releases: With a seed, those of the releases beside the rounds. None are those of the rounds.
-        """
+    def keys(self) -> ServerKeys:
+        """Keys that the server holds, once everybody has registered."""
         if self._secrets is None:
             assert self._federated.seed is not None
-            return releases or SeededKeys(self._federated.seed)
-        return HeldServerKeys(self._secrets if releases is None else self._secrets.of_releases(), self._known)
+            return SeededKeys(self._federated.seed)
+        return HeldServerKeys(self._secrets, self._known)
 
     def introduction(self, keys: ServerKeys, client: int, group: Sequence[int]) -> Fields:
         """Public keys and sealed ones that a client needs for one round: those of `group`, itself aside."""

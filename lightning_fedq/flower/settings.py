@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from inspect import signature
 from typing import Any
 
 from lightning_fedq import __version__
@@ -14,15 +13,12 @@ from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
-from lightning_fedq.training.described import releases_of
-from lightning_fedq.training.release import check_exact, check_samples
 from lightning_fedq.training.settings import Local
 
-PROTOCOL = "7"
+PROTOCOL = "8"
 TRAVELS = "numbers that travel"
 _OF_ONE_SIDE = (
-    *("participation", "dropout_probability", "deadline", "aggregator", "partition", "batches"),
-    *("held_out", "release", "release_every"),
+    *("participation", "dropout_probability", "deadline", "aggregator", "partition", "batches", "held_out"),
 )
 """Of a federation's identity, what only the server has to know, and what `evaluate_clients` says."""
 
@@ -54,8 +50,18 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
     mechanism = repr(deployed_mechanism(federated, module, rounds))
     local = federated.local
     dim = num_coordinates(module, local.buffers, local.patterns, local.shared)
-    words = {"mechanism": mechanism, "model": model_words(module), TRAVELS: str(dim)}
-    return {**common_settings(federated), **words}
+    both = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
+    return {
+        "lightning_fedq": __version__,
+        "protocol": PROTOCOL,
+        **both,
+        "local_epochs": str(local.local_epochs),
+        "local_steps": str(local.local_steps),
+        "evaluate_clients": repr(local.evaluate_clients),
+        "mechanism": mechanism,
+        "model": model_words(module),
+        TRAVELS: str(dim),
+    }
 
 
 def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds: int | None) -> Mechanism:
@@ -85,19 +91,6 @@ def of_real_clients(federated: Federated) -> Federated:
     return settings
 
 
-def common_settings(federated: Federated) -> dict[str, str]:
-    """Of `fingerprint`, what does not need the module."""
-    both = {name: value for name, value in federated.identity().items() if name not in _OF_ONE_SIDE}
-    return {
-        "lightning_fedq": __version__,
-        "protocol": PROTOCOL,
-        **both,
-        "local_epochs": str(federated.local.local_epochs),
-        "local_steps": str(federated.local.local_steps),
-        "evaluate_clients": repr(federated.local.evaluate_clients),
-    }
-
-
 def differences(own: dict[str, str], theirs: dict[str, Any]) -> str:
     """Differing settings by name, or ""."""
     return ", ".join(
@@ -114,8 +107,6 @@ def check_deployable(federated: Federated) -> None:
         ValueError: With the cure.
     """
     secagg, local = federated.server.secure_aggregation, federated.local
-    if local.evaluate_clients is None:
-        releases_of(federated, None)  # refuses a ledger with releases, which no report of a deployment counts
     if federated.clients.cohorts == "secret":
         raise ValueError(
             "cohorts='secret' are for simulations: a network shows which clients are asked, so anybody who "
@@ -133,7 +124,6 @@ def check_deployable(federated: Federated) -> None:
             "held_out lists data sets of all clients, and a real client has its own only; say which fraction "
             "of its samples it measures on: ClientEvaluation(held_out=0.2)"
         )
-    check_exact(federated, local.client_metrics)
     if secagg is not None and secagg.run != "masked":
         raise ValueError(
             "between real machines secure aggregation runs masked; use SecAgg() without run='accounted'"
@@ -208,11 +198,6 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
         raise ValueError(
             "keys from a seed hide nothing, so there is no budget to keep to; leave out seed=, or budget="
         )
-    if federated.local.release is not None:
-        raise ValueError(
-            "a client's own budget counts what it sends in rounds, and released evaluations are sent beside "
-            "them; leave budget= out, which the ledger of the server then keeps, or release="
-        )
     secagg, size = federated.server.secure_aggregation, federated.planner.cohort_size
     paired = max(federated.mechanism.group_sizes(size)) > 1
     if target.against is Adversary.SERVER and paired and not signed:
@@ -242,30 +227,3 @@ def check_client_callbacks(callbacks: Sequence[object], federated: Federated) ->
                 "keeps nothing of it between two. Leave it out, and protect clients by the mechanism (LDPQ, "
                 "CorBin, a privacy target)"
             )
-    check_samples(federated, callbacks)
-
-
-def check_trained_elsewhere(federated: Federated) -> None:
-    """Refuse settings that say how clients train or how the server steps, where others do both.
-
-    Raises:
-        ValueError: With the cure; as `check_deployable`, too.
-    """
-    check_deployable(federated)
-    if federated.kept_target is not None:
-        raise ValueError(
-            "a privacy target is met by a setting that follows from the module and the number of rounds, "
-            "which a mod does not know; `fedq plan` prints the setting to paste, or use client_app and "
-            "server_app"
-        )
-    given = {**vars(federated.local), **vars(federated.server), "local": federated.local.patterns}
-    defaults = signature(Federated).parameters
-    training = ("algorithm", "local_epochs", "local_steps", "buffers", "local", "client_metrics")
-    of_strategy = ("server_lr", "server_optimizer", "weighting", "aggregator", "broadcast_bits")
-    for whose, names in (("train function", (*training, "evaluate_clients")), ("strategy", of_strategy)):
-        for name in names:
-            if given[name] != defaults[name].default:
-                raise ValueError(
-                    f"{name}={given[name]!r} is the business of your own {whose}; leave it out, or use "
-                    "client_app and server_app, which carry it"
-                )

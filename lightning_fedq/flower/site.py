@@ -31,7 +31,7 @@ from lightning_fedq.flower.runtime import Delivery, Queue, SuperNode
 from lightning_fedq.flower.settings import RefusedError
 
 KINDS = frozenset({"train", *(f"query.{kind}" for kind in QUESTIONS)})
-"""Flower's types of the messages that an app of `client_app` or `encoding_mod` answers."""
+"""Flower's types of the messages that an app of `client_app` answers."""
 
 REFUSED = "refused by this client; its own log says why"
 """All that the server is told: an exception's words may hold the client's data."""

@@ -64,11 +64,6 @@ class AxisChoice:
         rest = 2**WORD_BITS - self.threshold
         return math.log((2 * self.size - self.num_top) * self.threshold / (self.num_top * rest))
 
-    @property
-    def mean_squared_error(self) -> float:
-        """Of one decoded message, for a unit vector, summed over D coordinates."""
-        return 1.0 / self.mean_length**2 - 1.0
-
 
 def top_threshold(num_options: int, num_top: int, epsilon: float) -> int:
     """floor(2^64 k e^epsilon / (k e^epsilon + K - k)) for K options, in 60 decimal digits.
@@ -132,8 +127,8 @@ def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
 
     Example:
         >>> choice = best_axis_choice(1024, 8.0)
-        >>> choice.num_top, round(choice.mean_squared_error, 1)
-        (7, 137.3)
+        >>> choice.num_top, round(choice.mean_length, 3)
+        (7, 0.085)
     """
     if not 1 <= size <= 2**30:
         raise ValueError(f"size must be in [1, 2^30], got {size}")

@@ -29,7 +29,7 @@ def unit_ball_factors(rows: Tensor, clip_norm: float, order: int) -> tuple[Tenso
     Returns:
         `(n,)` float64 factors and `(n,)` bool, true where a row was longer than the bound.
     """
-    if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
+    if rows.dtype in (torch.float32, torch.float64):
         norms = torch.from_numpy(_norms(rows.detach().contiguous().numpy(), order))
     else:
         norms = torch.linalg.vector_norm(rows, order, dim=1, dtype=torch.float64)
@@ -61,7 +61,7 @@ def _norms(rows: NDArray[np.floating], order: int) -> NDArray[np.float64]:
 
 
 def unit_ball_factor(values: NDArray[np.float32], clip_norm: float) -> tuple[float, bool]:
-    """Clipping factor of `unit_ball_factors` for one row on the CPU and the l2 norm, in one pass over it.
+    """Clipping factor of `unit_ball_factors` for one row and the l2 norm, in one pass over it.
 
     Args:
         values: `(dim,)` finite, its squares too.
@@ -73,20 +73,3 @@ def unit_ball_factor(values: NDArray[np.float32], clip_norm: float) -> tuple[flo
     norm = float(_norms(values[None], 2)[0])
     slack = 1.0 + (values.size + 16) * 2.0**-52  # as for many rows
     return 1.0 / (max(norm, clip_norm) * slack), norm > clip_norm
-
-
-def truncate_to_grid(values: Tensor, bits: int) -> Tensor:
-    """Integers values * 2^bits, rounded toward zero: no norm of a vector grows.
-
-    Args:
-        values: float64 in [-1, 1].
-        bits: Grid of 2^-bits.
-
-    Returns:
-        int64 tensor of the same shape.
-
-    Example:
-        >>> truncate_to_grid(torch.tensor([0.30, -0.30]), 2)
-        tensor([ 1, -1])
-    """
-    return (values * 2.0**bits).to(torch.int64)  # a cast cuts off; rounding or floor could lengthen

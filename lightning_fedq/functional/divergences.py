@@ -180,3 +180,12 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if gaussian_epsilon(middle, delta) <= epsilon else (low, middle)
     return low
+
+
+def gaussian_curve(x: Array, mu: float | Array) -> Array:
+    """Hockey-stick divergence of N(mu, 1) from N(0, 1) at every x >= -30 (float64, any shape)."""
+    far = -0.5 * mu - x / mu
+    found: Array = scipy.special.ndtr(0.5 * mu - x / mu) - np.exp(
+        np.minimum(x, 700.0) + scipy.special.log_ndtr(far)
+    )
+    return found

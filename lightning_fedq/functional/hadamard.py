@@ -16,7 +16,6 @@ References:
 from __future__ import annotations
 
 import math
-from functools import reduce
 from typing import Any
 
 import numba
@@ -109,30 +108,15 @@ def hadamard(values: Tensor) -> Tensor:
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     size = values.shape[-1]
-    kernel = kernel_order(size)
-    if not kernel:
+    if not kernel_order(size):
         raise ValueError(
             f"the last dimension must be a power of two, or 12, 20 or 28 times one, got {size}; pad with "
             "zeros to padded_size first"
         )
-    flat = values.reshape(-1, size)
-    if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
-        rows = flat.detach().numpy().copy()  # the transform is in place, and the values are the caller's
-        for row in rows:
-            transform(row)
-        return torch.from_numpy(rows).div_(math.sqrt(size)).view(values.shape)
-    if kernel > 1:  # in the compiled order, so that the last bits agree
-        matrix = torch.from_numpy({12: _K12, 20: _K20, 28: _K28}[kernel]).to(flat)
-        groups = flat.view(-1, kernel)
-        parts = [groups[:, k : k + 1] * matrix[k] for k in range(kernel)]
-        flat = reduce(torch.add, parts).view(flat.shape)
-    half = kernel
-    while half < size:
-        pairs = flat.view(flat.shape[0], size // (2 * half), 2, half)
-        first, second = pairs[:, :, 0], pairs[:, :, 1]
-        flat = torch.stack([first + second, first - second], 2).view(flat.shape)
-        half *= 2
-    return (flat / math.sqrt(size)).view(values.shape)
+    rows = values.detach().reshape(-1, size).numpy().copy()  # the transform is in place
+    for row in rows:
+        transform(row)
+    return torch.from_numpy(rows).div_(math.sqrt(size)).view(values.shape)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -1,7 +1,6 @@
 """Decoded sums of integers, in one pass: base + slope (multiple * sum - shift) with one line a segment.
 
-All integers are exact, and the three float64 operations are the same on every device, so that devices agree
-bit for bit.
+All integers are exact.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def _rows(symbols: Tensor) -> tuple[NDArray[np.integer], NDArray[Any]]:
 
 
 def sum_of_rows(symbols: Tensor) -> Tensor:
-    """Add up messages: `(dim,)` float64, where they are.
+    """Add up messages: `(dim,)` float64.
 
     Args:
         symbols: `(n, dim)` integers, one message a row, or their sum `(dim,)`; sums are below 2^53.
@@ -89,9 +88,6 @@ def sum_of_rows(symbols: Tensor) -> Tensor:
         >>> sum_of_rows(torch.tensor([[1, 0], [1, 1]]))
         tensor([2., 1.], dtype=torch.float64)
     """
-    if symbols.device.type != "cpu":
-        total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
-        return total.double()  # exact below 2^53
     rows, block = _rows(symbols)
     out = np.empty(rows.shape[1])
     _sum_rows(rows, block, out)
@@ -112,12 +108,9 @@ def decode_sum(
         shift: Integer.
 
     Returns:
-        `(dim,)` float32, where the symbols are.
+        `(dim,)` float32.
     """
     base, slope = base.double(), slope.double()
-    if symbols.device.type != "cpu":
-        total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols.to(torch.int64)
-        return decode_total((multiple * total - shift).double(), segments, base, slope)
     rows, block = _rows(symbols)
     out = np.empty(rows.shape[1], np.float32)
     table = segment_lines(segments, base, slope)
@@ -146,12 +139,8 @@ def decode_total(total: Tensor, segments: Sequence[int], base: Tensor, slope: Te
         slope: `(len(segments),)`.
 
     Returns:
-        `(dim,)` float32, where the total is.
+        `(dim,)` float32.
     """
-    if total.device.type != "cpu":
-        sizes = torch.tensor(segments)
-        lines = [t.double().cpu().repeat_interleave(sizes).to(total.device) for t in (base, slope)]
-        return (lines[0] + lines[1] * total).float()
     out = np.empty(len(total), np.float32)
     _decode_total(total.numpy(), segment_lines(segments, base, slope), out)
     return torch.from_numpy(out)

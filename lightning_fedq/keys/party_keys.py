@@ -28,7 +28,6 @@ from lightning_fedq.keys.randomness import (
     ServerKeys,
     agree,
     group_info,
-    group_key,
     hkdf_expand,
     pack_fields,
     private_key,
@@ -40,25 +39,12 @@ _NONCE = bytes(12)
 """Every AES-GCM key seals one message (again and again the same), so the nonce may be constant."""
 
 
-CONTRIBUTION_BYTES = 48
-"""Sealed contribution of one client to a group's key, for one other member."""
-
-
 class NotHeldError(PermissionError):
     """Somebody asks a party for a key that it does not hold, and must not."""
 
 
 class KeyVerificationError(ValueError):
-    """A public key, or what was sealed for its owner, that does not verify: another's, or tampered with.
-
-    Args:
-        reason: What was wanted and what came.
-        client: Client that sealed it, if another one did.
-    """
-
-    def __init__(self, reason: str, client: int | None = None) -> None:
-        self.client = client
-        super().__init__(reason)
+    """A public key, or what was sealed for its owner, that does not verify: another's, or tampered with."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +65,6 @@ class ServerSecrets:
     def draw(cls) -> ServerSecrets:
         """From the operating system."""
         return cls(os.urandom(32), os.urandom(32), os.urandom(32))
-
-    def of_releases(self) -> ServerSecrets:
-        """Secrets of the releases beside the rounds, of the same key pair."""
-        members = hkdf_expand(self.members, pack_fields("released evaluations"))
-        return ServerSecrets(self.secret, of_releases(self.federation), members)
 
     @property
     def public_key(self) -> bytes:
@@ -110,11 +91,6 @@ def registration_proof(own: bytes, other: bytes, federation: bytes, client_key: 
     """
     key, info = X25519PrivateKey.from_private_bytes(own), pack_fields("registration", client_key, nonce)
     return agree(key, X25519PublicKey.from_public_bytes(other), federation, info)
-
-
-def of_releases(federation: bytes) -> bytes:
-    """Name of the releases beside the rounds of a federation, 32 bytes: no key of the two is the same."""
-    return hkdf_expand(federation, pack_fields("released evaluations"))
 
 
 class HeldServerKeys(ServerKeys):
@@ -296,7 +272,6 @@ class HeldClientKeys(OneOwner, Keys):
         self._secret = X25519PrivateKey.from_private_bytes(secrets.secret)
         self._salt, self._peers = salt, dict(peers)
         self._private = private_key(secrets.seed + entropy(32), federation)
-        self._groups: dict[tuple[int, ...], bytes] = {}
         server = X25519PublicKey.from_public_bytes(server_key)
         self._own = agree(self._secret, server, salt, server_info(federation, client))
         try:
@@ -322,65 +297,9 @@ class HeldClientKeys(OneOwner, Keys):
 
     def peer(self, group: tuple[int, ...]) -> bytes:
         members = self._members_of(group)
-        if len(members) == 2:
-            return self._pair_key(next(member for member in members if member != self.number))
-        if members not in self._groups:
-            raise NotHeldError(f"client {self.number} has no contributions to the key of the group {members}")
-        return self._groups[members]
-
-    def contributions(self, group: Sequence[int]) -> dict[int, bytes]:
-        """Contribution to the key of a group of three or more, 48 bytes for each other member's eyes.
-
-        Raises:
-            NotHeldError: See `peer`.
-        """
-        members = self._members_of(group)
-        own = self._contribution(members)
-        return {
-            other: AESGCM(self._contribution_key(other, self.number, members)).encrypt(_NONCE, own, b"")
-            for other in members
-            if other != self.number
-        }
-
-    def take_contributions(
-        self, group: Sequence[int], sealed: Mapping[int, bytes], contributing: Sequence[int] | None = None
-    ) -> None:
-        """Form the key of a group of three or more.
-
-        Args:
-            group: Its members.
-            sealed: What each other member has sent to this one, see `contributions`.
-            contributing: Members whose contributions make the key, where others sent none that can be used;
-                the key is as secret as the best kept of these. None is all.
-
-        Raises:
-            NotHeldError: See `peer`; also where a contribution is missing, or all are.
-            KeyVerificationError: If one does not open: from somebody else, or tampered with.
-        """
-        members = self._members_of(group)
-        chosen = members if contributing is None else tuple(sorted(set(contributing)))
-        if not chosen or not set(chosen) <= set(members):
-            raise NotHeldError(f"the key of the group {members} can't be made of contributions of {chosen}")
-        shares = []
-        for member in chosen:
-            if member == self.number:
-                shares.append(self._contribution(members))
-                continue
-            if member not in sealed:
-                raise NotHeldError(f"client {self.number} has no contribution of client {member}")
-            key = self._contribution_key(member, member, members)
-            try:
-                shares.append(AESGCM(key).decrypt(_NONCE, sealed[member], b""))
-            except InvalidTag as error:
-                raise KeyVerificationError(
-                    f"what came as the contribution of client {member} to a group's key does not open: it is "
-                    "somebody else's, or tampered with",
-                    member,
-                ) from error
-        info = group_info(self._federation, members)
-        if chosen != members:  # a key of its own for each choice
-            info = pack_fields("of", info, *chosen)
-        self._groups[members] = group_key(shares, self._salt, info)
+        if len(members) != 2:
+            raise NotHeldError(f"keys are agreed in pairs, and the group {members} is none")
+        return self._pair_key(next(member for member in members if member != self.number))
 
     def _members_of(self, group: Sequence[int]) -> tuple[int, ...]:
         members = tuple(sorted(group))
@@ -394,13 +313,6 @@ class HeldClientKeys(OneOwner, Keys):
         key = X25519PublicKey.from_public_bytes(self._peers[other])
         info = group_info(self._federation, sorted((self.number, other)))
         return agree(self._secret, key, self._salt, info)
-
-    def _contribution(self, members: tuple[int, ...]) -> bytes:
-        return hkdf_expand(self._secrets.seed, group_info(self._federation, members))
-
-    def _contribution_key(self, other: int, sender: int, members: tuple[int, ...]) -> bytes:
-        """Key that seals one contribution for one member, and never anything else."""
-        return hkdf_expand(self._pair_key(other), pack_fields("contribution", sender, *members))
 
     def private(self, client: int) -> bytes:
         self._check_own(client)

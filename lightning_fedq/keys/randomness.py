@@ -241,7 +241,7 @@ class Keys(ServerKeys):
 
     @abstractmethod
     def peer(self, group: tuple[int, ...]) -> bytes:
-        """Key that the clients of a group share and the server does not know."""
+        """Key that the two clients of a group share and the server does not know."""
 
     @abstractmethod
     def private(self, client: int) -> bytes:
@@ -368,13 +368,8 @@ def server_info(federation: bytes, client: int) -> bytes:
 
 
 def group_info(federation: bytes, members: Sequence[int]) -> bytes:
-    """Context string of the key of a group, its members in ascending order."""
+    """Context string of the key of a pair, in ascending order."""
     return pack_fields("peer", federation, *members)
-
-
-def group_key(shares: Sequence[bytes], salt: bytes, info: bytes) -> bytes:
-    """Key of a group of three or more, from one secret contribution of each member, in ascending order."""
-    return hkdf_expand(hkdf_extract(salt, b"".join(shares)), info)
 
 
 def private_key(seed: bytes, federation: bytes) -> bytes:
@@ -386,8 +381,7 @@ class AgreedKeys(OneOwner, Keys):
     """Keys of all parties of one secure federation, held by one process that simulates them.
 
     Every client gets an X25519 pair and a private seed from the operating system; the server has a
-    pair too. A pair's key is its key agreement. A larger group's key is the hash of one secret
-    contribution of every member, which real members would send to each other under their pairwise keys.
+    pair too. A pair's key is its key agreement.
 
     They can't be copied or pickled: two owners would draw the same secret coins for different payloads.
     """
@@ -404,7 +398,7 @@ class AgreedKeys(OneOwner, Keys):
         self._members = os.urandom(32)  # the server's; it goes to each client under their pairwise key
         self._own_key = os.urandom(32)
         self._client = lru_cache(maxsize=_KEPT_KEYS)(self._agree_with_server)
-        self._peer = lru_cache(maxsize=_KEPT_KEYS)(self._agree_all)
+        self._peer = lru_cache(maxsize=_KEPT_KEYS)(self._agree_in_pair)
         self._private: dict[int, bytes] = {}
 
     def public(self) -> bytes:
@@ -426,12 +420,12 @@ class AgreedKeys(OneOwner, Keys):
     def peer(self, group: tuple[int, ...]) -> bytes:
         return self._peer(tuple(sorted(group)))
 
-    def _agree_all(self, members: tuple[int, ...]) -> bytes:
+    def _agree_in_pair(self, members: tuple[int, ...]) -> bytes:
+        if len(members) != 2:
+            raise ValueError(f"keys are agreed in pairs, and the group {members} is none")
         info = group_info(self._public, members)
-        if len(members) == 2:
-            first, second = members
-            return agree(self._own[first], self._own[second].public_key(), self._salt, info)
-        return group_key([hkdf_expand(self._seeds[member], info) for member in members], self._salt, info)
+        first, second = members
+        return agree(self._own[first], self._own[second].public_key(), self._salt, info)
 
     def private(self, client: int) -> bytes:
         if (key := self._private.get(client)) is None:
@@ -498,7 +492,7 @@ class ClientRandomness(PublicRandomness):
         self._peer_key, self._private_key = keys.peer, keys.private
 
     def peer(self, group: tuple[int, ...], purpose: str) -> Stream:
-        """Stream that the clients of a group share, hidden from the server."""
+        """Stream that the two clients of a group share, hidden from the server."""
         return self._stream(self._peer_key(group), purpose, _GROUP + _members_fields(group))
 
     def private(self, client: int, purpose: str) -> Stream:

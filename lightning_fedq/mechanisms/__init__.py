@@ -31,16 +31,13 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms.mvu import MVU
     from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
     from lightning_fedq.mechanisms.paired_coins import PairedCoins
-    from lightning_fedq.mechanisms.priv_unit import PrivUnit, PrivUnitG, ProjUnit
     from lightning_fedq.mechanisms.qsgd import QSGD, TernGrad
     from lightning_fedq.mechanisms.rotated_axes import RotatedAxes
     from lightning_fedq.mechanisms.rotated_coins import RotatedCoins
     from lightning_fedq.mechanisms.rqm import RQM
     from lightning_fedq.mechanisms.sigm import SIGM
     from lightning_fedq.mechanisms.sign_rr import SignRR
-    from lightning_fedq.mechanisms.skellam import Skellam
     from lightning_fedq.mechanisms.sparse import RandomK, TopK
-    from lightning_fedq.mechanisms.stratified import StratifiedCorBin
     from lightning_fedq.mechanisms.subtractive_dither import SubtractiveDither
 
 __all__ = [
@@ -72,15 +69,10 @@ __all__ = [
     "PairedCoins",
     "PerCoordinateGaussian",
     "PerCoordinateLaplace",
-    "PrivUnit",
-    "PrivUnitG",
-    "ProjUnit",
     "RandomK",
     "RotatedAxes",
     "RotatedCoins",
     "SignRR",
-    "Skellam",
-    "StratifiedCorBin",
     "SubtractiveDither",
     "TernGrad",
     "TopK",

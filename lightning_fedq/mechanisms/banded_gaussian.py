@@ -209,7 +209,7 @@ class BandedGaussian(Mechanism):
     ) -> Tensor:
         # the noise is that of the round, whoever has answered
         total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols.to(torch.int64)
-        noise = torch.from_numpy(self.noise(context, rand).astype(np.int64)).to(total.device)
+        noise = torch.from_numpy(self.noise(context, rand).astype(np.int64))
         return ((total + noise).double() * (self.clip_norm / self._sent_steps)).float()
 
     def noise(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:

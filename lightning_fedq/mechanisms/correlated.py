@@ -22,10 +22,9 @@ from lightning_fedq.functional.one_bit.multi_level import (
     multi_level_quantize,
     multi_level_shifts,
 )
-from lightning_fedq.functional.one_bit.threshold_coin import worst_group_variance
+from lightning_fedq.functional.one_bit.threshold_coin import stratify_words, worst_group_variance
 from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.bases.one_bit import RotatedStrata
 from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext, no_guarantee
 from lightning_fedq.wire.coding import FixedLength
 
@@ -67,24 +66,24 @@ class CorrelatedQuantization(Mechanism):
         return lambda count: multi_level_shifts(words(count))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # Symbols are uint8 levels. Computed on the CPU.
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
+        # symbols are uint8 levels
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous().numpy()
         symbols, clipped = np.empty(rows.shape, np.uint8), 0
         lines = segment_lines(context.segments, context.center, context.radius)
-        strata = RotatedStrata(rand.public("strata"), len(context.cohort))
+        strata, number = rand.public("strata"), len(context.cohort)
         shifts_of, units, step = self._shifts(rand), np.empty(_CHUNK), level_step(self.levels)
         places = [context.place(client)[1] for client in rand.clients]
         streams = [rand.private(client, "strata") for client in rand.clients]
         for first in range(0, context.dim, _CHUNK):
             part = slice(first, min(first + _CHUNK, context.dim))
             size = part.stop - first
-            offsets, shifts, x = strata.draw(size), shifts_of(size), units[:size]
+            offsets, shifts, x = strata.uniform_below(number, size), shifts_of(size), units[:size]
             for row, (place, stream) in enumerate(zip(places, streams, strict=True)):
                 words = stream.words(size)
-                strata.apply(words, offsets, place)
+                stratify_words(words, offsets, place, number)
                 clipped += to_units(rows[row], first, lines, True, x)
                 multi_level_quantize(x, words, shifts, self.levels, step, symbols[row, part])
-        sent = torch.from_numpy(symbols).reshape(update.shape).to(update.device)
+        sent = torch.from_numpy(symbols).reshape(update.shape)
         return Message(sent, self.code(context).num_bits(sent), clipped)
 
     def decode(
@@ -93,12 +92,11 @@ class CorrelatedQuantization(Mechanism):
         count, base = len(clients), len(clients) * context.center
         if self.levels == 2:
             return decode_sum(symbols, context.segments, base, context.radius, 2, count)
-        total, shifts_of = sum_of_rows(symbols.cpu()).numpy(), self._shifts(rand)
+        total, shifts_of = sum_of_rows(symbols).numpy(), self._shifts(rand)
         for first in range(0, context.dim, _CHUNK):
             part = total[first : first + _CHUNK]
             part[:] = multi_level_dequantize_sum(part, count, shifts_of(len(part)), self.levels)
-        decoded = decode_total(torch.from_numpy(total), context.segments, base, context.radius)
-        return decoded.to(symbols.device)
+        return decode_total(torch.from_numpy(total), context.segments, base, context.radius)
 
     def code(self, context: RoundContext) -> FixedLength:
         """ceil(log2 levels) bits a coordinate."""

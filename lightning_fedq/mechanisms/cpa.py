@@ -34,12 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.blocks.bit_budget import best_block_count, bit_epsilon
-from lightning_fedq.functional.blocks.block_messages import (
-    decode_messages,
-    encode_blocks,
-    encode_updates,
-    sum_messages,
-)
+from lightning_fedq.functional.blocks.block_messages import decode_messages, encode_updates, sum_messages
 from lightning_fedq.functional.blocks.codeword import (
     BLOCKS_TAG,
     CODEWORD_TAG,
@@ -322,36 +317,20 @@ class CPA(Mechanism):
         chosen, keys = self.chosen_blocks(clients, context, rand), self._keys(clients, context, rand)
         coins = [rand.private(client, "cpa coins").fill for client in clients]
         flips = self._flips(clients, context)
-        if rows.device.type != "cpu":
-            scaled, outside = self._scaled(rows, context, chosen)
-            bits = encode_blocks(design, scaled, keys, coins, flips)
-        else:
-            center, radius = self.ranges(context)
-            ranges = segment_lines(context.segments, center, 1.0 / radius)
-            values, blocks = rows.contiguous().numpy(), self.blocks(context)
-            if chosen is None:
-                bits, outside = encode_updates(design, values, ranges, blocks, keys, coins, flips)
-            else:
-                gathered = np.empty((*chosen.shape, self.block_dim))
-                outside = gather_blocks(values, ranges, design.limit, chosen, gathered)
-                bits = encode_blocks(design, torch.from_numpy(gathered), keys, coins, flips)
+        center, radius = self.ranges(context)
+        ranges = segment_lines(context.segments, center, 1.0 / radius)
+        values, blocks = rows.contiguous().numpy(), self.blocks(context)
+        outside = 0
+        if chosen is not None:
+            gathered = np.empty((*chosen.shape, self.block_dim))
+            outside = gather_blocks(values, ranges, design.limit, chosen, gathered)
+            # these are in units of the radius
+            values, blocks = gathered.reshape(len(clients), -1), chosen.shape[1]
+            ranges = np.array([[values.shape[1]], [0.0], [1.0]])
+        bits, clipped_here = encode_updates(design, values, ranges, blocks, keys, coins, flips)
+        outside = clipped_here if chosen is None else outside
         clipped = min(outside * self.block_dim, update.numel())
         return Message(bits.reshape(*update.shape[:-1], -1), bits.numel(), clipped)
-
-    def _scaled(
-        self, rows: Tensor, context: RoundContext, chosen: NDArray[np.int64] | None
-    ) -> tuple[Tensor, int]:
-        """Blocks to send `(clients, blocks, L)`, in units of the radius, and how many of all are outside."""
-        center, radius = (context.expand(t.to(rows.device)) for t in self.ranges(context))
-        blocks, size = self.blocks(context), self.block_dim
-        scaled = (rows.double() - center) * (1.0 / radius)
-        scaled = torch.nn.functional.pad(scaled, (0, blocks * size - context.dim))
-        scaled = scaled.reshape(len(rows), blocks, size)
-        outside = int(self._design.outside(scaled).sum())
-        if chosen is not None:
-            at = torch.from_numpy(chosen).to(rows.device)[:, :, None].expand(-1, -1, size)
-            scaled = scaled.gather(1, at)
-        return scaled, outside
 
     # ---- decoding -------------------------------------------------------------------------------------
 
@@ -373,8 +352,8 @@ class CPA(Mechanism):
         else:
             blocks = self.blocks(context)
             ones = decode_messages(design, bits, keys, dithered, keep, self.decoder)
-            total = torch.zeros(blocks, size, dtype=torch.float64, device=bits.device)
-            at = torch.from_numpy(chosen).to(bits.device).flatten()
+            total = torch.zeros(blocks, size, dtype=torch.float64)
+            at = torch.from_numpy(chosen).flatten()
             # over the chance that a block is sent: unbiased
             total.index_add_(0, at, ones.flatten(0, 1), alpha=blocks / sent)
         center, radius = self.ranges(context)

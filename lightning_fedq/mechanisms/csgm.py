@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.divergences import Array
-from lightning_fedq.functional.one_bit.gaussian_cover import gaussian_curve
+from lightning_fedq.functional.divergences import Array, gaussian_curve
 from lightning_fedq.functional.sampled_loops import round_selected
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
@@ -139,14 +138,14 @@ class CSGM(SubsampledMechanism):
             clipped += min(sum(outside), context.dim)
             num_bits += self.bits * sum(sent)
         shape = (*update.shape[:-1], rows.shape[1])
-        return Message(symbols.reshape(shape).to(update.device), num_bits, clipped)
+        return Message(symbols.reshape(shape), num_bits, clipped)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # Float64, not on the `grid` yet. If flattened, rounded and turned back. A symbol 0 adds nothing but
         # its client's share of the noise.
-        rows = symbols.cpu().reshape(len(clients), -1).numpy()
+        rows = symbols.reshape(len(clients), -1).numpy()
         total = np.zeros(rows.shape[1])
         for row, client in enumerate(clients):
             level = (2 * (rows[row] - 1) - self._cells) / self._cells  # exactly 0 in the middle

@@ -16,18 +16,7 @@ each dropout takes its share away, so claims count on `max_dropped` dropouts and
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lightning_fedq.functional.noise.discrete_gaussian import (
-    LARGEST_SIGMA,
-    concentration,
-    discrete_gaussian,
-    discrete_gaussian_variance,
-)
-from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise
-from lightning_fedq.mechanisms.interface import ConcentratedLoss, Loss
 
 
 @dataclass(frozen=True)
@@ -46,20 +35,3 @@ class DistributedDiscreteGaussian(ModularNoise):
         >>> mechanism.steps  # clip_norm in steps of the grid
         50.0
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps > LARGEST_SIGMA:
-            raise ValueError(
-                f"local_sigma must be at most {LARGEST_SIGMA:g} of granularity, got {self.steps:g} of them; "
-                "use a coarser grid"
-            )
-
-    def _noise(self, count: int, words: Words) -> NDArray[np.int64]:
-        return discrete_gaussian(self.steps, count, words)
-
-    def _noise_variance(self) -> float:
-        return discrete_gaussian_variance(self.steps)
-
-    def _sum_loss(self, norm: float, one_norm: float, size: int, summands: int, note: str) -> Loss:
-        return ConcentratedLoss(concentration(norm, one_norm, size, summands, self.steps), note)

@@ -44,7 +44,7 @@ class FedAvg(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         patterns = symbols.to(torch.int32).reshape(len(clients), context.dim)  # 64-bit integers off a wire
-        total = torch.zeros(context.dim, dtype=torch.float64, device=symbols.device)
+        total = torch.zeros(context.dim, dtype=torch.float64)
         add_rows(patterns.view(torch.float32), total)
         return total
 

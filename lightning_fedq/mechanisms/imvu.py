@@ -207,7 +207,7 @@ class IMVU(OutputChannel):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are uint8 output numbers, sorted by their slopes
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous()
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
         factors, clipped = unit_ball_factors(rows, self.clip_norm, 2)
         family, index = self.family, np.empty(rows.shape, np.uint8)
         for row, client in enumerate(rand.clients):
@@ -217,7 +217,7 @@ class IMVU(OutputChannel):
                 values = rows[row, first : first + CHUNK].numpy()
                 words = private.words64(len(part))
                 draw_tilted(values, factor, words, family.weights, family.slopes, family.table, part)
-        symbols = torch.from_numpy(index).reshape(update.shape).to(update.device)
+        symbols = torch.from_numpy(index).reshape(update.shape)
         return Message(symbols, self.output_bits * symbols.numel(), int(clipped.sum()) * context.dim)
 
     def decode(

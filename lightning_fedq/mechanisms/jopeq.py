@@ -123,7 +123,7 @@ class JoPEQ(Mechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are int32 levels
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous().numpy()
         lines = segment_lines(context.segments, context.center, context.radius)
         index, units, clipped = np.empty(rows.shape, np.int32), np.empty(min(_CHUNK, context.dim)), 0
         law = self.noise_scale, self.step, self.levels, quantile_table("laplace")
@@ -134,7 +134,7 @@ class JoPEQ(Mechanism):
                 clipped += to_units(rows[row], first, lines, True, units[: len(part)])
                 words = private.words64(len(part)), shared.words64(len(part))
                 noisy_levels(units[: len(part)], *words, *law, part)
-        symbols = torch.from_numpy(index).reshape(update.shape).to(update.device)
+        symbols = torch.from_numpy(index).reshape(update.shape)
         return Message(symbols, self.code(context).num_bits(symbols), clipped)
 
     @staticmethod
@@ -151,7 +151,7 @@ class JoPEQ(Mechanism):
             for first in range(0, context.dim, _CHUNK):
                 part = dithers[first : first + _CHUNK]
                 add_uniforms(stream.words64(len(part)), part)
-        steps = sum_of_rows(symbols).sub_(middle).sub_(torch.from_numpy(dithers).to(symbols.device))
+        steps = sum_of_rows(symbols).sub_(middle).sub_(torch.from_numpy(dithers))
         base, slope = len(clients) * context.center, context.radius * self.step
         return decode_total(steps, context.segments, base, slope)
 

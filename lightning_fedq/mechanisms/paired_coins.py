@@ -31,17 +31,11 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.functional.divergences import Pmf, randomized_response_pair
-from lightning_fedq.functional.one_bit.coupled_coins import (
-    coupled_quantize_row,
-    coupled_thresholds,
-    flip_threshold,
-    inner_coin,
-)
+from lightning_fedq.functional.one_bit.coupled_coins import coupled_quantize_row, flip_threshold, inner_coin
 from lightning_fedq.functional.one_bit.privacy import coin_splits, coin_sum_pmf
 from lightning_fedq.functional.one_bit.threshold_coin import (
     CoinThresholds,
     coin_thresholds,
-    one_bit_quantize,
     one_bit_quantize_rows,
 )
 from lightning_fedq.functional.segments import segment_lines
@@ -53,9 +47,7 @@ from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
 
 _CHUNK = 1 << 14
-"""Coordinates at a time on the CPU, a multiple of 8: what is worked on stays in the cache."""
-_ON_DEVICE = 1 << 20
-"""Coordinates of a stack that are worked on at once elsewhere."""
+"""Coordinates at a time, a multiple of 8: what is worked on stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +151,7 @@ class PairedCoins(OneBitMechanism):
         """Pairs, and one client alone if their number is odd."""
         return (2,) * (num_clients // 2) + (1,) * (num_clients % 2)
 
-    def _encode_on_cpu(
-        self, rows: Tensor, context: RoundContext, rand: ClientRandomness
-    ) -> tuple[Tensor, int]:
+    def _bits(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
         values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
         bits, flip = np.empty(values.shape, np.uint8), flip_threshold(coin)
         ranges = segment_lines(context.segments, context.center, context.radius)
@@ -194,35 +184,6 @@ class PairedCoins(OneBitMechanism):
                         bits[row],
                     )
         return torch.from_numpy(bits), clipped
-
-    def _encode_on_device(
-        self, rows: Tensor, context: RoundContext, rand: ClientRandomness
-    ) -> tuple[Tensor, Tensor]:
-        device, dim = rows.device, context.dim
-        center, radius = (context.expand(t.to(device)) for t in (context.center, context.radius))
-        bits = torch.empty(rows.shape, dtype=torch.uint8, device=device)
-        clipped = torch.zeros((), dtype=torch.int64, device=device)
-        kinds: dict[int, list[tuple[tuple[int, ...], int, int]]] = {1: [], 2: []}
-        for group, own in stack_by_group(context, rand.clients).items():
-            kinds[len(group)] += [(group, row, rank) for row, rank in own]
-        num_rows = max(_ON_DEVICE // dim, 1)
-        for size, members in kinds.items():
-            for first in range(0, len(members), num_rows):
-                part = members[first : first + num_rows]
-                which = [row for _, row, _ in part]
-                words = np.empty((len(part), dim), np.uint32)
-                for own_words, (group, _, rank) in zip(words, part, strict=True):
-                    rand.private(group[rank], COINS).fill(own_words)
-                drawn, values = torch.from_numpy(words.astype(np.int64)).to(device), rows[which]
-                clipped += (((values.double() - center) * (1.0 / radius)).abs() > 1.0).sum()
-                if size == 1:
-                    bits[which] = one_bit_quantize(values, drawn, center, radius, self.coin)
-                    continue
-                secret = np.stack([_secret(group, rank, dim, rand) for group, _, rank in part])
-                told = torch.from_numpy(secret).to(device)
-                limits = coupled_thresholds(values, center, radius, self.coin, told)
-                bits[which] = (drawn < limits).to(torch.uint8)
-        return bits, clipped
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
         # the bit says on which side of the centre the value lies

@@ -8,10 +8,12 @@ parameters, 25 for ten million. Its epsilon belongs to the whole message, and it
 best that any epsilon-LDP message can have up to epsilon 8. Above 10, several messages of a smaller epsilon
 would be better.
 
-Only the direction is sent (`bases.own_rotation`): the decoder gives every update the length `clip_norm`, so
-the whole budget goes into where the update points. Each client has a rotation of its own, because given one
-rotation a message is biased, and shared biases would not average out. The server needs one Walsh-Hadamard
-pair a message.
+Only the direction is sent, so the stated bias: the decoder gives every update the length `clip_norm`, and the
+decoded sum estimates that of clip_norm x / |x| (0 for 0). The epsilon rests on integers alone: which k axes
+are preferred may follow from floats in any way, since k of them are preferred for every update. Two updates
+are worst where they prefer disjoint ones, as opposite ones do. Each client has a rotation of its own, because
+given one rotation a message is biased, and shared biases would not average out. The server needs one
+Walsh-Hadamard pair a message.
 
 References:
     Isik et al., Exact Optimality of Communication-Privacy-Utility Tradeoffs in Distributed Mean Estimation,
@@ -19,8 +21,11 @@ References:
     simplex, which make the codebook free to store and quick to apply.
 """
 
+from __future__ import annotations
+
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,14 +34,24 @@ from torch import Tensor
 
 from lightning_fedq.functional.axis_choice import AxisChoice, best_axis_choice
 from lightning_fedq.functional.hadamard import padded_size
-from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanisms.bases.own_rotation import ChosenDirection, rotate_each_back
-from lightning_fedq.mechanisms.interface import AuditCase, RoundContext
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.bases.own_rotation import parts, rotate_each, rotate_each_back
+from lightning_fedq.mechanisms.bases.received import check_received
+from lightning_fedq.mechanisms.interface import (
+    AuditCase,
+    Mechanism,
+    Message,
+    PmfPairs,
+    PrivacyClaim,
+    RoundContext,
+    same_for_all,
+)
 from lightning_fedq.wire.coding import FixedLength
 
 
 @dataclass(frozen=True)
-class RotatedAxes(ChosenDirection):
+class RotatedAxes(Mechanism):
     """One signed axis of a rotated update under one epsilon a message: 1 + log2(D) bits a client.
 
     Args:
@@ -48,26 +63,62 @@ class RotatedAxes(ChosenDirection):
         50
     """
 
-    _coins = "axis"
-    _options = "axes"
+    homomorphic = False
+    unbiased = False
+
+    epsilon: float
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("epsilon", self.epsilon), ("clip_norm", self.clip_norm)):
+            if not 0.0 < value < math.inf:
+                raise ValueError(f"{name} must be > 0 and finite, got {value}")
 
     def choice(self, dim: int) -> AxisChoice:
         """Law of a message about `dim` coordinates."""
         return best_axis_choice(padded_size(dim), self.epsilon)
 
-    def num_options(self, dim: int) -> int:
-        """Axis j, and D + j for its opposite."""
-        return 2 * padded_size(dim)
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedAxes:
+        return replace(self, epsilon=level)
 
-    def _preferred(self, rotated: Tensor, dim: int, rand: PublicRandomness) -> NDArray[np.int64]:
-        values, k = rotated.numpy(), self.choice(dim).num_top
-        top = np.sort([np.argpartition(-np.abs(row), k - 1)[:k] for row in values])
-        return np.where(np.take_along_axis(values, top, 1) < 0, top + values.shape[1], top)
+    def num_symbols(self, context: RoundContext) -> int:
+        """One axis."""
+        return 1
 
-    def _directions(self, options: Tensor, dim: int, rand: PublicRandomness) -> Tensor:
-        size = padded_size(dim)
-        ends = torch.where(options < size, 1.0, -1.0).double()
-        return torch.zeros(len(options), size).double().scatter_(1, (options % size)[:, None], ends[:, None])
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        # One symbol: axis j, and D + j for its opposite. The rotation is done in float64. Updates longer than
+        # `clip_norm` count as clipped.
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().double()
+        choice = self.choice(context.dim)
+        symbols = torch.empty(len(rows), 1, dtype=torch.int64)
+        for first, last in parts(len(rows), choice.size):
+            clients = rand.clients[first:last]
+            padded = torch.nn.functional.pad(rows[first:last], (0, choice.size - context.dim))
+            for row, (client, values) in enumerate(
+                zip(clients, rotate_each(padded, clients, choice.size, rand).numpy(), strict=True), first
+            ):
+                # in an order that does not follow the data
+                top = np.sort(np.argpartition(-np.abs(values), choice.num_top - 1)[: choice.num_top])
+                preferred = np.where(values[top] < 0, top + choice.size, top)
+                coins = rand.private(client, "axis")
+                symbols[row, 0] = draw_preferred(preferred, 2 * choice.size, choice.threshold, coins)
+        longer = torch.linalg.vector_norm(rows, dim=1) > self.clip_norm
+        shape = (1,) if update.dim() == 1 else symbols.shape
+        num_bits = self.code(context).num_bits(symbols)
+        return Message(symbols.reshape(shape), num_bits, int(longer.sum()) * context.dim)
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        choice, sent, count = self.choice(context.dim), symbols.detach(), len(clients)
+        check_received(sent, count, 1, 2 * choice.size - 1)
+        picked, total = sent[:, 0].to(torch.int64), torch.zeros(context.dim, dtype=torch.float64)
+        for first, last in parts(count, choice.size):
+            part = picked[first:last, None]
+            ends = torch.where(part < choice.size, 1.0, -1.0).double()
+            rows = torch.zeros(len(part), choice.size).double().scatter_(1, part % choice.size, ends)
+            total += rotate_each_back(rows, clients[first:last], context.dim, rand).sum(0)
+        return (total * (self.clip_norm / choice.mean_length)).float()
 
     def code(self, context: RoundContext) -> FixedLength:
         """One axis and its sign, in whole bits."""
@@ -96,3 +147,45 @@ class RotatedAxes(ChosenDirection):
     def lever(self, client: int, context: RoundContext) -> float:
         """Length of one decoded message over that of an honest mean, `clip_norm`."""
         return 1.0 / self.choice(context.dim).mean_length
+
+    def longest_update(self, dim: int) -> float:
+        return self.clip_norm
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """One message, one loss, the same in every view: whoever knows the rotation learns no more."""
+        choice = self.choice(context.dim)
+        top, other = choice.top_probability, choice.other_probability
+        rest = max(1.0 - top - other, 0.0)
+        pair = (top, other, rest), (other, top, rest)
+        return same_for_all(PmfPairs((pair,), "one of k preferred axes, or any other"), 1, (ARBITRARY, FRESH))
+
+    @property
+    def covers_shorter(self) -> bool:
+        # the choice of k follows from the length, and among few options the same epsilon composes worse
+        return False
+
+    def without_noise(self, context: RoundContext) -> RotatedAxes:
+        # the closest one, always
+        return replace(self, epsilon=500.0)
+
+    def advice(self, claim: PrivacyClaim) -> str:
+        return "fewer messages of a client: rounds in which it does not take part cost it nothing"
+
+
+def draw_preferred(preferred: NDArray[np.int64], num_options: int, threshold: int, stream: Stream) -> int:
+    """One option: a preferred one if a word is below the threshold, else one of the others.
+
+    The coin and both draws below a bound are exact on the stream's words.
+
+    Args:
+        preferred: The preferred options, without repetition, in an order that does not follow the data.
+        num_options: All options are 0 to `num_options - 1`.
+        threshold: Chance of a preferred one times 2^64.
+    """
+    k = len(preferred)
+    if int(stream.words64(1)[0]) < threshold:
+        return int(preferred[int(stream.uniform_below(k, 1)[0])])
+    drawn = int(stream.uniform_below(num_options - k, 1)[0])
+    others = np.ones(num_options, bool)
+    others[preferred] = False
+    return int(np.flatnonzero(others)[drawn])

@@ -12,8 +12,7 @@ a coordinate at 1,000 clients, and with `share` only some rotated coordinates ar
 What the claims rest on: thresholds are integers that are compared with uniform words; the norm is clipped
 after the rotation, on the very floats that become thresholds, in float64 and rounded up, so the rotation may
 err in its last digits; rounding to thresholds counts as a change of 2^-32 in every coordinate's probability.
-Towards the sum's views the claim is a Renyi curve for a whole message or, up to 400 other coins, a Gaussian
-curve above the same coins, whichever says less (`bases.covered_coins`); single messages are randomised
+Towards the sum's views the claim is a Renyi curve for a whole message; single messages are randomised
 response, coin by coin.
 
 `paired` clients round with complementary words that the two share and respond at random afterwards: rounding
@@ -57,7 +56,6 @@ from lightning_fedq.mechanisms.bases.claims import (
     NO_COLLUSION,
     SUM_ONLY,
 )
-from lightning_fedq.mechanisms.bases.covered_coins import CoveredCoins
 from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
@@ -227,7 +225,7 @@ class RotatedCoins(Mechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are uint8, how many of a rotated coordinate's coins are one
-        rows = update.detach().reshape(len(rand.clients), context.dim).cpu().float().contiguous()
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
         count, signs = self.num_symbols(context), self._words(context, rand)
         symbols = np.empty((len(rows), count), np.uint8)
         clipped = 0
@@ -239,7 +237,7 @@ class RotatedCoins(Mechanism):
             radius = np.array([[float(count)], [0.0], [1.0 / (factor * self._reach(context))]])
             outside = self._throw(rotated, radius, symbols[row : row + 1], client, context, rand)
             clipped += context.dim if shortened else min(outside, context.dim)
-        sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], count)).to(update.device)
+        sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], count))
         return Message(sent, self.code(context).bits_per_symbol * symbols.size, clipped)
 
     def _throw(
@@ -281,7 +279,7 @@ class RotatedCoins(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # also takes the sum modulo `symbol_modulus`
-        total = sum_of_rows(symbols.cpu()).numpy()
+        total = sum_of_rows(symbols).numpy()
         modulus = self.symbol_modulus(context)[0]
         thrown = len(clients) * self.coins
         lowest = (thrown + 1 - modulus) // 2  # the values around half of the coins
@@ -292,7 +290,7 @@ class RotatedCoins(Mechanism):
             ones = lowest + ((total[first : first + CHUNK].astype(np.int64) - lowest) & (modulus - 1))
             estimate[first : first + CHUNK] = (2 * ones - thrown) * scale
         back = rotate_back(estimate, self._words(context, rand), context.dim)
-        return torch.from_numpy(back).to(symbols.device)
+        return torch.from_numpy(back)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Bits that hold a count of coins. One for one coin."""
@@ -373,13 +371,10 @@ class RotatedCoins(Mechanism):
         coins = self.coins * count
         grown = np.log1p(moments * (square * (1.0 + 1e-9)) / count)
         divergences = coins * grown * (1.0 + 1e-9) / (np.array(ORDERS) - 1.0)
-        curve = ORDERS, tuple(divergences.tolist()), note
-        if self.paired and known:
-            return RenyiLoss(*curve)
-        return CoveredCoins(*curve, low, high, others, coins, self.coins * square * (1.0 + 1e-9))
+        return RenyiLoss(ORDERS, tuple(divergences.tolist()), note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Single messages are randomised response. Behind a sum `hidden_coin` and `gaussian_cover` hold."""
+        """Single messages are randomised response. Behind a sum `hidden_coin` holds."""
         if self.epsilon is None or not self.coin.low:
             unset = self.epsilon is None
             missing = "the level of the coin is not set yet" if unset else "epsilon is infinite"

@@ -90,7 +90,7 @@ class SIGM(SubsampledMechanism):
             bits, outside = self._quantize(client, rows[row].numpy(), selected, counts, context, rand, out)
             num_bits += bits
             clipped += min(outside, context.dim)
-        sent = symbols.reshape((*update.shape[:-1], rows.shape[1])).to(update.device)
+        sent = symbols.reshape((*update.shape[:-1], rows.shape[1]))
         return Message(sent, num_bits, clipped)
 
     def _quantize(
@@ -136,7 +136,7 @@ class SIGM(SubsampledMechanism):
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
         # zeros where nothing is sent, else what some |x| <= clip_value gives
         selected, quantizer = self.quantizers(context, rand)(client)
-        silent = symbols.cpu().numpy()[~selected]
+        silent = symbols.numpy()[~selected]
         shortest = shortest_inputs(symbols, quantizer)[selected]
         return not silent.any() and bool((shortest <= 1.0 + INEXACT).all())
 
@@ -144,7 +144,7 @@ class SIGM(SubsampledMechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # Float64, not on the `grid` yet. If flattened, rounded and turned back.
-        rows = symbols.cpu().reshape(len(clients), -1).contiguous().numpy()
+        rows = symbols.reshape(len(clients), -1).contiguous().numpy()
         total, counts = np.zeros(rows.shape[1]), self.counts(context, rand)
         empty, scales = counts == 0, self._scales(context)
 

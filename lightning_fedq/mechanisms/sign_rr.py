@@ -54,22 +54,11 @@ class SignRR(OneBitMechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # Symbols are uint8 bits. Sizes beyond the radius count as clipped.
-        if update.device.type == "cpu":
-            rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
-            lines = segment_lines(context.segments, context.center, context.radius)
-            far = torch.empty_like(rows)
-            outside = saturate(rows.numpy(), lines, self.zero_is_positive, far.numpy())
-            return replace(super().encode(far.reshape(update.shape), context, rand), num_clipped=outside)
-        center, radius = (context.expand(t.to(update.device)) for t in (context.center, context.radius))
-        distance = update.detach().float().double() - center
-        signs = distance.sign()
-        if self.zero_is_positive:
-            signs = torch.where(distance == 0, 1.0, signs)
-        # Twice the radius, so that float32 rounding can't bring a sign back inside the range.
-        saturated = (center + 2.0 * radius * signs).float()
-        saturated = torch.where(signs == 0, update.detach().float(), saturated)
-        outside = int((distance.abs() > radius).sum())
-        return replace(super().encode(saturated, context, rand), num_clipped=outside)
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
+        lines = segment_lines(context.segments, context.center, context.radius)
+        far = torch.empty_like(rows)
+        outside = saturate(rows.numpy(), lines, self.zero_is_positive, far.numpy())
+        return replace(super().encode(far.reshape(update.shape), context, rand), num_clipped=outside)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

@@ -90,12 +90,12 @@ class TopK(_Sparse):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are places in order, then float32 bit patterns
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu()
+        rows = update.detach().reshape(len(rand.clients), context.dim).float()
         largest = rows.abs().topk(num_kept(self.share, context.dim), dim=1, sorted=False)
         places = largest.indices.sort(1).values
         symbols = torch.cat([places, rows.gather(1, places).view(torch.int32).long()], 1)
         shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
-        return Message(symbols.reshape(shape).to(update.device), self.code(context).num_bits(symbols))
+        return Message(symbols.reshape(shape), self.code(context).num_bits(symbols))
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
@@ -103,14 +103,14 @@ class TopK(_Sparse):
         half = num_kept(self.share, context.dim)
         if tuple(symbols.shape) != (expected := (len(clients), 2 * half)):
             raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
-        received = symbols.detach().cpu().long()
+        received = symbols.detach().long()
         places, total = received[:, :half], torch.zeros(context.dim, dtype=torch.float64)
         if bool(((places < 0) | (places >= context.dim)).any()):
             raise ValueError(
                 f"places must lie in [0, {context.dim}); drop the client that sent something else"
             )
         values = received[:, half:].int().view(torch.float32).double()
-        return total.index_add_(0, places.reshape(-1), values.reshape(-1)).float().to(symbols.device)
+        return total.index_add_(0, places.reshape(-1), values.reshape(-1)).float()
 
     def num_sent(self, dim: int) -> int:
         return num_kept(self.share, dim)
@@ -125,7 +125,7 @@ class TopK(_Sparse):
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
         # places in order, finite values
-        places, patterns = symbols.cpu().long().chunk(2)
+        places, patterns = symbols.long().chunk(2)
         rising = bool((places.diff() > 0).all()) and int(places[0]) >= 0 and int(places[-1]) < context.dim
         return rising and bool(patterns.int().view(torch.float32).isfinite().all())
 
@@ -157,20 +157,20 @@ class RandomK(_Sparse):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # Symbols are float32 bit patterns. Nothing is clipped.
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu()
+        rows = update.detach().reshape(len(rand.clients), context.dim).float()
         symbols = rows[:, self._places(context, rand)].contiguous().view(torch.int32)
         shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
-        return Message(symbols.reshape(shape).to(update.device), 32 * symbols.numel())
+        return Message(symbols.reshape(shape), 32 * symbols.numel())
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # the values, scaled by one over the share
-        patterns = symbols.cpu().int().reshape(len(clients), self.num_symbols(context))
+        patterns = symbols.int().reshape(len(clients), self.num_symbols(context))
         total = torch.zeros(context.dim, dtype=torch.float64)
         sums = patterns.view(torch.float32).double().sum(0) * (context.dim / patterns.shape[1])
         total[self._places(context, rand)] = sums
-        return total.float().to(symbols.device)
+        return total.float()
 
     def num_symbols(self, context: RoundContext) -> int:
         """Coordinates that are sent."""

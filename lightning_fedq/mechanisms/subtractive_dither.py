@@ -55,7 +55,7 @@ class SubtractiveDither(Mechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are int32 in [-(2^(bits - 1) - 1), 2^(bits - 1) - 1]
-        rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
+        rows = update.detach().reshape(len(rand.clients), context.dim)
         rows = (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
         lines = segment_lines(context.segments, context.center, 1.0 / context.radius)
         symbols, clipped = torch.empty(rows.shape, dtype=torch.int32), 0
@@ -66,19 +66,19 @@ class SubtractiveDither(Mechanism):
                 part = out[first : first + _CHUNK]
                 clipped += to_units(values, first, lines, False, units[: len(part)])
                 dither_levels(units[: len(part)], stream.words64(len(part)), self._levels, part)
-        return Message(symbols.reshape(update.shape).to(update.device), self.bits * symbols.numel(), clipped)
+        return Message(symbols.reshape(update.shape), self.bits * symbols.numel(), clipped)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        missing = -sum_of_rows(symbols.cpu()).numpy()  # negative, because dithers can only be added
+        missing = -sum_of_rows(symbols).numpy()  # negative, because dithers can only be added
         for client in clients:
             stream = self._dither(client, rand)
             for first in range(0, context.dim, _CHUNK):
                 part = missing[first : first + _CHUNK]
                 add_centred_dither(stream.words64(len(part)), part)
         base, slope = len(clients) * context.center, context.radius / self._levels
-        return decode_total(torch.from_numpy(-missing), context.segments, base, slope).to(symbols.device)
+        return decode_total(torch.from_numpy(-missing), context.segments, base, slope)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Signed integers."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from lightning_fedq.functional.drawn import num_marked
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import Spending, spent
-from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.collusion import CHANCE, num_corrupt_in_cohort
 from lightning_fedq.privacy.grid import SMALLEST_DELTA
 from lightning_fedq.privacy.losses import GaussianLoss, Loss
@@ -40,23 +38,6 @@ class Account:
 
     run: Run
     delta: float
-
-    @cached_property
-    def beside(self) -> Beside | None:
-        """Releases beside the rounds. None where nothing was released."""
-        releases = self.run.releases
-        if releases is None or not releases.rounds:
-            return None
-        what = (
-            f"Clients' evaluations were released {releases.rounds} times beside the rounds, every client in "
-            f"each, by {releases.mechanism!r}."
-        )
-        return Beside(Account(releases, self.delta).claims(), releases.rounds, what)
-
-    @property
-    def of_rounds(self) -> Account:
-        """The account of the rounds alone, without what is released beside them."""
-        return self if self.run.releases is None else replace(self, run=replace(self.run, releases=None))
 
     @property
     def num_corrupt(self) -> int:
@@ -92,13 +73,11 @@ class Account:
         return max(share, 0.0) * self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
-        """Cost of `rounds` rounds of a claim and of what was released beside them, at what is left of delta.
+        """Cost of `rounds` rounds of a claim, at what is left of delta.
 
         Raises:
             ValueError: If the claim is `NonPrivate`.
         """
-        if self.beside is not None:
-            return self.beside.spent(claim, self.available(claim, rounds), rounds)
         return spent(
             claim.loss,
             self.available(claim, rounds),
@@ -113,7 +92,6 @@ class Account:
 
         From one update to zero and from zero to the other are two steps: P <= e^a P0 + d and P0 <= e^b Q + d'
         give P <= e^(a + b) Q + d + e^a d'. Two steps of a Gaussian loss are one of half the noise multiplier.
-        What was released beside the rounds changes in one of the two steps.
         Infinite where what is left of delta is too small to account for.
 
         References:
@@ -123,9 +101,7 @@ class Account:
             return self.spent(claim, rounds, participation).epsilon
         delta = self.available(claim, rounds)
 
-        def one(loss: Loss, share: float, counted: bool = True) -> float:
-            if counted and self.beside is not None:
-                return self.beside.spent(replace(claim, loss=loss), share, rounds).epsilon
+        def one(loss: Loss, share: float) -> float:
             return spent(
                 loss,
                 share,
@@ -144,7 +120,7 @@ class Account:
             # d + e^a d' = delta, a of the first step
             left = (1.0 - share) * delta * math.exp(-min(first, 700.0))
             if left >= SMALLEST_DELTA:
-                best = min(best, first + one(claim.loss, left, counted=False))
+                best = min(best, first + one(claim.loss, left))
         return best
 
     def secret(self, claim: PrivacyClaim, rounds: int) -> float:

@@ -82,7 +82,7 @@ class Population:
 
     def _epsilon(self, claim: PrivacyClaim, charges: int) -> float:
         if isinstance(claim.loss, NonPrivate):
-            return math.inf if charges or self._account.beside is not None else 0.0
+            return math.inf if charges else 0.0
         if (claim, charges) not in self._epsilons:
             participation = self._account.run.participation
             self._epsilons[claim, charges] = self._account.between_any_two(claim, charges, participation)

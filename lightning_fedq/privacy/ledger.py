@@ -25,7 +25,6 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +51,6 @@ class Ledger:
         round_limit: Rounds after which nobody is charged, whoever was charged in them; a budget of secret
             cohorts sets it. None is no limit.
         journal: Where charges are written first, or None.
-        beside: Charges of the same clients for what is released beside the rounds, see `charges_beside`.
         recorded: Journal and position of a loaded state, or ("", 0).
         recorded_names: Names that a loaded state has charged under, "" of versions that had none.
 
@@ -71,7 +69,6 @@ class Ledger:
         self.limits: Tensor | None = None
         self.round_limit: int | None = None
         self.journal: Journal | None = None
-        self.beside: Ledger | None = None
         self.recorded: tuple[str, int] = ("", 0)
         self.recorded_names: frozenset[str] = frozenset()
         self._id = secrets.token_hex(8)
@@ -90,25 +87,6 @@ class Ledger:
     def num_byzantine(self) -> int:
         """Clients of a cohort that lied in the charged rounds, as far as anybody has said."""
         return int((self.terms or {}).get("num_byzantine", "0"))
-
-    def charges_beside(self, mechanism: str) -> Ledger:
-        """Ledger of what the same clients release beside the rounds. It goes wherever this one goes.
-
-        Args:
-            mechanism: What is charged for there, as text.
-
-        Raises:
-            ValueError: If they have paid for another one.
-        """
-        if self.beside is None or not (self.beside.rounds or self.beside.mechanism == mechanism):
-            self.beside = Ledger(self.num_clients, mechanism)
-        if self.beside.mechanism != mechanism:
-            raise ValueError(
-                f"the ledger has {self.beside.rounds} releases of {self.beside.mechanism} beside the rounds, "
-                f"and this federation wants {mechanism or 'none'}, of another price; give evaluate_clients "
-                "the release of the first federation, or begin with a new ledger"
-            )
-        return self.beside
 
     def check(self, num_clients: int, mechanism: str) -> None:
         """Refuse to pay for another federation.
@@ -129,7 +107,6 @@ class Ledger:
         self.charges = self.charges.clone()
         self._used = {keys: streams.clone() for keys, streams in self._used.items()}
         self._others = {name: (rounds, charges.clone()) for name, (rounds, charges) in self._others.items()}
-        self.beside = copy(self.beside)
         self._rename()
 
     @property
@@ -253,8 +230,6 @@ class Ledger:
         self.rounds, self.dim, self.terms = state["rounds"], state["dim"], _as_named_now(state["terms"])
         parts = _parts(state).items()
         self._others = {name: (n, charges.clone()) for name, (n, charges) in parts if name != self._id}
-        if (beside := state.get("beside")) is not None:
-            self.charges_beside(beside["mechanism"]).follow(beside)
 
     def state(self, *tensors: Tensor) -> str:
         """Name what a round begins with: 64 bits of SHA-256 of its model and range. "" where none is kept."""
@@ -390,7 +365,6 @@ class Ledger:
             "streams": self._streams.clone(),
             "journal": path,
             "position": position,
-            "beside": None if self.beside is None else self.beside.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], repeatable: bool = False) -> None:
@@ -412,8 +386,6 @@ class Ledger:
                 f"the ledger is of {len(state['charges'])} clients of {state['mechanism']}, this federation "
                 f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
-        if (beside := state.get("beside")) is not None:
-            self.charges_beside(beside["mechanism"]).load_state_dict(beside, repeatable)
         terms = _as_named_now(state.get("terms"))
         _check_terms(terms, self.terms)
         self.terms = self.terms or terms

@@ -141,7 +141,6 @@ class Problem:
                 secure_keys=True,
             ),
             charges=None,
-            releases=None,
         )
 
     @property

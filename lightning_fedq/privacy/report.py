@@ -259,7 +259,7 @@ def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
 
 
 def _notes(account: Account, population: Population) -> tuple[str, ...]:
-    run, beside = account.run, account.beside
+    run = account.run
     most_rounds, secret, masked = run.most_rounds, run.sampling.secret, run.threat.secure_sum is not None
     public = "" if secret else ", cohorts and groups"
     notes = [
@@ -316,8 +316,6 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             "much. "
             "In a round that a client takes part in there is no amplification by sampling."
         )
-    if beside is not None:
-        notes.append(f"{beside.what} The epsilons of the run count that; that of a round does not.")
     if run.min_answers is not None:
         notes.append(
             "Clients may be silent. What hides a client in a sum is counted on "
@@ -394,7 +392,7 @@ def _row(claim: PrivacyClaim, rounds: int, account: Account) -> Row:
     return replace(
         blank,
         epsilon_unit=math.inf if claim.slack.distance else claim.unit_losses * claim.loss.pure_epsilon,
-        epsilon_round=account.of_rounds.spent(claim, 1).epsilon,
+        epsilon_round=account.spent(claim, 1).epsilon,
         epsilon_run=run.epsilon,
         infinite_mass=run.infinite_mass,
         method=run.method,

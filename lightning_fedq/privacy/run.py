@@ -129,7 +129,6 @@ class Run:
         threat: What parties may do and what they are handed.
         charges: `(num_clients,)`, rounds that each client was charged for; None for a run to come, and where
             cohorts are secret.
-        releases: What every client releases beside the rounds, a run of its own; None is nothing.
 
     Raises:
         ValueError: If parts of it contradict each other.
@@ -141,7 +140,6 @@ class Run:
     sampling: Sampling
     threat: ThreatModel
     charges: Sequence[int] | Tensor | None
-    releases: Run | None
 
     def __post_init__(self) -> None:
         size, sums = self.cohort_size, self.threat.secure_sum
@@ -161,8 +159,6 @@ class Run:
             )
         if self.sampling.secret and self.charges is not None:
             raise ValueError("charges tell who was drawn, and cohorts are secret: leave charges out")
-        if self.sampling.secret and self.releases is not None:
-            raise ValueError("releases beside secret cohorts have no account; leave one of them out")
 
     @property
     def cohort_size(self) -> int:
@@ -247,7 +243,7 @@ class Run:
         """A run to come in which nothing goes wrong, for mechanisms that are looked at on their own.
 
         Every client of `context` takes part in every round, answers and follows the protocol; the mean is
-        plain, keys are secure, and nothing is released beside the rounds.
+        plain, and keys are secure.
 
         Args:
             rounds: Rounds of the run, >= 0.
@@ -270,5 +266,4 @@ class Run:
             sampling=everybody,
             threat=honest,
             charges=None,
-            releases=None,
         )

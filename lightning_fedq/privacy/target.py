@@ -170,8 +170,8 @@ def account_of(target: PrivacyTarget, run: Run) -> Account:
             "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
             "Federated(cohorts='secret'), or leave cohorts out of the target"
         )
-    if target.over == "round" and (run.rounds != 1 or run.releases is not None):
-        run = replace(run, rounds=1, releases=None)
+    if target.over == "round" and run.rounds != 1:
+        run = replace(run, rounds=1)
     return Account(run, check_delta(target.delta, run.num_clients, "clients"))
 
 
@@ -232,11 +232,6 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
 
 def _cure(one_round: float, adversary: Adversary, run: Run) -> str:
     """Another mechanism where a message by itself has no finite epsilon, else other numbers."""
-    if run.releases is not None:
-        return (
-            "what is released beside the rounds is part of that; take a larger std in NoisyMean, fewer "
-            "rounds, more clients, or a larger epsilon"
-        )
     of_messages = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
     if math.isfinite(one_round) or adversary not in of_messages:
         return "take fewer rounds, more clients, or a larger epsilon"

@@ -71,7 +71,7 @@ def encode_updates(
         updates = torch.where(finite[:, None], updates, 0.0)
         energy = sum_of_squares(updates)
         non_finite = tuple(c for c, good in zip(clients, finite.tolist(), strict=True) if not good)
-    values = updates if target == "updates" else updates + weights
+    values = (updates if target == "updates" else updates + weights).cpu()
     rand = ClientRandomness(keys, clients, context.round, context.attempt)
     message = mechanism.encode(values, context, rand)
     return Encoded(message, updates, values, non_finite, rand, energy)

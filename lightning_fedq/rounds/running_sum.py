@@ -154,7 +154,7 @@ class RunningSum:
                 # above any sum of symbols of this type
                 largest = len(self._context.cohort) << 8 * symbols.element_size()
                 wide = torch.int32 if largest < 2**31 else torch.int64
-                self.integer_sum = torch.zeros(symbols.shape[1], dtype=wide, device=symbols.device)
+                self.integer_sum = torch.zeros(symbols.shape[1], dtype=wide)
             add_rows(symbols, self.integer_sum)
         else:
             # float32 in float64: whoever comes first, the sum rounds to the same float32
@@ -193,16 +193,16 @@ class RunningSum:
             if self._divisor is None:
                 return None
             count = self._mechanism.num_symbols(self._context)
-            self.integer_sum = torch.zeros(count, dtype=torch.int64, device=self._like.device)
+            self.integer_sum = torch.zeros(count, dtype=torch.int64)
         if self._aggregator is not None:
             return self._aggregator(torch.stack(self._rows), plan).to(self._like)
-        zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self._like.device)
+        zero = torch.zeros(1, self._message_size, dtype=torch.int32)
         absent = self.absent() if self._mechanism.fixed_cohort and not self._mechanism.homomorphic else []
         if self._rows:  # whoever is absent sent zeros, too: parts of a joint sum do not add up
             rows = torch.cat([*self._rows, zero.expand(len(absent), -1).to(self._rows[0])])
             self._decoded, absent = self._decode(rows, [*self.received, *absent]), []
         if self.secure is not None:
-            self.integer_sum = self.secure.finish().to(self._like.device)
+            self.integer_sum = self.secure.finish()
         if self.integer_sum is not None:
             counted = self._context.cohort if self._mechanism.fixed_cohort else self.received
             self._decoded = self._decode(self.integer_sum, counted)

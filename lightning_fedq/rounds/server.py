@@ -141,7 +141,6 @@ class RoundServer:
                 secure_sum=masks, plain_sum=self.plain_sum, num_byzantine=0, secure_keys=not self._seeded
             ),
             charges=None,
-            releases=None,
         )
 
     # ---- one round --------------------------------------------------------------------------------
@@ -349,7 +348,7 @@ class RoundServer:
             raise MalformedMessageError(f"{len(packed)} bytes for {num_bits} bits of {count} symbols", client)
         if not mechanism.can_send(symbols, client, context, public):
             raise MalformedMessageError("holds symbols that the mechanism can't send", client)
-        return symbols.to(self.weights.device), num_bits
+        return symbols, num_bits
 
     def finish(self) -> RoundRecord:
         """Decode the sum, step the server, choose the next range, and return the record.

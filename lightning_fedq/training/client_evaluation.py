@@ -28,7 +28,6 @@ from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.reports.runs import mode_of
 from lightning_fedq.training.rank_group import RankGroup
 from lightning_fedq.training.records import log_values
-from lightning_fedq.training.release import Released, Releases
 
 Model = Literal["global", "personal"]
 PREFIX: dict[Model, str] = {"global": "clients", "personal": "personal"}
@@ -70,13 +69,11 @@ class EvaluatedClients:
         round: Round, from 0.
         values: By model and metric, one value of each client, `(clients,)` float64. "personal" is there
             where clients keep something for themselves.
-        released: What left the clients, with noise and charged. None where nothing did.
         clients: Clients of the values, where real ones did not all answer. None is everybody.
     """
 
     round: int
     values: dict[Model, dict[str, Tensor]]
-    released: Released | None = None
     clients: tuple[int, ...] | None = None
 
     def spread(self, metric: str, model: Model = "global") -> Spread:
@@ -105,9 +102,8 @@ class EvaluatedClients:
         }
 
     def log(self, trainer: pl.Trainer, exact: bool) -> None:
-        """Log what was released and, where that may be, all summaries."""
-        released = {} if self.released is None else self.released.metrics()
-        if values := {**(self.metrics() if exact else {}), **released}:
+        """Log all summaries, where that may be."""
+        if exact and (values := self.metrics()):
             log_values(trainer, values)
 
     def plain(self) -> dict[str, Any]:
@@ -117,9 +113,8 @@ class EvaluatedClients:
             for model, found in self.values.items()
             for name, values in found.items()
         }
-        released = {} if self.released is None else self.released.metrics()
         some = {} if self.clients is None else {"clients": list(self.clients)}
-        return {"round": self.round + 1, **self.metrics(), **released, "by_client": by_client, **some}
+        return {"round": self.round + 1, **self.metrics(), "by_client": by_client, **some}
 
 
 class ClientEvaluator:
@@ -132,7 +127,6 @@ class ClientEvaluator:
         parts: Held-out sample indices of each client; empty where clients have data sets for it.
         loader: Returns the loader of all clients.
         seed_of: Returns the seed of a client's measurement after a round, `(round, client)`.
-        releases: Releases what the settings name. None releases nothing.
         ranks: Group of the ranks that measure a share of the clients each; None measures all.
 
     Attributes:
@@ -149,10 +143,9 @@ class ClientEvaluator:
         parts: Sequence[Tensor],
         loader: Callable[[], ClientLoader],
         seed_of: Callable[[int, int], int],
-        releases: Releases | None = None,
         ranks: RankGroup | None = None,
     ) -> None:
-        self._settings, self._trainer, self._worker, self._releases = settings, trainer, worker, releases
+        self._settings, self._trainer, self._worker = settings, trainer, worker
         self._parts, self._loader, self._seed_of, self._ranks = list(parts), loader, seed_of, ranks
 
     def is_due(self, round: int) -> bool:
@@ -170,31 +163,7 @@ class ClientEvaluator:
             ValueError: If clients log different metrics, or none.
         """
         models: list[Model] = ["global", "personal"] if self._worker.vector.own.names else ["global"]
-        values = {model: self._of_all(model, round) for model in models}
-        release, released = self._settings.release, None
-        if release is not None and self._releases is not None:
-            released = self._releases.release(values["global"][release.metric], round)
-        return EvaluatedClients(round, values, released)
-
-    def check(self, aside: Callable[[int, Callable[[], list[str]]], list[str]]) -> None:
-        """Refuse, before anybody trains, to release what the first client does not measure.
-
-        Args:
-            aside: Does something of a client's where nothing is left behind.
-
-        Raises:
-            ValueError: With the names that it measures.
-        """
-        release = self._settings.release
-        if release is None:
-            return
-        names = aside(0, lambda: list(self._of_client(0, "global", 0)))
-        self._worker.fit.end_round()
-        if release.metric not in names:
-            raise ValueError(
-                f"release names {release.metric!r}, and validation_step logs {', '.join(names)}; name one of "
-                "these"
-            )
+        return EvaluatedClients(round, {model: self._of_all(model, round) for model in models})
 
     @property
     def _num_clients(self) -> int:
@@ -246,15 +215,6 @@ def where_it_went(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
     """
     if not evaluations:
         return ""
-    released = [one.released for one in evaluations if one.released is not None]
-    noisy = ""
-    if released:
-        noisy = f" Released with noise and charged, {len(released)} times: `released/{released[-1].metric}`."
-    return _exact(evaluations, shared) + noisy
-
-
-def _exact(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
-    """Where exact measurements went."""
     if not evaluations[-1].values:
         return "Not out: what models score on clients' held-out samples. Each real client has its own."
     if shared:

@@ -61,7 +61,7 @@ class RunFigures:
             return
         horizon = max(federation.engine.ledger.rounds + to_come, 1)
         byzantine = num_byzantine_of(self._trainer, federation.planner)
-        run = whole_run(federation, federation.engine, byzantine, horizon, horizon)
+        run = whole_run(federation, federation.engine, byzantine, horizon)
         account = Account(run, delta_of(federation))
         groups = run.mechanism.protection_groups(run.num_clients)
         if len(groups) > 1:
@@ -88,7 +88,7 @@ class RunFigures:
         sparse = count == last or (count >= _FIRST_PRICED and count & (count - 1) == 0)
         charges = engine.ledger.most_charged
         for name, (account, claim) in self._costs.items():
-            known = sparse or (closed_form(claim.loss) and account.run.releases is None)
+            known = sparse or closed_form(claim.loss)
             values[name] = account.between_any_two(claim, charges) if known else math.nan
         return values
 

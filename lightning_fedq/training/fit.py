@@ -29,6 +29,7 @@ from lightning_fedq.clients.worker import ClientWorker, Trained
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
+from lightning_fedq.training.aside import Aside
 from lightning_fedq.training.averaging import average_by_rounds
 from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory
 from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients
@@ -42,7 +43,6 @@ from lightning_fedq.training.clock import Clock, Taken
 from lightning_fedq.training.described import run_to_charge
 from lightning_fedq.training.federation import Federation
 from lightning_fedq.training.figures import RunFigures
-from lightning_fedq.training.files import Aside
 from lightning_fedq.training.isolation import IsolationTrial, said
 from lightning_fedq.training.journal import keep_journal, say_at_start
 from lightning_fedq.training.metrics import ClientMetrics
@@ -57,7 +57,6 @@ from lightning_fedq.training.records import (
     warn_of_noise,
 )
 from lightning_fedq.training.rehearsal import Trial, first_clients
-from lightning_fedq.training.release import Releases, check_release, choice_of
 from lightning_fedq.training.resume import RecordsBeside, plain_records, records_of
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.settings import check_broadcast, check_modulus
@@ -168,7 +167,7 @@ class FederatedFit:
             )
         if federation.seed is None:
             check_exact_monitors(trainer, lengths_tell(self.engine))
-        choice = choose(choice_of(federation), trainer, self.engine)
+        choice = choose(federation.local.client_metrics, trainer, self.engine)
         group = None if population.ranks is None else population.ranks.group
         self.log = ClientMetrics(choice, trainer, group)
         self.log.names |= names
@@ -194,8 +193,6 @@ class FederatedFit:
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
         self._steps: range | None = range(0)
         average_by_rounds(trainer, lambda: self._steps, undo)
-        if self._evaluator is not None:
-            self._evaluator.check(self._aside.do)
         population.is_training = True
         self.figures: RunFigures | None = None
 
@@ -355,7 +352,6 @@ class FederatedFit:
     def _begin_evaluation(self, choice: ClientMetricsChoice) -> ClientEvaluator | None:
         """Prepare to measure on clients' held-out samples, if that is asked for."""
         settings, population = self._federation.local.evaluate_clients, self.population
-        check_release(self._federation, self._trainer, choice, self._federation.privacy_target)
         if settings is None:
             return None
         trainer, parts = self._trainer, population.holdings.held_out
@@ -364,12 +360,11 @@ class FederatedFit:
         if elsewhere is not None:
             return elsewhere
         group = None if population.ranks is None else population.ranks.group
-        releases = Releases.begin(self._federation, trainer, group)
         worker, seed = self.worker, self._federation.planner.seed
         seed_of = lambda round, client: RoundPlan(round, (), frozenset(), seed).stream_seed(  # noqa: E731
             "evaluation", client
         )
-        measures = (settings, trainer, worker, parts, population.loader, seed_of, releases, group)
+        measures = (settings, trainer, worker, parts, population.loader, seed_of, group)
         evaluator = ClientEvaluator(*measures)
         evaluator.exact = choice == "shared"
         return evaluator

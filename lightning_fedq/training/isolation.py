@@ -5,9 +5,8 @@ attributes, caches, data sets with memory, files, memory that processes share. N
 trainings are compared, each in a fork in which nobody has trained: client A for two rounds, once beside
 itself and once beside client B on other data. Whatever of A, or of what the user's Trainer then shows, is not
 the same in both is refused by its name: A's updates, which buffers change (the length of a message),
-counters, every leaf of a checkpoint, what validation logs and writes, what loggers are told to the end, and
-what the code names by a global. Files outlive a fork: those
-that one client has written and another one, or validation, reads are refused, too.
+counters, every leaf of a checkpoint, what validation logs, and what the code names by a global. What is
+written to files or told to loggers by hand is not looked at.
 
 Where a process can't be forked (a GPU, macOS, Windows, ranks), A, B and A again train here. Compared are A's
 updates, buffers and counters; in a checkpoint of the user's Trainer nothing but whole numbers may change.
@@ -18,7 +17,6 @@ Both are tests and no proofs: of two rounds and at most eight batches.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -32,9 +30,9 @@ from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.training.files import NOBODY, Aside, Files
+from lightning_fedq.training.aside import Aside
 from lightning_fedq.training.rehearsal import Trial
-from lightning_fedq.training.shown import Calls, Digests, checkpoint_of, outside, shown_by, unseen
+from lightning_fedq.training.shown import Digests, checkpoint_of, outside, shown_by, unseen
 
 T = TypeVar("T")
 Way = Literal["forks", "one process"]
@@ -64,9 +62,8 @@ def said(
     if way == "forks":
         size = ", and no client of another size" if one_size else ""
         return (
-            f"{begun}forks of the process: one client's updates, lengths and counters, and checkpoints, "
-            f"validation, loggers and files, {data}{size}. A test over two rounds and a few batches, and no "
-            f"proof.{not_seen}"
+            f"{begun}forks of the process: one client's updates, lengths and counters, and checkpoints and "
+            f"validation, {data}{size}. A test over two rounds and a few batches, and no proof.{not_seen}"
         )
     return (
         f"{begun}one process, which can't be forked here ({why}): one client's updates, lengths and "
@@ -92,7 +89,6 @@ class Seen(NamedTuple):
         buffers: Names of what the first training changed beside the parameters.
         counters: What it counted.
         shown: What the user's Trainer shows after the first client, and at the end.
-        crossed: Files that one client wrote and another one read.
     """
 
     updates: list[Tensor]
@@ -100,7 +96,6 @@ class Seen(NamedTuple):
     buffers: tuple[str, ...]
     counters: dict[str, Any]
     shown: tuple[Digests, ...] = ()
-    crossed: tuple[str, ...] = ()
 
 
 class IsolationTrial:
@@ -159,14 +154,11 @@ class IsolationTrial:
                 "anybody's data, use Federated(check_isolation=False)"
             )
         way: Way = "one process" if self._aside.why else "forks"
-        if self._aside.blind:
-            files = f"files that others than Python open ({self._aside.blind})"
-            self._unseen = " or ".join(filter(None, (self._unseen, files)))
         if self._unseen:
             rank_zero_warn(
                 f"the trial of isolation could not look into {self._unseen}: whether such ones show one "
                 "client's data is not known; let state_dict and hooks work before the first step, "
-                "too, and let Linux filter system calls"
+                "too"
             )
         return said(way, self._aside.why, self._own_data, self._one_size, self._unseen)
 
@@ -237,31 +229,21 @@ class IsolationTrial:
             names = _differ(before, after)
             repeated = {f"after validation, {name}" for name in names}
             found += [name for name in names if name not in repeated]
-        if not same:
-            crossed = {*alone.crossed, *beside.crossed}
-            found += [f"file {os.path.basename(path)}, which two clients use" for path in sorted(crossed)]
         return list(dict.fromkeys(found))
 
     def _rounds(self, other: Stack, one: Stack, most: int, change: Change | None) -> Seen:
         """In a fork: two rounds of `other` and then `one`. A plays both first, so that numbers agree."""
-        return self._aside.watched(lambda watch: self._watched(watch, other, one, most, change))
+        return in_fork(lambda: self._both(other, one, most, change))
 
-    def _watched(self, watch: Files, other: Stack, one: Stack, most: int, change: Change | None) -> Seen:
-        calls = Calls(list(self._home.loggers))
-        with watch.of(other.clients[0]):
-            before, buffers, counters = self._train(other, most, change)
-        first, crossed = in_fork(lambda: self._shown(watch, calls, most))  # disturbs nothing there
-        updates = []
+    def _both(self, other: Stack, one: Stack, most: int, change: Change | None) -> Seen:
+        before, buffers, counters = self._train(other, most, change)
+        first, updates = in_fork(lambda: self._shown(most)), []  # disturbs nothing there
         for round in range(2):
             if round:
                 self._next_round()
-                with watch.of(other.clients[0]):
-                    self._train(self._in_round(other, 1), most, change)
-            with watch.of(one.clients[0]):
-                updates.append(self._train(self._in_round(one, round), most)[0])
-        last, more = self._shown(watch, calls, most)
-        every = tuple(watch.crossed | crossed | more)
-        return Seen(updates, before, buffers, counters, (first, last), every)
+                self._train(self._in_round(other, 1), most, change)
+            updates.append(self._train(self._in_round(one, round), most)[0])
+        return Seen(updates, before, buffers, counters, (first, self._shown(most)))
 
     def _beside_fewer(self, other: Stack, one: Stack, most: int) -> Seen:
         """One round beside a client with a batch less, or with a smaller batch."""
@@ -269,10 +251,8 @@ class IsolationTrial:
         before, buffers, counters = self._train(other, fewer, change)
         return Seen([self._train(one, most)[0]], before, buffers, counters)
 
-    def _shown(self, watch: Files, calls: Calls, most: int) -> tuple[Digests, set[str]]:
-        with watch.of(NOBODY):
-            found = shown_by(self._home, calls, most)
-        return found | watch.digests() | outside(self._trial.fit.state_outside()), watch.crossed
+    def _shown(self, most: int) -> Digests:
+        return shown_by(self._home, most) | outside(self._trial.fit.state_outside())
 
     def _in_round(self, one: Stack, round: int) -> Stack:
         return next((stack for stack in self._stacks_of(round) if stack.clients == one.clients), one)

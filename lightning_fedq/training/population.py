@@ -25,11 +25,11 @@ from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.secagg import Aggregation
+from lightning_fedq.training.aside import Aside
 from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
 from lightning_fedq.training.client_evaluation import ClientEvaluator
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.federation import Federation
-from lightning_fedq.training.files import Aside
 from lightning_fedq.training.handed_loader import ask_module_instead, handed_loader
 from lightning_fedq.training.rank_checks import check_for_ranks, check_streams
 from lightning_fedq.training.ranks import DistributedClientsStrategy, RankEngine, RankSchedule, ranks_of
@@ -295,7 +295,6 @@ class SimulatedClients(Population):
         found = Rehearsed.by_layers(module)
         if self._federation.batch_rule is None and not held.holds_streams:
             clients = first_clients(lambda round: held.schedule.to_try(round, 1), 1)
-            who = clients[0].clients[0] if clients else 0
 
             def tried() -> tuple[Findings, dict[str, None]]:
                 trial = Trial(trainer, clock, self.loader)
@@ -306,11 +305,11 @@ class SimulatedClients(Population):
                 trial = Trial(trainer, clock, self.loader)
                 check_smallest(trial, self.loader(), indices, sizes, clients[0], buffers)
 
-            findings, names = aside.do(who, tried)
+            findings, names = aside.do(tried)
             found = findings.told(module)
             aside.failed, aside.raised = findings.failure, list(findings.raised)
             if clients:
-                aside.do(who, smallest)
+                aside.do(smallest)
         return (Rehearsed() if buffers == "frozen" else found), names
 
     def server(

@@ -27,7 +27,6 @@ from lightning_fedq.privacy.target import (
 from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.training.described import run_to_come, whole_run
 from lightning_fedq.training.records import NoiseWarning
-from lightning_fedq.training.release import limit_releases
 
 if TYPE_CHECKING:
     from lightning_fedq.training.federation import Federation
@@ -176,9 +175,7 @@ class KeptTarget:
         assert self.found is not None
         found, over_run = self.found, self.target.over == "run"
         byzantine = num_byzantine_of(trainer, federated.planner)
-        run = whole_run(federated, engine, byzantine, found.rounds, found.rounds if over_run else None)
-        if over_run:
-            limit_releases(federated, run.releases)
+        run = whole_run(federated, engine, byzantine, found.rounds)
         if not over_run or self.target.secret:
             spent = spent_on(self.target, run, found.rounds)
             if not self.target.met(spent):

@@ -21,7 +21,7 @@ from lightning_fedq.algorithms.byzantine.aggregation import (
     inverse_variance_weights,
 )
 from lightning_fedq.clients.constraints import Constraint, check_constraints
-from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
+from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.personal import check_patterns
 from lightning_fedq.clients.vector import BufferMode, Vector
 from lightning_fedq.data.labels import Labels
@@ -152,11 +152,6 @@ class Local:
         object.__setattr__(self, "patterns", check_patterns(self.patterns))
         object.__setattr__(self, "shared", check_patterns(self.shared, "shared"))
         object.__setattr__(self, "constraints", check_constraints(self.constraints))
-
-    @property
-    def release(self) -> NoisyMean | None:
-        """Release of clients' evaluations. None where there is none."""
-        return None if self.evaluate_clients is None else self.evaluate_clients.release
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,11 @@
-"""Output of a Trainer: checkpoints, a validation and what it logs. As digests by name, to compare two."""
+"""Output of a Trainer: checkpoints and a validation. As digests by name, to compare two."""
 
 from __future__ import annotations
 
-import builtins
 import hashlib
-import io
 import math
-import os
 import pickle
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +16,6 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.data.generator_turns import seed_for_transforms
-from lightning_fedq.training.files import no_changes
 
 Digests = dict[str, str]
 
@@ -29,58 +24,6 @@ _NOT_SAVED, _NOT_VALIDATED = "not saved", "not validated"
 _LARGE = 1 << 22
 _PER_RUN = {"seconds", "id"}
 """A record's time and a ledger's name."""
-
-
-class Calls:
-    """Figures that loggers are told, in a fork: their files and services are told nothing.
-
-    Args:
-        loggers: The user's.
-    """
-
-    def __init__(self, loggers: list[Any]) -> None:
-        self._loggers, self._told = loggers, list[tuple[str, Any]]()
-        for number, logger in enumerate(loggers):
-            for method in ("log_metrics", "log_hyperparams"):
-                setattr(logger, method, self._teller(f"logger {number}, {method}"))
-            if hasattr(logger, "_experiment"):
-                logger._experiment = _Experiment(self, f"logger {number}, experiment")
-
-    def _teller(self, name: str) -> Any:
-        return lambda *args, **kwargs: self.tell(name, (args, kwargs))
-
-    def tell(self, name: str, what: Any) -> None:
-        """Note a call."""
-        self._told.append((name, what))
-
-    def digests(self) -> Digests:
-        """Of all calls so far, and of attributes of the loggers themselves."""
-        found: Digests = {}
-        for number, (name, what) in enumerate(self._told):
-            found |= digests(what, f"{name} {number}")
-        for number, logger in enumerate(self._loggers):
-            held = {name: value for name, value in vars(logger).items() if name != "_experiment"}
-            found |= digests(held, f"logger {number}", plain=True)
-        return found
-
-
-class _Experiment:
-    """Stands for whatever a logger writes to: notes calls."""
-
-    def __init__(self, calls: Calls, name: str) -> None:
-        self._calls, self._name = calls, name
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Experiment(self._calls, f"{self._name}.{name}")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._calls.tell(self._name, (args, kwargs))
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
 
 
 def checkpoint_of(trainer: Any) -> Digests:
@@ -116,15 +59,15 @@ def checkpoint_of(trainer: Any) -> Digests:
     return found | ({_NOT_SAVED: "; ".join(errors)} if errors else {})
 
 
-def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
-    """A checkpoint, a validation, a checkpoint again, the end, and what loggers are told. Only in a fork.
+def shown_by(trainer: Any, most: int) -> Digests:
+    """A checkpoint, a validation and a checkpoint again. Only in a fork.
 
     Args:
         trainer: The user's, in its fit.
-        calls: What its loggers have been told.
         most: Most batches of a loader.
     """
     found = checkpoint_of(trainer)
+    trainer.loggers = [pl.loggers.logger.DummyLogger() for _ in trainer.loggers]  # services hear nothing
     no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
     trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or knows_clients(c))]
     if trainer.enable_validation:
@@ -141,47 +84,7 @@ def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
         found |= {f"after validation, {name}": value for name, value in after.items() if name != _NOT_SAVED}
         if _NOT_SAVED not in after:  # what lacked before is seen now
             found.pop(_NOT_SAVED, None)
-    _end(trainer, calls)
-    return found | calls.digests()
-
-
-class _Aside(io.BytesIO):
-    """Stands for a file that is written: its contents are told."""
-
-    def __init__(self, tell: Callable[[Any], None]) -> None:
-        super().__init__()
-        self._tell = tell
-
-    def close(self) -> None:
-        """Tell them."""
-        if not self.closed:
-            self._tell(self.getvalue())
-        super().close()
-
-
-def _end(trainer: Any, calls: Calls) -> None:
-    """Call the hooks of the end of a fit, which write to no file and reach nobody: their writes are told."""
-    ordinary, save = io.open, torch.save
-
-    def told(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, int) or not any(sign in mode for sign in "wax+"):
-            return ordinary(file, mode, *args, **kwargs)
-        raw = _Aside(lambda contents: calls.tell(f"file {os.path.basename(os.fspath(file))}", contents))
-        return raw if "b" in mode else io.TextIOWrapper(raw, kwargs.get("encoding"), write_through=True)
-
-    io.open = builtins.open = told
-    torch.save = lambda what, *args, **kwargs: calls.tell("torch.save", what)
-    sys.addaudithook(no_changes)
-    module, data = trainer.lightning_module, trainer.datamodule
-    for hook, args in (("on_train_end", ()), ("on_fit_end", ()), ("teardown", ("fit",))):
-        for callback in trainer.callbacks:
-            with suppress(Exception):
-                getattr(callback, hook)(trainer, module, *args)
-        for one in (module, data):
-            with suppress(Exception):
-                getattr(one, hook)(*args)
-    io.open = builtins.open = ordinary
-    torch.save = save
+    return found
 
 
 def outside(state: Sequence[tuple[str, Any]]) -> Digests:

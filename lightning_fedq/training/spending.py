@@ -101,7 +101,7 @@ def of_a_round(federated: Federation, trainer: pl.Trainer, row: Row) -> float:
     """Epsilon of one round between any two updates."""
     if not math.isfinite(row.epsilon_round):
         return math.inf
-    return _after(replace(run_of(federated, trainer), releases=None), row, 1)
+    return _after(run_of(federated, trainer), row, 1)
 
 
 def _by_round(

@@ -19,7 +19,7 @@ from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import in_fork
 from lightning_fedq.clients.hooks import knows_clients, looks_at_batches, overrides
 from lightning_fedq.data.generator_turns import seed_for_transforms
-from lightning_fedq.training.files import no_changes
+from lightning_fedq.training.aside import no_changes
 from lightning_fedq.training.shown import Digests, digests
 
 _HOOKS = (

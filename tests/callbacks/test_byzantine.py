@@ -11,7 +11,7 @@ from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.byzantine import ByzantineClients, lever_of
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import CPA, LDPQ, MVU, CorBin, FedAvg, JoPEQ, PrivUnitG
+from lightning_fedq.mechanisms import CPA, LDPQ, MVU, CorBin, FedAvg, JoPEQ
 from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
@@ -208,7 +208,6 @@ def test_levers_are_known_or_not_told():
     assert lever_of(CPA(0.5, blocks_per_round=5), context) == pytest.approx(10 * (1 + coth), rel=1e-6)
     assert lever_of(MVU(0.5, 1, 1), context) == pytest.approx(coth, rel=1e-3)
     assert lever_of(JoPEQ(0.5), context) == pytest.approx(1.5 * math.sqrt(33))
-    assert lever_of(PrivUnitG(8.0, 1.0), context) is None
 
 
 def test_no_liars_change_nothing():

@@ -11,12 +11,11 @@ from unittest import mock
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.serverapp.strategy import FedAvg
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Langevin
 from lightning_fedq.callbacks.of_trainer import engine_of
-from lightning_fedq.flower import DecodingStrategy, client_app
+from lightning_fedq.flower import client_app
 from lightning_fedq.flower.local_round import check_schedules
 from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.mechanisms import LDPQ
@@ -25,7 +24,6 @@ from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import row
 from tests.cures.rows_rounds import TURNS, handed
 from tests.cures.rows_training import Chooses
-from tests.flower import test_mod as mod
 from tests.flower.halves import Halves
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits
 
@@ -144,14 +142,6 @@ def handing_on(told):
         again(halves(handed(), **cycle))
 
 
-def reported(begun):
-    folder, settings = fresh("strategy"), partial(mod.federation, COIN)
-    strategy = DecodingStrategy(FedAvg(), settings(), home=folder / "server", wait=2.0)
-    if begun:
-        mod.run(strategy, mod.grid_of(settings, folder), rounds=1)
-    strategy.privacy_report(1e-3)
-
-
 class Tampers(pl.Callback):
     """Would change what clients send."""
 
@@ -198,7 +188,6 @@ row(
     lambda: touched("keys.json", "new"),
 )
 row("{} {} a list of who takes back", lambda: handing_on(told=False), lambda: handing_on(told=True))
-row("no round has begun;", lambda: reported(begun=False), lambda: reported(begun=True), error=RuntimeError)
 row(
     "a schedule with interval='step' goes on by the steps of the longest client, and over a network",
     lambda: check_schedules(stepping("step"), None),

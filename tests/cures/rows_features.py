@@ -1,7 +1,6 @@
 """Cures that personalisation, evaluation by client, splits, LEAF files and secret cohorts name."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,21 @@ import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.personal import OwnTensors
 from lightning_fedq.data.datasets.leaf import leaf_clients
-from lightning_fedq.flower.settings import check_deployable, own_budget, time_limit
+from lightning_fedq.flower.settings import check_deployable, time_limit
 from lightning_fedq.lab.bench import markdown
 from lightning_fedq.lab.bench.tasks import tasks
 from lightning_fedq.lab.commands.bench import reference
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
-from lightning_fedq.training.described import run_of_releases
 from tests.cures.rows import dpsgd, fed, fit, row
 from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
 from tests.cures.rows_training import monitor
 from tests.data.datasets.test_leaf import write
-from tests.described import Setting
 from tests.digits_run import Classifier, digits
 from tests.lab.callbacks.test_leakage import Scores
 
 HEAD = ["backbone.bias"]
 LIMIT = fedq.Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
-PER_ROUND = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round")
 SECRET = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
 
 
@@ -52,25 +48,6 @@ def known(**settings):
 
 def held_out(amount=0.5):
     return fedq.ClientEvaluation(held_out=amount)
-
-
-def noisy(std=0.5, metric="val_acc", **settings):
-    """A federation that releases the mean accuracy of its clients."""
-    return fed(evaluate_clients=fedq.ClientEvaluation(0.5, release=fedq.NoisyMean(metric, std)), **settings)
-
-
-def paid():
-    """A federation that has released."""
-    found = noisy()
-    fit(found)
-    return found
-
-
-def counted():
-    """The account of a round and of a release beside it."""
-    released = fedq.NoisyMean("val_acc", 0.5).mechanism(4, 0)
-    releases = run_of_releases(RoundPlanner(4, 0), released, None, 1, secure_keys=True)
-    return Setting(releases.context, 1, 1e-3, num_clients=4, beside=releases)
 
 
 def unreleased(**settings):
@@ -170,48 +147,6 @@ row(
     lambda: fit(fed(client_metrics="none")),
 )
 row(
-    "std={} of a mean of {} clients takes sums of {} bits, and 31 are the most; take std nearer to",
-    lambda: fedq.NoisyMean("val_acc", 1e-9).mechanism(1000, 0),
-    lambda: fedq.NoisyMean("val_acc", 0.001).mechanism(1000, 0),
-)
-row(
-    "{} says what one sample of a client costs, and a released evaluation is not in it; leave release",
-    lambda: fit(noisy(seed=None), fedq.DPSGD(1.0, 1.0, delta=1e-4)),
-    lambda: fit(unreleased(seed=None), fedq.DPSGD(1.0, 1.0, delta=1e-4)),
-    lambda: fit(noisy()),
-)
-row(
-    "clients that lie are counted in a cohort, and a released evaluation asks everybody; leave",
-    lambda: fit(noisy(mechanism=fedq.LDPQ(1.0)), fedq.ByzantineClients(0.25, "inverted")),
-    lambda: fit(unreleased(mechanism=fedq.LDPQ(1.0)), fedq.ByzantineClients(0.25, "inverted")),
-    lambda: fit(noisy()),
-)
-row(
-    "client_metrics='shared' logs what clients measure without noise, and release adds noise to it; use",
-    lambda: fit(noisy(seed=None, client_metrics="shared")),
-    lambda: fit(noisy(seed=None, client_metrics="local")),
-    lambda: fit(unreleased(seed=None, client_metrics="shared")),
-)
-row(
-    "a target over='round' says nothing of what is released between rounds; use over='run', or leave",
-    lambda: fit(noisy(mechanism=fedq.GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
-    lambda: fit(noisy(4.0, mechanism=fedq.GaussianNoise(1.0, 1.0), privacy=replace(PER_ROUND, over="run"))),
-    lambda: fit(unreleased(mechanism=fedq.GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
-)
-row(
-    "of another price; give evaluate_clients the release of the first federation, or begin with a new",
-    lambda: fit(unreleased(ledger=paid().ledger)),
-    lambda: fit(noisy(ledger=paid().ledger)),
-    lambda: fit(unreleased()),
-)
-row(
-    "releases beside secret cohorts have no account; leave one of them out",
-    lambda: replace(counted(), secret_cohorts=True).run(fedq.GaussianNoise(1.0, 1.0)),
-    lambda: replace(counted(), secret_cohorts=True, beside=None).run(fedq.GaussianNoise(1.0, 1.0)),
-    lambda: counted().run(fedq.GaussianNoise(1.0, 1.0)),
-)
-row("release names {}, and", lambda: fit(noisy(metric="val_loss")), lambda: fit(noisy(metric="val_acc")))
-row(
     "samples are held out of one data set with a length, and clients have loaders or streams of their",
     lambda: on(two(), federation=measured(), module=Several()),
     lambda: fit(
@@ -266,11 +201,6 @@ row(
     "held_out lists data sets of all clients, and a real client has its own only; say which fraction",
     lambda: check_deployable(measured([[]] * 4)),
     lambda: check_deployable(measured(0.5)),
-)
-row(
-    "a client's own budget counts what it sends in rounds, and released evaluations are sent beside",
-    lambda: own_budget(noisy(seed=None), fedq.PrivacyTarget(8.0, 1e-5), False),
-    lambda: own_budget(noisy(seed=None), None, False),
 )
 # ---- deadlines --------------------------------------------------------------------------------------
 row(

@@ -5,26 +5,15 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.serverapp.strategy import (
-    FedAdagrad,
-    FedAdam,
-    FedAvg as Averages,
-    FedAvgM,
-    FedMedian,
-    FedProx as Proximal,
-    FedYogi,
-)
 
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
 from lightning_fedq.callbacks import DPSGD, Federated, Langevin
 from lightning_fedq.commands.flower import _address, _secret
-from lightning_fedq.flower import DecodingStrategy
 from lightning_fedq.flower.runtime import FlowerChangedError, check_flower
 from lightning_fedq.flower.settings import (
     check_client_callbacks,
     check_deployable,
     check_identities,
-    check_trained_elsewhere,
     deployed_mechanism,
     own_budget,
 )
@@ -120,24 +109,4 @@ row(
     "works on the clients of a simulation; a real client trains one round at a time and keeps nothing",
     lambda: check_client_callbacks([Langevin(0.1)], fed()),
     lambda: check_client_callbacks([DPSGD(1.0, 1.0, delta=1e-5)], fed()),
-)
-row(
-    "is the business of your own {}; leave it out, or use client_app and server_app, which carry it",
-    lambda: check_trained_elsewhere(fed(local_epochs=2)),
-    lambda: check_trained_elsewhere(fed()),
-    lambda: check_deployable(fed(local_epochs=2)),
-)
-row(
-    "looks at single replies, and what is decoded is the mean; wrap FedAvg, FedAvgM, FedProx, FedAdam",
-    lambda: DecodingStrategy(FedMedian(), fed()),
-    lambda: DecodingStrategy(Averages(), fed()),
-    lambda: DecodingStrategy(FedAvgM(), fed()),
-    lambda: DecodingStrategy(Proximal(proximal_mu=0.1), fed()),
-    *(lambda kind=kind: DecodingStrategy(kind(), fed()) for kind in (FedAdam, FedAdagrad, FedYogi)),
-    error=TypeError,
-)
-row(
-    "a strategy keeps no checkpoint, so a server that is started again would deal other cohorts; use",
-    lambda: DecodingStrategy(Averages(), private(participation="cyclic", clients_per_round=2)),
-    lambda: DecodingStrategy(Averages(), private(participation="random", clients_per_round=2)),
 )

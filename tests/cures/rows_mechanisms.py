@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from torch import nn
 
 from lightning_fedq.callbacks import ByzantineClients
 from lightning_fedq.data.models.backbones import CNN3
@@ -29,11 +28,7 @@ from lightning_fedq.mechanisms import (
     LayeredGaussian,
     NearOptimalUtility,
     PairedCoins,
-    PrivUnit,
-    RotatedAxes,
     RotatedCoins,
-    Skellam,
-    StratifiedCorBin,
     SubtractiveDither,
     TernGrad,
 )
@@ -43,14 +38,9 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_rounds import TURNS, handed
-from tests.digits_run import Classifier
 
 BEHIND = PrivacyTarget(8.0, delta=1e-5, adversary="secagg_server")
 TARGET = PrivacyTarget(8.0, delta=1e-5, adversary="server")
-
-
-def skellam(granularity, sigma=0.1):
-    return Skellam(1.0, granularity=granularity, local_sigma=sigma, bits=16)
 
 
 def leaky(**settings):
@@ -108,7 +98,6 @@ row(
 )
 row("has {} entries for", lambda: fit(fed(CPA((1.0, 2.0)))), lambda: fit(fed(CPA((1.0, 2.0, 1.0, 2.0)))))
 row("local_sigma must be at most {} of granularity, got", lambda: ddg(1e-9), lambda: fit(fed(ddg(0.01))))
-row("local_sigma must be at most 2^16 of", lambda: skellam(1e-9), lambda: fit(fed(skellam(0.01))))
 row("DRIVE sends one bit a coordinate, got {};", lambda: DRIVE(bits=2), lambda: fit(fed(EDEN(bits=2))))
 row("TernGrad has one level besides zero,", lambda: TernGrad(levels=3), lambda: fit(fed(QSGD(levels=3))))
 row(
@@ -156,18 +145,11 @@ row(
 row("noise_std must be > 0 and finite, got", lambda: leaky(noise_std=0.0), lambda: fit(fed(FedAvg())))
 row("{}; without privacy", lambda: PairedCoins(float("inf")), lambda: fit(fed(CorrelatedQuantization())))
 row(
-    "a codebook must have at most {} numbers, got {} x {}; lower `directions`, or take RotatedAxes",
-    lambda: fit(fed(PrivUnit(1.0, 1.0, directions=65536)), module=Classifier(nn.Linear(64, 20))),
-    lambda: fit(fed(PrivUnit(1.0, 1.0, directions=64))),
-    lambda: fit(fed(RotatedAxes(1.0, 1.0))),
-)
-row(
     "the level of RotatedCoins is not set: give epsilon, or train with",
     lambda: fit(fed(RotatedCoins(1.0))),
     lambda: fit(fed(RotatedCoins(1.0, epsilon=1.0))),
     lambda: fit(fed(RotatedCoins(1.0), seed=None, privacy=TARGET)),
 )
-row("group_size must be >= 2, got {};", lambda: StratifiedCorBin(1.0, 1), lambda: fit(fed(LDPQ(1.0))))
 row(
     "nesting = {} does nothing with one stage; choose stages >= 2",
     lambda: block_design("D4", None, None, 1, 2, "near_balanced", True),

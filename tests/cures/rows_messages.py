@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from lightning_fedq.algorithms.byzantine.attacks import alie_shift, sign_flip
-from lightning_fedq.functional.noise.skellam import skellam
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, QSGD, SIGM, LayeredGaussian, SignRR, TopK
 from lightning_fedq.mechanisms.interface import Neighbours
@@ -112,7 +111,6 @@ row(
     lambda: CPA(1.0, lattice="D4", codebook_radius=2**0.5),
     lambda: received(CPA(1.0, lattice="D4", codebook_radius=2.0)),
 )
-row("the variance must be in (0, {}]", lambda: skellam(1e10, 2, words), lambda: skellam(1e4, 2, words))
 row(
     "a symbol of client {} is {}, too large for the sum of {} clients; raise noise_multiplier, got {}",
     lambda: received(LayeredGaussian(1.0, 1e-12)),

@@ -45,7 +45,7 @@ def main(grid, context):
     Path(str(context.run_config["home"])).write_text("\\n".join(out))
 """
 KINDS = (
-    *("train", "train.x", "evaluate", "query", "query.steal", "query.register", "query.contribute"),
+    *("train", "train.x", "evaluate", "query", "query.steal", "query.register"),
     *("query.shares", "query.masked", "query.confirm", "query.unmask", "query.reply", "query.mro"),
 )
 TRYING = """\

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.flower import client_app
 from lightning_fedq.keys.party_keys import Identities
-from lightning_fedq.mechanisms import LDPQ, FedAvg, StratifiedCorBin
+from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg
 from tests.flower.halves import DIM, Halves, Still, update_of
@@ -103,15 +103,11 @@ def test_words_of_any_other_error_stay_with_the_client(tmp_path):
         }
 
 
-@pytest.mark.filterwarnings(
-    "ignore:train|shares|masked|confirm|unmask|contribute|register|explain:UserWarning"
-)
-@pytest.mark.parametrize("kind", ["register", "contribute", "train", "shares", "masked", "confirm", "unmask"])
+@pytest.mark.filterwarnings("ignore:train|shares|masked|confirm|unmask|register|explain:UserWarning")
+@pytest.mark.parametrize("kind", ["register", "train", "shares", "masked", "confirm", "unmask"])
 def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     """A third of such refusals said "KeyError" alone; an integer in place of weights took a gigabyte."""
-    settings = federated(
-        StratifiedCorBin(epsilon=4.0, group_size=3), seed=None, secure_aggregation=SecAgg(active=True)
-    )
+    settings = federated(CorBin(epsilon=4.0), seed=None, secure_aggregation=SecAgg(active=True))
     asked = {}
     own = [Ed25519PrivateKey.generate() for _ in range(4)]
     directory = {number: key.public_key() for number, key in enumerate(own)}
@@ -130,7 +126,7 @@ def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -
     for name in names:
         for value in (None, "text", 7, 1 << 30, 0.5, [0.5], True):
             fields = {n: v for n, v in {**asked[kind], name: value}.items() if v is not None}
-            if name in ("contributing", "signatures", "contributions") and value is None:
+            if name == "signatures" and value is None:
                 continue
             if type(value) is type(asked[kind][name]):
                 continue

@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
 import lightning_fedq as fedq
-from lightning_fedq import ClientEvaluation, NoisyMean
 from lightning_fedq.flower import federated_server as server_module
 from lightning_fedq.flower.kept import KeptState
 from lightning_fedq.flower.records import from_record
@@ -158,8 +157,6 @@ def serve(
             "rounds": [record.round for record in server.records],
             "received": [record.num_received for record in server.records],
             "aborted": [bool(record.aborted) for record in server.records],
-            "released": [one.released and one.released.num_clients for one in server.client_evaluations],
-            "beside": [] if server.ledger.beside is None else server.ledger.beside.charges.tolist(),
         }
 
     inner = folder / "server-process"
@@ -299,10 +296,6 @@ def dies_when(point):
             after(KeptState, "keep", lambda states: True)
         if point == "encoded" and kind == "train":
             after(RemoteClient, "train", lambda client: True)
-        if point == "measuring" and kind == "evaluate":
-            before(RemoteClient, "_measured", lambda client: True)
-        if point == "released" and kind == "evaluate":
-            after(RemoteClient, "evaluate", lambda client: True)
         if point in ("shares", "masked", "confirm", "unmask") and kind == point:
             after(RemoteClient, kind, lambda client: True)
 
@@ -316,51 +309,6 @@ def test_a_client_that_is_killed_is_missed_for_one_round(point, used, tmp_path):
     assert found["received"] == [4, 3, 4]
     assert found["charges"] == [3] * CLIENTS  # what may have been sent is paid for
     assert streams_of(tmp_path, 2) == [(0, 0), *([(1, 0)] if used else []), (2, 0)]
-    check_streams(tmp_path, found["charges"])
-
-
-def releasing(masks=False, **options):
-    """Everybody's mean accuracy, with noise, after each round; one may be missing."""
-    release = NoisyMean("val_acc", 0.5, max_dropped=1)
-    given = {"secure_aggregation": fedq.SecAgg()} if masks else {}
-    return coin(evaluate_clients=ClientEvaluation(0.25, release=release), **given, **options)
-
-
-def of_a_release(server):
-    """Is it the second release?"""
-    return server.segments == (1,) and second(server)
-
-
-RELEASING = {
-    "charged": lambda: after(RoundServer, "start", of_a_release),
-    "answered": lambda: before(RoundServer, "finish", of_a_release),
-    "released": lambda: after(RoundServer, "finish", lambda s: s.segments == (1,) and s.round == 2),
-}
-
-
-@pytest.mark.parametrize("phase", RELEASING)
-def test_a_release_is_paid_for_and_repeated_with_new_streams(phase, tmp_path):
-    """A server that is killed in it begins the round again, and both are charged."""
-    assert serve(releasing, tmp_path, RELEASING[phase]) is None
-    found = serve(releasing, tmp_path)
-    assert found is not None
-    assert found["charges"] == found["beside"] == [4] * CLIENTS
-    assert found["released"][-2:] == [CLIENTS] * 2
-    check_streams(tmp_path, found["charges"])
-    for client in range(CLIENTS):
-        used = streams_of(tmp_path, client, "releases")
-        assert used == sorted(set(used)) and len(used) <= 4
-
-
-@pytest.mark.parametrize(
-    "point, masks, used", [("measuring", False, False), ("released", False, True), ("shares", True, True)]
-)
-def test_a_client_that_is_killed_while_it_measures_is_missed(point, masks, used, tmp_path):
-    found = serve(lambda: releasing(masks), tmp_path, dying={2: dies_when(point)})
-    assert found is not None
-    assert found["released"] == [4, 3, 4] and found["beside"] == [3] * CLIENTS
-    assert found["received"] == ([4, 3, 4] if masks else [4] * 3), "shares are of the round's masks, too"
-    assert streams_of(tmp_path, 2, "releases") == [(0, 0), *([(1, 0)] if used else []), (2, 0)]
     check_streams(tmp_path, found["charges"])
 
 

@@ -19,7 +19,7 @@ from lightning_fedq.flower.remote_client import RefusedError
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.keys.party_keys import ClientSecrets, Identities
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, BandedGaussian, CorBin, StratifiedCorBin
+from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, BandedGaussian, CorBin
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -110,18 +110,6 @@ def test_a_server_that_tells_two_lists_of_survivors_gets_no_sum(tmp_path, monkey
         _, server = deployment(make(), 3, tmp_path, directory=directory).run(grid)
     assert [bool(record.aborted) for record in server.records] == [False, True, False]
     assert server.engine.ledger.charges.tolist() == [3, 3, 3, 3]
-
-
-@slow
-@pytest.mark.parametrize("options", [{}, {"secure_aggregation": SecAgg()}])
-def test_groups_of_three_with_keys_of_their_own(options, tmp_path):
-    """A group's key takes one more exchange a round; the fourth client works alone and has none."""
-    threes = StratifiedCorBin(epsilon=4.0, group_size=3)
-    make = lambda: federated(threes, seed=None, **options)  # noqa: E731
-    grid = LoopGrid(*clients(make, tmp_path))
-    _, server = deployment(make(), 2, tmp_path).run(grid)
-    assert [record.num_received for record in server.records] == [4, 4]
-    assert [kind for kind, _ in grid.log].count("contribute") == 2 * 3
 
 
 TARGET = PrivacyTarget(epsilon=30.0, delta=1e-3, adversary="server")

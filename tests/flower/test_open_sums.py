@@ -5,7 +5,7 @@ import torch
 
 from lightning_fedq.flower.secure import RemoteSum
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import DistributedDiscreteGaussian, RotatedCoins, Skellam
+from lightning_fedq.mechanisms import DistributedDiscreteGaussian, RotatedCoins
 from lightning_fedq.mechanisms.interface import AbortedRoundError, RoundContext
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.simulation import model_digest
@@ -39,11 +39,7 @@ def carried_through(mechanism, num_silent):
 
 @pytest.mark.parametrize(
     "mechanism",
-    [
-        RotatedCoins(1.0, 0.5, max_dropped=1),
-        DistributedDiscreteGaussian(1.0, 0.5, 0.1, max_dropped=1),
-        Skellam(1.0, 0.5, 0.1, max_dropped=1),
-    ],
+    [RotatedCoins(1.0, 0.5, max_dropped=1), DistributedDiscreteGaussian(1.0, 0.5, 0.1, max_dropped=1)],
     ids=lambda mechanism: type(mechanism).__name__,
 )
 def test_a_sum_with_too_little_noise_is_not_opened(mechanism):

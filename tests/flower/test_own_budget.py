@@ -8,7 +8,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from lightning_fedq.flower import client_app, encoding_mod
+from lightning_fedq.flower import client_app
 from lightning_fedq.flower.remote_client import Own
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
@@ -156,12 +156,9 @@ def test_in_flower_s_own_app(tmp_path):
     assert [record.num_received for record in server.records] == [4, 3]
 
 
-@pytest.mark.parametrize("make", [client_app, encoding_mod])
-def test_a_budget_that_a_client_cannot_know_is_refused_at_once(make):
+def test_a_budget_that_a_client_cannot_know_is_refused_at_once():
     def app(settings, **options):
-        return (
-            make(module, own_digits, settings, **options) if make is client_app else make(settings, **options)
-        )
+        return client_app(module, own_digits, settings, **options)
 
     target = PrivacyTarget(1.0, DELTA, "server")
     with pytest.raises(ValueError, match="keys from a seed hide nothing"):

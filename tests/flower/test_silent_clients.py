@@ -78,7 +78,6 @@ def test_what_is_kept_whoever_is_silent():
             num_byzantine=0,
             secure_keys=True,
             charges=None,
-            releases=None,
             broken="",
         )
         return Account(run, DELTA).claims()[Adversary.OUTSIDER].loss

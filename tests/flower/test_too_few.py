@@ -6,14 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from flwr.serverapp.strategy import FedAvg
 
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.flower import DecodingStrategy, roster
+from lightning_fedq.flower import roster
 from lightning_fedq.mechanisms import LDPQ, CorBin, RotatedCoins
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.secagg import SecAgg
-from tests.flower import test_mod as mod
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated
 from tests.flower.test_registration import Clock
 
@@ -117,15 +115,3 @@ def test_who_comes_back_in_time_costs_no_round(clock, tmp_path):
         _, server = deployment(make(), ROUNDS, tmp_path).run(grid)
     assert [record.num_received for record in server.records] == [4, 4, 4] and clock.now < 2.0
     assert charged(tmp_path / "server") == [(0, 0), (1, 0), (2, 0)]
-
-
-def test_a_strategy_charges_no_round_either(clock, tmp_path):
-    def make():
-        return mod.federation(COIN, seed=None, secure_aggregation=SecAgg())
-
-    leaving = Leaving((2, 3), "unmask")
-    leaving.grid = mod.grid_of(make, tmp_path, tamper=leaving)
-    strategy = DecodingStrategy(FedAvg(), make(), home=tmp_path / "server", wait=2.0)
-    with pytest.raises(RuntimeError, match="round 3 is not begun and nobody is charged for it"):
-        mod.run(strategy, leaving.grid, ROUNDS)
-    assert charged(tmp_path / "server") == [(0, 0), (1, 0)]

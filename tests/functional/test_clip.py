@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factor, unit_ball_factors
+from lightning_fedq.functional.clip import unit_ball_factor, unit_ball_factors
+from tests.functional.grid import truncate_to_grid
 
 
 @given(

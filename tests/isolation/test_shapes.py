@@ -28,7 +28,7 @@ CLIENTS_OWN = (*TOGETHER, "callbacks", "optimizers")
 """Kinds of rows that keep what they keep in a client's own world; others outlive it, or show it."""
 SIDE_BY_SIDE = frozenset(
     """
-    Buffer BatchNorm DatasetWithMemory TransformWithMemory CollateWithMemory AdamMoments WrittenIfMissing
+    Buffer BatchNorm DatasetWithMemory TransformWithMemory CollateWithMemory AdamMoments
     StrategyOptimizersReplaced TrainerOptimizersReplaced NormalisedByTheFirstSample
     """.split()  # noqa: SIM905
 )
@@ -38,9 +38,9 @@ REFUSED = frozenset(
     Queue Locked RunningGenerator OpenFile ParameterAssignedAnew SubmoduleReplaced
     ClassAttribute GlobalTensor DefaultArgument Cache Environment FileOnDisk
     DatasetWithMemory CollateWithMemory DatasetWrittenByModule BatchWrittenInPlace
-    OfAClass SumInValidation ToTheLogger OutliersOnly FirstOfAll PickledByName OnTheStrategy LogsByItself
-    ByWarnings WrittenIfMissing InADatabase InAMemmap FirstInAMap InAValue InNamedMemory SharedByTorch
-    MappedByTorch NormalisedByTheFirstSample BigTable BufferOfOutliers CountsByData StateOfACallback
+    OfAClass SumInValidation ToTheLogger OutliersOnly FirstOfAll PickledByName OnTheStrategy
+    ByWarnings InAMemmap FirstInAMap InAValue InNamedMemory SharedByTorch
+    NormalisedByTheFirstSample BigTable BufferOfOutliers CountsByData StateOfACallback
     GlobalNumber ModuleLevelTable ThreadLocal HookOfAllModules OfATyping InAFieldSizeLimit
     """.split()  # noqa: SIM905
 )

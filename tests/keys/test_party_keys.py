@@ -100,43 +100,8 @@ def test_a_party_holds_nobody_else_s_keys():
             ask(1)
     with pytest.raises(NotHeldError, match=r"client 0 is not in the group \(1, 2\)"):
         clients[0].peer((1, 2))
-    with pytest.raises(
-        NotHeldError, match=r"client 0 has no contributions to the key of the group \(0, 1, 2\)"
-    ):
+    with pytest.raises(NotHeldError, match=r"keys are agreed in pairs, and the group \(0, 1, 2\) is none"):
         clients[0].peer((0, 1, 2))
-
-
-def test_a_group_of_three_forms_the_key_of_one_process():
-    """Each member's contribution goes to the others under their pairwise keys, and the server relays it."""
-    secrets, own, _, clients = parties(4)
-    group = (3, 0, 1)
-    sent = {member: clients[member].contributions(group) for member in group}
-    for member in group:
-        assert {len(sealed) for sealed in sent[member].values()} == {48}
-        clients[member].take_contributions(
-            group, {other: sent[other][member] for other in group if other != member}
-        )
-    keys = agreed(secrets, own)
-    assert clients[0].peer(group) == clients[1].peer((0, 1, 3)) == clients[3].peer(group) == keys.peer(group)
-    assert sent[0] == clients[0].contributions(group)  # the same again, so a repeated round shows nothing new
-    assert set(sent[0].values()).isdisjoint(clients[0].contributions((0, 1, 2)).values())
-
-
-def test_contributions_of_somebody_else_are_refused():
-    _, _, _, clients = parties(4)
-    group = (0, 1, 2)
-    sent = {member: clients[member].contributions(group) for member in group}
-    with pytest.raises(NotHeldError, match="client 0 has no contribution of client 2"):
-        clients[0].take_contributions(group, {1: sent[1][0]})
-    for wrong in (sent[2][1], sent[1][0], clients[2].contributions((0, 2, 3))[0], bytes(48), b""):
-        with pytest.raises(
-            KeyVerificationError, match="contribution of client 2 to a group's key does not open"
-        ):
-            clients[0].take_contributions(group, {1: sent[1][0], 2: wrong})
-    with pytest.raises(NotHeldError, match="is not in the group"):
-        clients[3].contributions(group)
-    with pytest.raises(NotHeldError, match="no contributions"):
-        clients[0].peer(group)
 
 
 def test_a_peer_that_nobody_introduced():

@@ -133,7 +133,7 @@ def _streams(keys):
             for client in (1, 2):
                 yield rand.shared_with_server(client, purpose)
                 yield rand.private(client, purpose)
-            for group in ((1, 2), (1, 3), (1, 2, 3)):
+            for group in ((1, 2), (1, 3), (2, 3)):
                 yield rand.peer(group, purpose)
 
 
@@ -163,6 +163,11 @@ def test_public_randomness_is_what_the_client_sees_of_it():
 def test_peers_agree_whatever_the_order_of_the_group():
     rand = ClientRandomness(AgreedKeys((1, 2, 3)), (1,), 0)
     assert np.array_equal(rand.peer((1, 2), "p").words(4), rand.peer((2, 1), "p").words(4))
+
+
+def test_keys_are_agreed_in_pairs():
+    with pytest.raises(ValueError, match=r"agreed in pairs, and the group \(1, 2, 3\) is none"):
+        AgreedKeys((1, 2, 3)).peer((1, 2, 3))
 
 
 def test_modes_are_named():

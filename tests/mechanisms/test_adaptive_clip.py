@@ -27,7 +27,6 @@ INSIDE = [
     fedq.LayeredGaussian(1.0, 0.2),
     fedq.AggregateGaussian(1.0, 0.2),
     fedq.DistributedDiscreteGaussian(1.0, 0.2, 0.01),
-    fedq.Skellam(1.0, 0.2, 0.01),
     fedq.RotatedCoins(1.0, epsilon=2.0),
     fedq.RotatedCoins(1.0, epsilon=2.0, share=0.5),
     fedq.BandedGaussian(1.0, 0.2, band=1),
@@ -222,7 +221,7 @@ def test_a_checkpoint_goes_on_with_the_clip():
 
 
 @pytest.mark.parametrize(
-    "mechanism", [fedq.CorBin(1.0), fedq.LaplaceNoise(1.0, 1.0), fedq.PrivUnit(8.0, 1.0), "no mechanism"]
+    "mechanism", [fedq.CorBin(1.0), fedq.LaplaceNoise(1.0, 1.0), fedq.RotatedAxes(8.0, 1.0), "no mechanism"]
 )
 def test_what_has_no_norm_to_move_is_refused(mechanism):
     with pytest.raises(TypeError, match="AdaptiveClip"):

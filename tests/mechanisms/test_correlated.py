@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lightning_fedq.functional.one_bit.multi_level import level_step
-from lightning_fedq.functional.one_bit.threshold_coin import group_variance
 from lightning_fedq.mechanisms import CorrelatedQuantization
 from lightning_fedq.mechanisms.interface import NonPrivate
+from tests.functional.one_bit.closed_forms import group_variance
 from tests.one_round import context_of, decode, encode
 
 

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.functional.blocks import block_messages
 from lightning_fedq.functional.blocks.codeword import anonymity_set_size
-from lightning_fedq.functional.blocks.lattice import lattice, nearest_point
-from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook
+from lightning_fedq.functional.blocks.lattice import lattice
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import cpa
 from lightning_fedq.mechanisms.cpa import CPA
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
 from tests.described import privacy_report
+from tests.functional.blocks import oracle
 from tests.one_round import context_of, encode
 
 EVERY = [
@@ -149,46 +147,28 @@ def test_end_to_end_vector_of_the_specification(monkeypatch):
         torch.testing.assert_close(histogram.decode(message.symbols, clients, ctx, public) / 3, mean)
 
 
-# ---- one algorithm, two implementations ----------------------------------------------------------
+# ---- the compiled loops, against a few lines of tensor code -------------------------------------------
 
 
-def each(design, bits, keys, dithered, keep, decoder):
-    """Arguments of a sum of each message alone."""
-    for row in range(len(bits)):
-        one = slice(row, row + 1)
-        yield design, bits[one], keys[:, one], dithered, keep[one], decoder
-
-
-@pytest.mark.parametrize(
-    "kwargs", [*EVERY, {"dither": "none", "levels": 4}, {"threshold": True, "levels": 4}]
-)
-def test_tensor_code_equals_the_compiled_loops(kwargs, monkeypatch):
+@pytest.mark.parametrize("kwargs", [*EVERY, {"dither": "none", "levels": 4}])
+def test_the_bits_are_those_of_the_formula(kwargs):
+    """Dithered nearest points, digits, the words' signs there and the coins, one block after the other."""
     mechanism, ctx = CPA(epsilon=1.0, **kwargs), context(3, 1003, radius=0.3)
     updates = 0.2 * torch.randn(3, 1003, generator=torch.Generator().manual_seed(0))
     keys, clients = SeededKeys(1), (2, 0, 1)
-    rand, public = ClientRandomness(keys, clients, 0), PublicRandomness(keys, 0)
-    fast = mechanism.encode(updates, ctx, rand)
-    one_sum = mechanism.decode(fast.symbols, clients, ctx, public)
-    # the roads of another device, taken on this one
-    monkeypatch.setattr(block_messages, "_sum_on_cpu", block_messages._sum_on_device)
-    slowly = lambda *a: torch.stack([block_messages._sum_on_device(*one, False) for one in each(*a)])  # noqa: E731
-    monkeypatch.setattr(cpa, "decode_messages", slowly)
-    scaled, outside = mechanism._scaled(updates, ctx, mechanism.chosen_blocks(clients, ctx, rand))
-    coins = [rand.private(client, "cpa coins").fill for client in clients]
-    keys, flips = mechanism._keys(clients, ctx, rand), mechanism._flips(clients, ctx)
-    slow = block_messages._encode_tensor(mechanism._design, scaled, keys, coins, flips)
-    assert torch.equal(fast.symbols, slow.flatten(1))
-    assert fast.num_clipped == min(outside * mechanism.block_dim, updates.numel()) > 0
-    torch.testing.assert_close(mechanism.decode(fast.symbols, clients, ctx, public), one_sum)
-
-
-def test_the_indices_are_those_of_the_lattice_functions():
-    """A third route: nearest point of the scaled block, looked up in the codebook, without dither or coin."""
-    mechanism = CPA(epsilon=math.inf, lattice="A2", codebook_radius=2.0, dither="none")
-    x = torch.rand(500, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 2 - 1
-    indices = mechanism._design.quantize_tensor(x, 0)
-    expected = finite_codebook("A2", 2.0).index(nearest_point(x / mechanism._design.step, "A2"))
-    assert torch.equal(indices[0], expected) and not mechanism._design.outside(x).any()
+    rand = ClientRandomness(keys, clients, 0)
+    message = mechanism.encode(updates, ctx, rand)
+    chosen = mechanism.chosen_blocks(clients, ctx, rand)
+    expected, outside = oracle.bits_of(
+        mechanism._design,
+        updates.double() / ctx.radius,
+        chosen,
+        mechanism._keys(clients, ctx, rand),
+        [rand.private(client, "cpa coins") for client in clients],
+        mechanism._flips(clients, ctx),
+    )
+    assert torch.equal(message.symbols, expected)
+    assert message.num_clipped == min(outside * mechanism.block_dim, updates.numel()) > 0
 
 
 # ---- a budget for a whole message -----------------------------------------------------------------

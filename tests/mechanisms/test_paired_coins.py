@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.functional.one_bit.coupled_coins import coupled_thresholds, pair_mse
+from lightning_fedq.functional.one_bit.coupled_coins import pair_mse
 from lightning_fedq.functional.one_bit.threshold_coin import one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, PairedCoins
 from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.mechanisms.paired_coins import _secret
 from lightning_fedq.privacy.accounting import spent
+from tests.functional.one_bit.oracle import coupled_thresholds
 from tests.one_round import context_of, decode, encode
 
 INPUTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
@@ -183,12 +185,20 @@ def test_dropouts_leave_only_the_coins_that_answer():
 
 @pytest.mark.parametrize("segments", [(40_001,), (3, 16_385, 1, 23_612)])
 def test_the_compiled_pass_gives_the_bits_of_the_formula(segments):
-    """Beyond a block of words, with a client alone; `_encode_on_device` follows `coupled_thresholds`."""
+    """Beyond a block of words, with a client alone."""
     mechanism, clients = PairedCoins(1.0), range(3)
     context = context_of(mechanism, clients, segments)
     rows = 1.2 * torch.randn(3, sum(segments), generator=torch.Generator().manual_seed(0)) * context.radius[0]
     rand = ClientRandomness(SeededKeys(0), list(clients), 0)
-    here, clipped = mechanism._encode_on_cpu(rows.float(), context, rand)
-    there, outside = mechanism._encode_on_device(rows.float(), context, rand)
-    assert torch.equal(here, there) and clipped == int(outside) > 0
+    here, clipped = mechanism._bits(rows.float(), context, rand)
+    center, radius = context.expand(context.center), context.expand(context.radius)
+    for row, client in enumerate(clients):
+        group, rank = context.place(client)
+        words = torch.from_numpy(rand.private(client, "one-bit coins").words(sum(segments)).astype(np.int64))
+        limits = one_bit_thresholds(rows[row], center, radius, mechanism.coin)
+        if len(group) == 2:
+            secret = torch.from_numpy(_secret(group, rank, sum(segments), rand))
+            limits = coupled_thresholds(rows[row], center, radius, mechanism.coin, secret)
+        assert torch.equal(here[row], (words < limits).to(torch.uint8))
+    assert clipped == int(((rows.double() - center).abs() > radius).sum()) > 0
     assert 0.3 < float(here.double().mean()) < 0.7

@@ -116,7 +116,6 @@ TOO_SMALL = [
     lambda: fedq.GaussianNoise(1e-200, 1.0),
     lambda: fedq.LaplaceNoise(1e-320, 1.0),
     lambda: fedq.DistributedDiscreteGaussian(1.0, 1.0, 1e-200),
-    lambda: fedq.Skellam(1.0, 1e-320, 0.01),
     lambda: fedq.JoPEQ(1e-200),
 ]
 

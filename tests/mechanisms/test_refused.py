@@ -21,7 +21,6 @@ BandedGaussian(0.0, 1.0, 1) | clip_norm
 BandedGaussian(1.0, 100000.0, 1) | more noise leaves no signal
 BandedGaussian(1.0, 1e-06, 1) | less protects nobody
 RandomK(1.5) | share must be in (0, 1]
-Skellam(0.0, 1.0, 0.01) | clip_norm must be > 0
 NearOptimalUtility(clip_norm=-1.0, leakage_budget=0.3, noise_std=0.1, measured_leakage=0.25) | clip_norm must
 QSGD(0) | levels must be in [1, 32767]
 EDEN(5) | bits must be in [1, 4]
@@ -59,13 +58,6 @@ JoPEQ(epsilon=0.0) | epsilon must be > 0 and finite
 JoPEQ(epsilon=1.0, levels=1) | levels must be in [2, 65536]
 MVU(epsilon=1.0, input_bits=0) | must be in [1, 4]
 MVU(epsilon=0.0) | epsilon must be > 0
-PrivUnitG(epsilon=0.0, clip_norm=1.0) | epsilon must be
-PrivUnitG(epsilon=math.inf, clip_norm=1.0) | epsilon must be
-PrivUnitG(epsilon=1.0, clip_norm=0.0) | clip_norm must be
-PrivUnitG(epsilon=1.0, clip_norm=math.inf) | clip_norm must be
-PrivUnitG(epsilon=1.0, clip_norm=1.0, directions=100) | directions must be
-PrivUnitG(epsilon=1.0, clip_norm=1.0, directions=1) | directions must be
-ProjUnit(1.0, 1.0, subspace=1) | subspace must be >= 2
 RotatedAxes(epsilon=0.0, clip_norm=1.0) | epsilon must be
 RotatedAxes(epsilon=math.inf, clip_norm=1.0) | epsilon must be
 RotatedAxes(epsilon=1.0, clip_norm=0.0) | clip_norm must be

@@ -13,7 +13,6 @@ from lightning_fedq.mechanisms import (
     AugCorBin,
     DistributedDiscreteGaussian,
     GaussianNoise,
-    StratifiedCorBin,
 )
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
@@ -99,11 +98,6 @@ def test_discrete_noise_counts_on_no_client_that_may_be_left_out():
     fine = behind(ready, 500, 10, **liar(500)).loss
     assert isinstance(fine, ConcentratedLoss)
     assert fine.rho == behind(DistributedDiscreteGaussian(1.0, 0.2, 0.005), 334, 10).loss.rho
-
-
-def test_a_group_whose_members_are_left_out_leaves_a_lone_coin():
-    loss = behind(StratifiedCorBin(1.0, 4), 20, **liar(20)).loss
-    assert any(pair.weight == 1.0 and pair.num_coins == 0 for pair in loss.victims)
 
 
 def test_messages_that_protect_themselves_need_no_survivors():

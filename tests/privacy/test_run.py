@@ -4,7 +4,7 @@ from dataclasses import MISSING, fields, replace
 
 import pytest
 
-from lightning_fedq.mechanisms import LDPQ, FedAvg, PrivUnitG
+from lightning_fedq.mechanisms import LDPQ, FedAvg, RotatedAxes
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
 from lightning_fedq.secagg import SecAgg
@@ -109,5 +109,5 @@ def test_what_a_price_hangs_on_is_a_term(part, change, name):
 
 def test_a_price_of_nothing_has_no_terms():
     assert RUN.of(FedAvg()).terms == {"claims": "nothing"}
-    short = RUN.of(PrivUnitG(4.0, clip_norm=1.0))
+    short = RUN.of(RotatedAxes(4.0, clip_norm=1.0))
     assert short.terms["parameters"] == "10"

@@ -18,7 +18,6 @@ from lightning_fedq.mechanisms import (
     GaussianNoise,
     LayeredGaussian,
     PerCoordinateLaplace,
-    StratifiedCorBin,
 )
 from lightning_fedq.mechanisms.interface import Adversary, CoinSum, ConcentratedLoss, NonPrivate
 from lightning_fedq.privacy.accounting import spent
@@ -71,9 +70,7 @@ def test_in_pairs_a_colluding_partner_counts(corrupt):
     assert mass == pytest.approx((high - low) * high ** max(4 - corrupt, 0), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "mechanism", [AugCorBin(1.0, 5, 0.4), CorBin(1.0, 3), StratifiedCorBin(1.0, 4), LDPQ(1.0)]
-)
+@pytest.mark.parametrize("mechanism", [AugCorBin(1.0, 5, 0.4), CorBin(1.0, 3), LDPQ(1.0)])
 def test_one_colluding_client_makes_the_server_a_curious_client(mechanism):
     one = context(mechanism, 20)
     claims = Setting(one, 1, 1e-5, secure_aggregation=True, max_corrupt=0.05 + 1e-9).claims(mechanism)

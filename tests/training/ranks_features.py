@@ -276,11 +276,6 @@ FEATURES = {
             "client_metrics": "shared",
         }
     ),
-    "what clients measure, released": Feature(
-        federated={
-            "evaluate_clients": fedq.ClientEvaluation(0.3, release=fedq.NoisyMean("val_loss", 0.5, 0.0, 4.0))
-        }
-    ),
     "secret cohorts": Feature(
         mechanism=fedq.GaussianNoise(clip_norm=8.0, noise_multiplier=0.5),
         federated={"cohorts": "secret", "seed": None, "clients_per_round": 3, "diagnostics": False},

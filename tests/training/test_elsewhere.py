@@ -12,6 +12,16 @@ from tests import elsewhere
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 
+def test_it_refuses_to_mix_with_the_cpu():
+    there, here = torch.ones(3, device=elsewhere.DEVICE), torch.ones(3)
+    for work in (lambda: there + here, lambda: torch.cat([here, there]), lambda: here.mul_(there)):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            work()
+    with pytest.raises((TypeError, RuntimeError), match="numpy"):
+        there.numpy()
+    assert torch.equal((there * torch.tensor(2.0)).cpu(), 2.0 * here)
+
+
 def backbone(*layers):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 8), *(layer() for layer in layers), nn.Tanh(), nn.Linear(8, 10))

@@ -1,7 +1,7 @@
-"""From stacks of updates to bits and back to a sum of blocks: compiled on the CPU, tensor code elsewhere.
+"""From stacks of updates to bits and back to a sum of blocks.
 
-Both roads give the same bits. Keys and coins are arguments, so nothing here is random; which blocks a message
-holds is the caller's business, too.
+Keys and coins are arguments, so nothing here is random; which blocks a message holds is the caller's
+business, too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.functional.blocks.codeword import (
-    WordTable,
-    frequencies,
-    prf_rows,
-    prf_words,
-    threshold_frequencies,
-)
+from lightning_fedq.functional.blocks.codeword import WordTable, frequencies, threshold_frequencies
 from lightning_fedq.functional.blocks.design import BlockDesign
 from lightning_fedq.functional.blocks.error import Decoder, lift
 from lightning_fedq.functional.blocks.lattice_loops import subtract_dithers, subtract_own_dithers
@@ -52,7 +46,7 @@ def encode_updates(
     coins: Sequence[Fill],
     flips_below: NDArray[np.uint32],
 ) -> tuple[Tensor, int]:
-    """Code all blocks of a stack of updates on the CPU.
+    """Code all blocks of a stack of updates.
 
     Args:
         design: The code.
@@ -96,39 +90,17 @@ def encode_updates(
     return torch.from_numpy(bits), clipped
 
 
-def encode_blocks(
-    design: BlockDesign, scaled: Tensor, keys: Keys, coins: Sequence[Fill], flips_below: NDArray[np.uint32]
+def decode_messages(
+    design: BlockDesign, bits: Tensor, keys: Keys, dithered: bool, keep: Floats, decoder: Decoder
 ) -> Tensor:
-    """Code blocks `(messages, blocks, L)`, float64 in units of the radius, on any device.
-
-    Returns:
-        `(messages, stages, blocks)` uint8 bits.
-    """
-    if scaled.device.type != "cpu":
-        return _encode_tensor(design, scaled, keys, coins, flips_below)
-    values = scaled.flatten(1).contiguous().numpy()
-    unit = np.array([[values.shape[1]], [0.0], [1.0]])
-    return encode_updates(design, values, unit, scaled.shape[1], keys, coins, flips_below)[0]
-
-
-def _encode_tensor(
-    design: BlockDesign, scaled: Tensor, keys: Keys, coins: Sequence[Fill], flips_below: NDArray[np.uint32]
-) -> Tensor:
-    """The same bits in tensor code."""
-    (size, blocks, _), stages = scaled.shape, len(design.tables)
-    bits = torch.empty(size, stages, blocks, dtype=torch.uint8, device=scaled.device)
-    chunk = min(_CHUNK, blocks)
-    for row, fill in enumerate(coins):
-        index = design.quantize_tensor(scaled[row], int(keys[-1, row]))
-        drawn = np.empty((stages, blocks), np.uint32)
-        for first in range(0, blocks, chunk):
-            for stage in range(stages):
-                fill(drawn[stage, first : first + chunk])
-        flips = torch.from_numpy(drawn.astype(np.int64)).to(scaled.device) < int(flips_below[row])
-        for stage, table in enumerate(design.tables):
-            which = prf_rows(prf_words(int(keys[stage, row]), 0, blocks, scaled.device), table.num_rows)
-            bits[row, stage] = (table.signs_at(which, index[stage]) > 0) ^ flips[stage]
-    return bits
+    """Decoded blocks of every message, `(messages, blocks, L)`. Arguments as in `sum_messages`."""
+    totals = np.zeros((len(bits), bits.shape[2] * design.block_dim))
+    if dithered:
+        subtract_own_dithers(design.name, keys[-1], design.step, totals)
+    for stage, table in enumerate(design.tables):
+        scales, offset = lift(table, keep, decoder)
+        add_own_decoded(bits.numpy(), stage, table.weights, keys[stage], scales, offset, totals)
+    return torch.from_numpy(totals).reshape(len(bits), bits.shape[2], -1)
 
 
 def sum_messages(
@@ -144,7 +116,7 @@ def sum_messages(
 
     Args:
         design: The code.
-        bits: `(messages, stages, blocks)` uint8, contiguous, on any device.
+        bits: `(messages, stages, blocks)` uint8, contiguous.
         keys: `(stages + 1, messages)`: of the words of every stage, and of the dithers.
         dithered: Is a dither to be subtracted?
         keep: `(messages,)`, tanh(epsilon / 2) of each.
@@ -153,39 +125,6 @@ def sum_messages(
     Returns:
         `(blocks, L)` float64, in units of the radius.
     """
-    add = _sum_on_cpu if bits.device.type == "cpu" else _sum_on_device
-    return add(design, bits, keys, dithered, keep, decoder, threshold)
-
-
-def decode_messages(
-    design: BlockDesign, bits: Tensor, keys: Keys, dithered: bool, keep: Floats, decoder: Decoder
-) -> Tensor:
-    """Decoded blocks of every message, `(messages, blocks, L)`. Arguments as in `sum_messages`."""
-    if bits.device.type != "cpu":
-        every = [slice(row, row + 1) for row in range(len(bits))]
-        ones = [
-            _sum_on_device(design, bits[row], keys[:, row], dithered, keep[row], decoder, False)
-            for row in every
-        ]
-        return torch.stack(ones)
-    totals = np.zeros((len(bits), bits.shape[2] * design.block_dim))
-    if dithered:
-        subtract_own_dithers(design.name, keys[-1], design.step, totals)
-    for stage, table in enumerate(design.tables):
-        scales, offset = lift(table, keep, decoder)
-        add_own_decoded(bits.numpy(), stage, table.weights, keys[stage], scales, offset, totals)
-    return torch.from_numpy(totals).reshape(len(bits), bits.shape[2], -1)
-
-
-def _sum_on_cpu(
-    design: BlockDesign,
-    bits: Tensor,
-    keys: Keys,
-    dithered: bool,
-    keep: Floats,
-    decoder: Decoder,
-    threshold: bool,
-) -> Tensor:
     size, blocks, rows = len(bits), bits.shape[2], bits.numpy()
     total = np.zeros(blocks * design.block_dim)
     if dithered:
@@ -200,35 +139,6 @@ def _sum_on_cpu(
         else:
             add_decoded(rows, stage, table.weights, keys[stage], scales, offset, total)
     return decoded
-
-
-def _sum_on_device(
-    design: BlockDesign,
-    bits: Tensor,
-    keys: Keys,
-    dithered: bool,
-    keep: Floats,
-    decoder: Decoder,
-    threshold: bool,
-) -> Tensor:
-    size, _, blocks = bits.shape
-    total = torch.zeros(blocks, design.block_dim, dtype=torch.float64, device=bits.device)
-    for stage, table in enumerate(design.tables):
-        scales, offset = lift(table, keep, decoder)
-        weights, constant = (torch.from_numpy(a).to(bits.device) for a in (table.weights, offset))
-        votes = total.new_zeros(blocks, table.num_rows) if threshold else None
-        for row, scale in enumerate(scales.tolist()):
-            which = prf_rows(prf_words(int(keys[stage, row]), 0, blocks, bits.device), table.num_rows)
-            signed = (2.0 * bits[row, stage].double() - 1.0)[:, None]
-            if votes is None:
-                total += constant + scale * signed * weights[which]
-            else:
-                votes.scatter_add_(1, which[:, None], scale / (table.gain * size) * signed)
-        if votes is not None:
-            total += size * _from_histogram(votes, table)
-    for key in keys[-1].tolist() if dithered else ():
-        total -= design.step * design.dither(key, blocks, bits.device)
-    return total
 
 
 def _from_histogram(votes: Tensor, table: WordTable) -> Tensor:

@@ -46,14 +46,6 @@ def prf_mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def prf_base(seed: int, round: int, user: int, stage: int, tag: int) -> int:
-    """Key of one sequence of words, in [0, 2^64)."""
-    z = seed
-    for word in (round, user, stage, tag):
-        z = prf_mix(z + GOLD * (word + 1) & _MASK)
-    return z
-
-
 def prf_bases(seed: int, round: int, users: Sequence[int], stage: int, tag: int) -> NDArray[np.uint64]:
     """`prf_base` of several users at once, `(len(users),)` uint64."""
     first = np.array(prf_mix(seed + GOLD * (round + 1) & _MASK), np.uint64)
@@ -64,32 +56,6 @@ def prf_bases(seed: int, round: int, users: Sequence[int], stage: int, tag: int)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX2)
         z = z ^ (z >> np.uint64(31))
     return z
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shift_right(z: Tensor, bits: int) -> Tensor:
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def prf_words(base: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Words start, ..., start + count - 1 of one sequence: int64 tensor holding 64 unsigned bits each."""
-    z = torch.arange(start + 1, start + count + 1, device=device) * _signed(GOLD) + _signed(base)
-    z = (z ^ _shift_right(z, 30)) * _signed(MIX1)
-    z = (z ^ _shift_right(z, 27)) * _signed(MIX2)
-    return z ^ _shift_right(z, 31)
-
-
-def prf_rows(words: Tensor, num_rows: int) -> Tensor:
-    """Map words to rows 0, ..., num_rows - 1 by their top 24 bits: probabilities are exact to 2^-24."""
-    return _shift_right(_shift_right(words, 40) * num_rows, 24)
-
-
-def prf_uniforms(words: Tensor) -> Tensor:
-    """Map words to float64 uniforms on [0, 1), a grid of 2^-53."""
-    return _shift_right(words, 11).double() * 2.0**-53
 
 
 # ---- words ------------------------------------------------------------------------------------------------
@@ -199,12 +165,6 @@ class WordTable:
         """E (gain W_j)^2 for every coordinate j, `(L,)`. Over c^2 it is that of the decoder's random part."""
         moments: NDArray[np.float64] = self.gain**2 * np.square(self.weights).mean(0)
         return moments
-
-    def signs_at(self, rows: Tensor, index: Tensor) -> Tensor:
-        """The words' entries v[row, index] in {-1, +1}, int64."""
-        if not len(self.signs):
-            return hadamard_signs(rows + 1, index)
-        return torch.from_numpy(self.signs).to(rows.device)[rows, index].to(torch.int64)
 
 
 def word_table(points: NDArray[np.float64], words: Words) -> WordTable:

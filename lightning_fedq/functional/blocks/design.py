@@ -16,21 +16,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from lightning_fedq.functional.blocks.codeword import Words, WordTable, prf_uniforms, prf_words, word_table
-from lightning_fedq.functional.blocks.lattice import (
-    LatticeName,
-    lattice,
-    nearest_point,
-    nested_split,
-    scalar_digits,
-    scalar_index,
-    scalar_levels,
-    voronoi_dither,
-)
+from lightning_fedq.functional.blocks.codeword import Words, WordTable, word_table
+from lightning_fedq.functional.blocks.lattice import LatticeName, lattice, scalar_levels
 from lightning_fedq.functional.blocks.lattice_codebook import (
     MAX_CODEBOOK,
     Codebook,
@@ -93,34 +82,6 @@ class BlockDesign:
         return quantize_lattice(
             values, ranges, self.books, self.ratio, self.limit, scale, self.dithered, keys, first, out
         )
-
-    def outside(self, x: Tensor) -> Tensor:
-        """Which blocks `(..., L)`, in units of the radius, are out of range: bool `(...)`."""
-        if self.books is None:
-            return x[..., 0].abs() > 1.0
-        return x.square().sum(-1) > self.limit**2 * (1.0 + 1e-12)
-
-    def quantize_tensor(self, x: Tensor, base: int) -> list[Tensor]:
-        """Indices of every stage for blocks `(n, L)` in units of the radius: `quantize` in tensor code."""
-        u = self.dither(base, len(x), x.device) if self.dithered else torch.zeros_like(x)
-        if self.books is None:
-            total = math.prod(self.counts)
-            shifted = x.clamp(-1.0, 1.0) * (0.5 * (total - 1)) + u
-            return list(scalar_digits(scalar_index(shifted[:, 0], total, total / 2), self.counts))
-        norm = x.square().sum(1, keepdim=True).clamp(min=1e-300).sqrt()
-        scale = 1.0 / self.step
-        point = x * torch.where(self.outside(x)[:, None], scale * self.limit / norm, scale) + u
-        (top, inner), fine, indices = self.books, nearest_point(point, self.name), []
-        for _ in self.tables[1:]:
-            coarse, rest = nested_split(fine, self.name, self.ratio)
-            indices.append(inner.index(rest))
-            fine = coarse / self.ratio
-        return [top.index(fine), *reversed(indices)]
-
-    def dither(self, base: int, blocks: int, device: torch.device) -> Tensor:
-        """Dither of blocks 0, ..., blocks - 1 of one key, `(blocks, L)`, in units of the finest lattice."""
-        uniforms = prf_uniforms(prf_words(base, 0, blocks * self.block_dim, device))
-        return voronoi_dither(uniforms.reshape(blocks, self.block_dim), self.name)
 
 
 @lru_cache(maxsize=64)

@@ -152,16 +152,6 @@ def nearest_point(x: Tensor, name: str) -> Tensor:
     return _nearer(x, first, second)
 
 
-def voronoi_dither(uniforms: Tensor, name: str) -> Tensor:
-    """Map `(..., L)` uniforms on [0, 1) to points uniform on the Voronoi cell.
-
-    A point uniform on any region that tiles space under the lattice, less its nearest lattice point. The
-    region is a box here, not the parallelepiped G z: the law is the same and the box costs L products.
-    """
-    point = uniforms * uniforms.new_tensor(lattice(name).sides)
-    return point - nearest_point(point, name)
-
-
 def nested_split(fine: Tensor, name: str, ratio: int) -> tuple[Tensor, Tensor]:
     """Split lattice points into a point of `ratio` times the lattice and the rest. The two add up exactly.
 
@@ -199,23 +189,3 @@ def scalar_levels(count: int, gamma: float) -> Tensor:
     if not gamma > 0:
         raise ValueError(f"gamma must be > 0, got {gamma}")
     return (torch.arange(count, dtype=torch.float64) - (count - 1) / 2) * (2.0 * gamma / count)
-
-
-def scalar_index(x: Tensor, count: int, gamma: float) -> Tensor:
-    """Index of the level whose cell holds x, int64. What lies outside [-gamma, gamma] gets the end levels."""
-    step = 2.0 * gamma / count
-    return torch.floor(x.double() / step + count / 2).clamp(0, count - 1).to(torch.int64)
-
-
-def scalar_digits(index: Tensor, counts: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Mixed-radix digits of a fine index, coarsest first: a nested scalar quantiser of any depth.
-
-    Args:
-        index: Integers in [0, prod(counts)).
-        counts: Levels of each stage, coarsest first.
-    """
-    digits: list[Tensor] = []
-    for count in reversed(counts):
-        digits.append(index.remainder(count))
-        index = index.div(count, rounding_mode="floor")
-    return tuple(reversed(digits))

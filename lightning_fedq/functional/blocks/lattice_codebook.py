@@ -29,33 +29,22 @@ class Codebook:
     Args:
         name: The lattice.
         points: `(N, L)` float64.
-        keys: `(N,)` sorted int64, one per point (`point_keys`).
-        order: `(N,)` int64, index of the point with that key.
         slots: `(>= 4 N, 2)` int64, an open hash table of (key, index), index -1 where empty.
     """
 
     name: LatticeName
     points: NDArray[np.float64]
-    keys: NDArray[np.int64] = field(repr=False)
-    order: NDArray[np.int64] = field(repr=False)
     slots: NDArray[np.int64] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.points)
-
-    def index(self, points: Tensor) -> Tensor:
-        """Index of every lattice point `(..., L)`, int64. -1 where it is not in the codebook."""
-        keys = point_keys(points, self.name)
-        known, order = (torch.from_numpy(a).to(points.device) for a in (self.keys, self.order))
-        at = torch.searchsorted(known, keys).clamp(max=len(self) - 1)
-        return torch.where(known[at] == keys, order[at], -1)
 
 
 def point_keys(points: Tensor, name: str) -> Tensor:
     """One int64 per lattice point: its integer coordinates (in `units`), 62 // L bits each."""
     units = points.new_tensor(lattice(name).units)
     bits = 62 // len(units)
-    places = torch.arange(len(units), device=points.device) * bits
+    places = torch.arange(len(units)) * bits
     return ((torch.round(points / units).to(torch.int64) + (1 << bits - 1)) << places).sum(-1)
 
 
@@ -64,8 +53,7 @@ def _make_codebook(name: LatticeName, points: NDArray[np.float64]) -> Codebook:
     columns = [*rounded.T[::-1], np.round(np.square(points).sum(1), 9)]
     points = points[np.lexsort(columns)]
     keys = point_keys(torch.from_numpy(points), name).numpy()
-    order = np.argsort(keys).astype(np.int64)
-    return Codebook(name, points, keys[order], order, _hash_table(keys))
+    return Codebook(name, points, _hash_table(keys))
 
 
 def _hash_table(keys: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -58,7 +58,7 @@ def dither_dequantize(symbols: Tensor, dither: Tensor, step: Tensor | float) -> 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def add_centred_dither(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
-    """Add `centred_dither(words)` to a running sum, in one pass on the CPU."""
+    """Add `centred_dither(words)` to a running sum, in one pass."""
     shift, half_cells = np.uint64(11), np.int64(1 << 52)
     for j in range(words.size):
         total[j] += (np.float64(np.int64(words[j] >> shift) - half_cells) + 0.5) * 2.0**-53
@@ -66,7 +66,7 @@ def add_centred_dither(words: NDArray[np.uint64], total: NDArray[np.float64]) ->
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def add_uniforms(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
-    """Add `Stream.uniforms` less 1/2 to a running sum, in one pass on the CPU."""
+    """Add `Stream.uniforms` less 1/2 to a running sum, in one pass."""
     for j in range(words.size):
         total[j] += np.float64(np.int64(words[j] >> np.uint64(12))) * 2.0**-52 + 2.0**-53 - 0.5
 
@@ -97,7 +97,7 @@ def dither_quantize_row(
     step: NDArray[np.float64],
     symbols: NDArray[np.signedinteger],
 ) -> float:
-    """Quantise one row in one pass on the CPU. Equals `dither_quantize(scale * values, dither, step)`.
+    """Quantise one row in one pass. Equals `dither_quantize(scale * values, dither, step)`.
 
     Args:
         values: `(n,)` float32 or float64.
@@ -126,7 +126,7 @@ def add_dequantized_row(
     offset: NDArray[np.float64],
     total: NDArray[np.float64],
 ) -> None:
-    """Add (M - U) w + offset to a running float64 sum, in one pass on the CPU."""
+    """Add (M - U) w + offset to a running float64 sum, in one pass."""
     for j in range(symbols.size):
         total[j] += (symbols[j] - dither[j]) * step[j] + offset[j]
 

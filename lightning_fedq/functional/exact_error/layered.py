@@ -117,7 +117,7 @@ def layer_row(
     step: NDArray[np.float64],
     offset: NDArray[np.float64],
 ) -> None:
-    """Turn four words a coordinate into its dither, step and offset, in one pass on the CPU.
+    """Turn four words a coordinate into its dither, step and offset, in one pass.
 
     Args:
         words: `(4 n,)` uniform 64-bit words.

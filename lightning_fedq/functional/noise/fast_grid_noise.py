@@ -92,7 +92,7 @@ def add_to_rows(
     sources: Iterable[Words],
     out: Tensor,
 ) -> int:
-    """Turn rows into noisy symbols, on the CPU.
+    """Turn rows into noisy symbols.
 
     Args:
         rows: `(n, dim)` float32 or float64.

@@ -181,7 +181,7 @@ class GridNoise:
         """
         noise = rounded_noise(self.law, self.scale * 2.0**FINE_BITS, len(values), words64)
         # below 2^57 at a scale of 1e6; >> rounds down, so half a step makes it the nearest
-        sums = (values + noise.to(values.device) + (1 << self.shift >> 1)) >> self.shift
+        sums = (values + noise + (1 << self.shift >> 1)) >> self.shift
         return sums.clamp_(-(1 << self.bits - 1), (1 << self.bits - 1) - 1)
 
 

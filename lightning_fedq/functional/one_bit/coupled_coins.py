@@ -21,9 +21,7 @@ import math
 
 import numba
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
 
@@ -61,30 +59,6 @@ def flip_threshold(coin: CoinThresholds) -> int:
     return flip
 
 
-def coupled_thresholds(
-    update: Tensor, center: Tensor, radius: Tensor, coin: CoinThresholds, secret: Tensor
-) -> Tensor:
-    """Thresholds below which a private word sends a one, given the member's version of the secret bit.
-
-    Args:
-        update: `(..., dim)` finite floats; what lies outside the range is clipped.
-        center: Broadcastable to `update`, same units.
-        radius: Broadcastable to `update`, > 0.
-        coin: Coin that `inner_coin` returned.
-        secret: bool, broadcastable to `update`: the pair's bit, complemented for its second member.
-
-    Returns:
-        int64 of `update`'s shape.
-    """
-    whole, flip = 1 << coin.word_bits, flip_threshold(coin)
-    x = ((update.double() - center.double()) * (1.0 / radius.double())).clamp(-1.0, 1.0)
-    # float64 throughout: torch.where of two Python numbers would round thresholds to float32
-    says = coin.low + (coin.high - coin.low) * (x > 0).double()
-    idle = flip + (whole - 2 * flip) * secret.double()
-    size = x.abs()
-    return torch.floor(size * says + (1.0 - size) * idle + 0.5).to(torch.int64)
-
-
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def coupled_quantize_row(
     update: NDArray[np.float32],
@@ -98,7 +72,7 @@ def coupled_quantize_row(
     whole: int,
     bits: NDArray[np.uint8],
 ) -> int:
-    """Quantise a stretch of one row in one pass on the CPU. A bit is `word < coupled_thresholds`.
+    """Quantise a stretch of one row in one pass. A bit is a word below its threshold.
 
     Args:
         update: `(dim,)`.

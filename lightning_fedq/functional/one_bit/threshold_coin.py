@@ -15,7 +15,6 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal, localcontext
 from functools import lru_cache
-from itertools import combinations
 from typing import Any
 
 import numba
@@ -99,17 +98,13 @@ def one_bit_thresholds(update: Tensor, center: Tensor, radius: Tensor, coin: Coi
         int64 tensor of `update`'s shape with values in [coin.low, coin.high].
     """
     x = ((update.double() - center.double()) * (1.0 / radius.double())).clamp(-1.0, 1.0)
-    return _thresholds(x, coin)
-
-
-def _thresholds(x: Tensor, coin: CoinThresholds) -> Tensor:
     return coin.low + torch.floor((x + 1.0) * (0.5 * (coin.high - coin.low)) + 0.5).to(torch.int64)
 
 
 def one_bit_quantize(
     update: Tensor, words: Tensor, center: Tensor, radius: Tensor, coin: CoinThresholds
 ) -> Tensor:
-    """Quantise to one bit a coordinate: 1 where the word is below the threshold. Any device.
+    """Quantise to one bit a coordinate: 1 where the word is below the threshold.
 
     Args:
         update: `(..., dim)` finite floats.
@@ -123,32 +118,6 @@ def one_bit_quantize(
     return (words < one_bit_thresholds(update, center, radius, coin)).to(torch.uint8)
 
 
-def one_bit_quantize_words(
-    update: Tensor, words: Tensor, center: Tensor, radius: Tensor, coin: CoinThresholds
-) -> tuple[Tensor, Tensor]:
-    """Quantise to one bit a coordinate with words of 32 bits, which stay 32 bits wide. Any device.
-
-    Words and thresholds lie in [0, 2^32), and are compared less 2^31, as signed integers: the bits equal
-    `one_bit_quantize`'s.
-
-    Args:
-        update: `(..., dim)` finite floats.
-        words: int32 tensor of the same shape, the bits of uniform unsigned words.
-        center: Broadcastable to `update`.
-        radius: Broadcastable to `update`, > 0.
-        coin: The coin, of 32 bits.
-
-    Returns:
-        uint8 bits of `update`'s shape, and how many coordinates were clipped, int64 `()`.
-    """
-    half = 1 << (WORD_BITS - 1)
-    x = (update.double() - center.double()) * (1.0 / radius.double())
-    thresholds = _thresholds(x.clamp(-1.0, 1.0), coin) - half
-    # the top bit flipped: unsigned order becomes signed order
-    bits = (words ^ -half) < thresholds.to(torch.int32)
-    return bits.to(torch.uint8), (x.abs() > 1.0).sum()
-
-
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def one_bit_quantize_rows(
     updates: NDArray[np.float32],
@@ -160,7 +129,7 @@ def one_bit_quantize_rows(
     high: int,
     bits: NDArray[np.uint8],
 ) -> int:
-    """Quantise a stretch of some rows in one pass on the CPU. The bits equal `one_bit_quantize`'s.
+    """Quantise a stretch of some rows in one pass. The bits equal `one_bit_quantize`'s.
 
     Args:
         updates: `(num_rows, dim)`, C-contiguous.
@@ -335,30 +304,6 @@ def worst_pair_mse(scale: float, shared_bits: int | None) -> float:
     if shared_bits == 0:
         return 2.0 * scale**2
     return 4.0 * (scale - 1.0) if scale >= 2.0 else scale**2
-
-
-def group_variance(probabilities: list[float]) -> float:
-    """Variance of the number of ones in a stratified group, averaged over its random ranks.
-
-    With u_i = (pi_i + xi_i) / g, pi a random permutation of the strata and xi_i private, it is
-    1/(2(g-1)) sum |q_i - q_k| (1 - |q_i - q_k|) + 1/(g(g-1)) sum over pairs in one stratum of
-    G(phi_i, phi_k), where phi = frac(g q) and G(a, b) = min(a, b) - ab.
-
-    Example:
-        >>> group_variance([0.5, 0.5])
-        0.0
-    """
-    g = len(probabilities)
-    if g == 1:
-        return probabilities[0] * (1.0 - probabilities[0])
-    spread = inside = 0.0
-    for a, b in combinations(probabilities, 2):
-        gap = abs(a - b)
-        spread += 2.0 * gap * (1.0 - gap)
-        if math.floor(g * a) == math.floor(g * b):
-            phi_a, phi_b = g * a - math.floor(g * a), g * b - math.floor(g * b)
-            inside += 2.0 * (min(phi_a, phi_b) - phi_a * phi_b)
-    return spread / (2 * (g - 1)) + inside / (g * (g - 1))
 
 
 def worst_group_variance(size: int, span: float) -> float:

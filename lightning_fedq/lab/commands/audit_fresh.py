@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
-from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
+from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.data.generator_turns import seed_everywhere
 from lightning_fedq.keys import randomness
@@ -132,8 +132,6 @@ class Watch:
             self.saw(key, "cohort", f"{own['purpose']} {own['place']}", ahead=True)
         elif code.co_qualname == "DPSGD._stream":
             self.saw(key, "DPSGD", f"{own['purpose']} {own['client']} {own['step']}")
-        elif Path(code.co_filename).name == "priv_unit.py":
-            self.saw(key, "public", "directions")
         else:
             self.saw(key, f"{code.co_qualname} in {Path(code.co_filename).name}", "unknown")
 
@@ -258,9 +256,9 @@ def _trainer(rounds: int, *callbacks: pl.Callback) -> pl.Trainer:
 
 
 def _masked() -> list[pl.Callback]:
-    release = ClientEvaluation(0.25, 1, NoisyMean("score", std=0.4))
+    measured = ClientEvaluation(0.25, 1)
     mechanism = DistributedDiscreteGaussian(1.0, 2.0, 0.01, bits=16)
-    return [Federated(mechanism, _CLIENTS, secure_aggregation=SecAgg(), evaluate_clients=release)]
+    return [Federated(mechanism, _CLIENTS, secure_aggregation=SecAgg(), evaluate_clients=measured)]
 
 
 def _samples() -> list[pl.Callback]:
@@ -274,7 +272,7 @@ def _secret(mechanism: Mechanism, **settings: Any) -> list[pl.Callback]:
 
 
 FITS: dict[str, tuple[Callable[[], list[pl.Callback]], tuple[str, ...]]] = {
-    "masks and released means": (
+    "masks": (
         _masked,
         ("private", "public", "pair mask", "self mask", "share", "secret of a round", "order of the ring"),
     ),

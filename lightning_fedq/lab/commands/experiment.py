@@ -7,7 +7,7 @@ selection (`privacy.selection`); one of a fixed number pays for all, too.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
@@ -64,7 +64,7 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     )
     mechanism = federated.calibrated(dim, rounds, byzantine)
     asked = federated.privacy_target
-    run = replace(run_to_come(federated, mechanism, dim, rounds, byzantine), releases=None)
+    run = run_to_come(federated, mechanism, dim, rounds, byzantine)
     most = run.most_rounds or rounds
     if asked is not None and asked.over == "run" and not asked.secret:
         most = min(most, affordable(account_of(asked, run), asked.against, asked.epsilon, secret=False))
@@ -76,8 +76,6 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
             claims[who] = "keys are reproducible (use seed=None)"
         elif federated.clients.cohorts == "secret":
             claims[who] = "cohorts are secret, whose runs are not added up yet (use cohorts='known')"
-        elif federated.local.release is not None:
-            claims[who] = "released evaluations are not added up (leave release out of evaluate_clients)"
         elif isinstance(claim.loss, NonPrivate):
             claims[who] = claim.loss.reason
         elif claim.neighbours is not Neighbours.SUBSTITUTION:

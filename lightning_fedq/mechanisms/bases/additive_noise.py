@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
+from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.linear_decode import decode_sum
-from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows
-from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise, Words
+from lightning_fedq.functional.noise.fast_grid_noise import add_to_rows
+from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 from lightning_fedq.mechanisms.interface import (
@@ -94,7 +94,7 @@ class WholeVector(Clipping):
     def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
         """One factor a row. A row that is too long shrinks in every coordinate."""
         if context.center.any():
-            rows = rows.double() - context.expand(context.center).to(rows.device)
+            rows = rows.double() - context.expand(context.center)
         factors, clipped = unit_ball_factors(rows, self.clip_norm, self.order)
         return factors[:, None].expand(-1, len(context.segments)), int(clipped.sum()) * rows.shape[1]
 
@@ -118,7 +118,7 @@ class PerCoordinate(Clipping):
 
     def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
         """The inverse radius of every segment. The range itself is enforced, and counted, on the grid."""
-        return (1.0 / context.radius.to(rows.device)).expand(len(rows), -1), 0
+        return (1.0 / context.radius).expand(len(rows), -1), 0
 
     def compositions(self, context: RoundContext) -> int:
         """Once a coordinate."""
@@ -165,28 +165,10 @@ class AdditiveNoise(Mechanism):
         factors, clipped = self.clipping.factors(rows, context)
         noise = self.noise
         dtype = torch.int16 if noise.bits <= 16 else torch.int32
-        symbols = torch.empty(rows.shape, dtype=dtype, device=rows.device)
+        symbols = torch.empty(rows.shape, dtype=dtype)
         sources = (rand.private(client, "noise").words64 for client in rand.clients)
-        if rows.device.type == "cpu":
-            clipped += add_to_rows(rows, context.segments, context.center, factors, noise, sources, symbols)
-        else:
-            for row, words64 in enumerate(sources):
-                clipped += self._encode_on_device(
-                    rows[row], factors[row], noise, context, words64, symbols[row]
-                )
+        clipped += add_to_rows(rows, context.segments, context.center, factors, noise, sources, symbols)
         return Message(symbols.reshape(update.shape), noise.bits * symbols.numel(), clipped)
-
-    @staticmethod
-    def _encode_on_device(
-        row: Tensor, factors: Tensor, noise: GridNoise, context: RoundContext, words64: Words, out: Tensor
-    ) -> int:
-        """Encode one row where it is: only the noise crosses the bus."""
-        units = (row.double() - context.expand(context.center).to(row.device)) * context.expand(factors)
-        fine = truncate_to_grid(units.clamp(-1.0, 1.0), FINE_BITS)
-        for first in range(0, len(row), CHUNK):
-            part = slice(first, first + CHUNK)
-            out[part] = noise.add(fine[part], words64)
-        return int((units.abs() > 1.0).sum())
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

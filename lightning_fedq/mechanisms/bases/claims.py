@@ -1,7 +1,7 @@
 """Privacy claims of one-bit mechanisms, view by view, from the integers that they compare.
 
-One function per way in which the clients' words hang together: not at all (LDP-FL), in pairs through
-d shared bits (CorBin), or in any other way (groups), where only what holds for every coupling is claimed.
+One function per way in which the clients' words hang together: not at all (LDP-FL), or in pairs through
+d shared bits (CorBin).
 Levels come from the attained thresholds, never from the epsilon that was asked for.
 
 Where the worst client of the round depends on its place (alone or in a pair), the claim is the worst of both.
@@ -13,7 +13,7 @@ References:
     Salehi et al., CorBin-FL; its UCDP theorems are replaced by exact pairs, for substitution of one update.
 """
 
-from lightning_fedq.functional.divergences import erasure_pair, randomized_response_pair
+from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
 from lightning_fedq.mechanisms.interface import (
@@ -145,39 +145,5 @@ def paired_claims(
         Adversary.CLIENT: behind(1),
         Adversary.SECAGG_SERVER: behind(context.num_corrupt),
         Adversary.OUTSIDER: behind(0),
-    }
-    return coin_claims(losses, context, shared=True)
-
-
-def grouped_claims(coin: CoinThresholds, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-    """Claims that hold for any coupling of the words inside groups, each word alone being uniform.
-
-    One message alone is randomised response. For every other view the bit counts as shown whenever the
-    word falls between the two thresholds, t = high - low of the time, hidden by the independent coins of the
-    clients that work alone and by nothing else: proven, and possibly pessimistic.
-
-    Args:
-        coin: Thresholds of every bit; with low = 0 (no privacy) nothing is claimed.
-        context: The round; groups of any size.
-    """
-    singles = sum(len(group) == 1 for group in context.groups)
-    if singles == len(context.groups):
-        return independent_claims(coin, context)
-    if not coin.low:
-        return _public(context)
-    low, high = coin.probabilities
-    shown = PmfPairs((erasure_pair(high - low),), "shown whenever the shared word separates the inputs")
-
-    def shifted(num_coins: int) -> CoinSum:
-        pair = HiddenPair((0.0, 1.0), (1.0, 0.0), max(num_coins, 0), high - low)
-        return CoinSum(low, high, (pair,), "as shown, among the bits of the clients that work alone")
-
-    losses: dict[Adversary, Loss] = {
-        Adversary.EAVESDROPPER: _bit(coin),
-        Adversary.SERVER: shown,
-        Adversary.SERVER_AND_PARTNER: shown,
-        Adversary.CLIENT: shifted(singles - 2),
-        Adversary.SECAGG_SERVER: shifted(singles - 1 - context.num_corrupt),
-        Adversary.OUTSIDER: shifted(singles - 1),
     }
     return coin_claims(losses, context, shared=True)

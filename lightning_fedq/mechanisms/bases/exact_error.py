@@ -114,7 +114,7 @@ def fixed_length(quantizer: Quantizer, shortest: float) -> FromSmallest:
 
 def shortest_inputs(symbols: Tensor, quantizer: Quantizer) -> Array:
     """Least |x| `(dim,)` of every coordinate of which a quantiser makes these symbols."""
-    rows: Array = symbols.cpu().numpy().astype(np.float64)
+    rows: Array = symbols.numpy().astype(np.float64)
     # M - U - 1/2 <= x / w < M - U + 1/2
     shortest: Array = np.maximum(np.abs(rows - quantizer.dither) - 0.5, 0.0) * quantizer.step
     return shortest
@@ -200,8 +200,8 @@ class ExactError(Mechanism):
         return encode_row
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        # Symbols are int32 or int64. Computed on the CPU.
-        rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
+        # Symbols are int32 or int64.
+        rows = update.detach().reshape(len(rand.clients), context.dim)
         rows = rows if rows.dtype == torch.float64 else rows.float()
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
         symbols = torch.empty(rows.shape, dtype=self.symbol_dtype)
@@ -224,14 +224,14 @@ class ExactError(Mechanism):
         else:
             num_bits = in_chunks(len(rows), lambda _: None, lambda part, _: encode_row(part.start), 1)
         clipped = int(shortened.sum()) * context.dim
-        return Message(symbols.reshape(update.shape).to(update.device), sum(num_bits), clipped)
+        return Message(symbols.reshape(update.shape), sum(num_bits), clipped)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # float64, not on the `grid` yet
-        total = self._decoded(symbols.detach().cpu(), clients, context, rand)
-        return torch.from_numpy(total * self.clip_norm).to(symbols.device)
+        total = self._decoded(symbols.detach(), clients, context, rand)
+        return torch.from_numpy(total * self.clip_norm)
 
     def grid(self, context: RoundContext) -> float:
         # 2^-6 to 2^-5 of the std of the sum's noise

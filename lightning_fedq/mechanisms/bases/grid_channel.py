@@ -115,15 +115,10 @@ class OutputChannel(Mechanism):
         """
         if tuple(symbols.shape) != (num_clients, dim):
             raise ValueError(f"messages must have shape {(num_clients, dim)}, got {tuple(symbols.shape)}")
-        values = torch.from_numpy(self.values).to(symbols.device)
-        check_received(symbols, num_clients, dim, len(values) - 1)
-        total = torch.zeros(dim, dtype=torch.float64, device=symbols.device)
-        if symbols.device.type == "cpu":
-            sum_of_outputs(symbols.contiguous().numpy(), values.numpy(), total.numpy())
-        else:
-            for row in symbols:  # in the same order
-                total += values[row.long()]
-        return total
+        check_received(symbols, num_clients, dim, len(self.values) - 1)
+        total = np.zeros(dim)
+        sum_of_outputs(symbols.contiguous().numpy(), self.values, total)
+        return torch.from_numpy(total)
 
     def code(self, context: RoundContext) -> FixedLength:
         """As many bits as the outputs take."""
@@ -154,7 +149,7 @@ class GridChannel(OutputChannel):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are uint8 output numbers
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous().numpy()
         lines, channel = segment_lines(context.segments, context.center, context.radius), self.channel
         index, units, clipped = np.empty(rows.shape, np.uint8), np.empty(min(CHUNK, context.dim)), 0
         for row, client in enumerate(rand.clients):
@@ -164,7 +159,7 @@ class GridChannel(OutputChannel):
                 up, words = private.words(len(part)), private.words(len(part))
                 clipped += to_units(rows[row], first, lines, True, units[: len(part)])
                 draw_outputs(units[: len(part)], up, words, channel.low, channel.half, channel.edges, part)
-        symbols = torch.from_numpy(index).reshape(update.shape).to(update.device)
+        symbols = torch.from_numpy(index).reshape(update.shape)
         return Message(symbols, self.code(context).bits_per_symbol * symbols.numel(), clipped)
 
     def decode(

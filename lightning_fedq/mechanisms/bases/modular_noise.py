@@ -1,7 +1,7 @@
 """Integer noise at every client, and integers modulo 2^bits, of which only the sum is meant to be seen.
 
-What the distributed discrete Gaussian and Skellam share (Kairouz, Liu, Steinke 2021; Agarwal, Kairouz, Liu
-2021). A client clips, rotates by a randomised Hadamard transform, scales to a grid, rounds conditionally,
+The distributed discrete Gaussian (Kairouz, Liu, Steinke 2021), and the base of noise that is handed on. A
+client clips, rotates by a randomised Hadamard transform, scales to a grid, rounds conditionally,
 adds noise and sends residues; the server adds them up, recentres and rotates back.
 
 They protect against the server too, and each message a little even without secure aggregation. The noise is
@@ -11,7 +11,6 @@ the clients': each dropout takes its share away, so claims count on `max_dropped
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,12 +24,19 @@ from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.hadamard import flip, padded_size, transform
 from lightning_fedq.functional.linear_decode import sum_of_rows
-from lightning_fedq.functional.noise.discrete_gaussian import conditional_rounding, rounded_norm_bound
-from lightning_fedq.functional.noise.inversion import Words
+from lightning_fedq.functional.noise.discrete_gaussian import (
+    LARGEST_SIGMA,
+    concentration,
+    conditional_rounding,
+    discrete_gaussian,
+    discrete_gaussian_variance,
+    rounded_norm_bound,
+)
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
+    ConcentratedLoss,
     Loss,
     Mechanism,
     Message,
@@ -47,7 +53,7 @@ BETA = math.exp(-0.5)
 
 @dataclass(frozen=True)
 class ModularNoise(Mechanism):
-    """Integer noise of a law at every client, summed modulo 2^bits.
+    """Discrete Gaussian noise at every client, summed modulo 2^bits.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
@@ -73,6 +79,11 @@ class ModularNoise(Mechanism):
             raise ValueError(f"bits must be in [2, 31], got {self.bits}")
         if self.max_dropped < 0:
             raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
+        if self.steps > LARGEST_SIGMA:
+            raise ValueError(
+                f"local_sigma must be at most {LARGEST_SIGMA:g} of granularity, got {self.steps:g} of them; "
+                "use a coarser grid"
+            )
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
@@ -106,7 +117,7 @@ class ModularNoise(Mechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are int32 in [0, 2^bits), padded_size(dim) of them a client
-        rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
+        rows = update.detach().reshape(len(rand.clients), context.dim)
         rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
         signs, bound, size = self._signs(context, rand), self.bound(context), padded_size(context.dim)
@@ -122,14 +133,14 @@ class ModularNoise(Mechanism):
                 part = symbols[row, first : first + CHUNK]
                 # the residue of a negative sum, too, in two's complement
                 part[:] = (noise(len(part)) + part) & self._mask
-        sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], size)).to(update.device)
+        sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], size))
         clipped = int(shortened.sum()) * context.dim
         return Message(sent, self.bits * symbols.size, clipped)
 
     def _noise_of(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
         """Gives the noise of a client's next symbols."""
         words = rand.private(client, "noise").words64
-        return lambda count: self._noise(count, words)
+        return lambda count: discrete_gaussian(self.steps, count, words)
 
     @property
     def _mask(self) -> int:
@@ -139,7 +150,7 @@ class ModularNoise(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # also takes the sum modulo 2^bits
-        total, signs = sum_of_rows(symbols.cpu()).numpy(), self._signs(context, rand)
+        total, signs = sum_of_rows(symbols).numpy(), self._signs(context, rand)
         half, root, scale = 1 << (self.bits - 1), math.sqrt(len(total)), self.granularity * self.clip_norm
         for part in np.split(total, range(CHUNK, len(total), CHUNK)):
             # the true sum, if it lies within half of the modulus
@@ -150,7 +161,7 @@ class ModularNoise(Mechanism):
             part = total[first : first + CHUNK] / root
             flip(part, signs[first // 8 :], 1.0, part)  # chunks begin with a byte of signs
             decoded[first : first + CHUNK] = (part * scale)[: context.dim - first]
-        return torch.from_numpy(decoded).to(symbols.device)
+        return torch.from_numpy(decoded)
 
     def code(self, context: RoundContext) -> FixedLength:
         """As many bits a symbol as the modulus has."""
@@ -173,7 +184,7 @@ class ModularNoise(Mechanism):
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """Noise plus a quarter step for rounding, over the number of clients. Wrapped sums are not in it."""
-        one = (self._noise_variance() + 0.25) * (self.granularity * self.clip_norm) ** 2
+        one = (discrete_gaussian_variance(self.steps) + 0.25) * (self.granularity * self.clip_norm) ** 2
         return torch.full_like(context.radius, one / len(clients))
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
@@ -190,31 +201,15 @@ class ModularNoise(Mechanism):
             AuditCase(self, concentrated=True, title="one coordinate"),
         )
 
-    @abstractmethod
-    def _noise(self, count: int, words: Words) -> NDArray[np.int64]:
-        """One client's noise, in integer steps."""
-
-    @abstractmethod
-    def _noise_variance(self) -> float:
-        """Its variance, in squares of integer steps."""
-
-    @abstractmethod
-    def _sum_loss(self, norm: float, one_norm: float, size: int, summands: int, note: str) -> Loss:
-        """Loss of a sum of `summands` noises that is shifted.
-
-        Args:
-            norm: l2 norm of the shift, in integer steps.
-            one_norm: Its l1 norm.
-            size: Coordinates.
-            summands: Noises, >= 1.
-            note: Origin of the loss, in words.
-        """
-
     def _loss(self, summands: int, context: RoundContext, note: str) -> Loss:
         # substitution: from one end of the ball to the other
         size, norm = padded_size(context.dim), 2.0 * self.bound(context)
         # |z| <= z^2 for integers, hence norm^2
         return self._sum_loss(norm, min(math.sqrt(size) * norm, norm**2), size, summands, note)
+
+    def _sum_loss(self, norm: float, one_norm: float, size: int, summands: int, note: str) -> Loss:
+        """Loss of a sum of `summands` noises that is shifted by `norm`, in l1 by `one_norm`."""
+        return ConcentratedLoss(concentration(norm, one_norm, size, summands, self.steps), note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # the client's own noise alone, or that of all who answered

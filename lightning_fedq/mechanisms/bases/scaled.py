@@ -66,13 +66,13 @@ class ScaledLevels(Mechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # Nothing is clipped. The first symbol is the scale's float32 bit pattern.
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().double()
         symbols = torch.empty(len(rows), self.num_symbols(context), dtype=torch.int32)
         scales = self.quantize(rows, context, rand, symbols[:, 1:].numpy())
         symbols[:, 0] = scales.float().view(torch.int32)
         num_bits = self.code(context).num_bits(symbols)
         shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
-        return Message(symbols.reshape(shape).to(update.device), num_bits)
+        return Message(symbols.reshape(shape), num_bits)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
@@ -80,7 +80,7 @@ class ScaledLevels(Mechanism):
         expected = (len(clients), self.num_symbols(context))
         if tuple(symbols.shape) != expected or symbols.is_floating_point():
             raise ValueError(f"messages must be integers of shape {expected}, got {tuple(symbols.shape)}")
-        received = symbols.detach().cpu()
+        received = symbols.detach()
         levels, scales = received[:, 1:], received[:, 0].int().view(torch.float32).double()
         ends = [end for part in by_columns(levels) for end in part.aminmax()] if levels.numel() else []
         if (most := max((abs(int(end)) for end in ends), default=0)) > self.largest_level:
@@ -88,7 +88,7 @@ class ScaledLevels(Mechanism):
                 f"levels must lie within +-{self.largest_level}, got {most}; "
                 "drop the client that sent something else"
             )
-        return self.dequantize(levels, scales, clients, context.dim, rand).float().to(symbols.device)
+        return self.dequantize(levels, scales, clients, context.dim, rand).float()
 
     def num_symbols(self, context: RoundContext) -> int:
         """The scale and one level a coordinate."""
@@ -100,7 +100,7 @@ class ScaledLevels(Mechanism):
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
         # a finite scale, and levels in their range
-        scale = symbols[:1].cpu().int().view(torch.float32)
+        scale = symbols[:1].int().view(torch.float32)
         inside = int(symbols[1:].abs().max()) <= self.largest_level
         return bool(torch.isfinite(scale)) and bool(scale >= 0) and inside
 

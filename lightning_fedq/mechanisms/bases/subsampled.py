@@ -116,7 +116,7 @@ class SubsampledMechanism(Mechanism):
         if self.flatten:
             values = round_to_grid(values, self._grid)
             values = rotate_back(values, self._signs(context, rand), context.dim).float()
-        return values.to(like.device)
+        return values
 
     # ---- selection and noise ----------------------------------------------------------------------------
 
@@ -189,8 +189,8 @@ class SubsampledMechanism(Mechanism):
         return layered_law_error(size, self._grid / std, Inputs(largest, largest))
 
     def _rows(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Tensor:
-        """Updates `(n, dim)`, or rotated ones `(n, D)`, on the CPU, float32 or float64."""
-        rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
+        """Updates `(n, dim)`, or rotated ones `(n, D)`, float32 or float64."""
+        rows = update.detach().reshape(len(rand.clients), context.dim)
         if self.flatten:  # what is larger is clipped anyway, and sums of it have to be finite
             rows = rotate(rows.double().clamp(-1e200, 1e200), self._signs(context, rand))
         return (rows if rows.dtype == torch.float32 else rows.double()).contiguous()

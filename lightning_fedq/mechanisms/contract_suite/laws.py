@@ -1,4 +1,4 @@
-"""Rules about the law of errors, devices, ranges, neighbours, and settings in files."""
+"""Rules about the law of errors, ranges, neighbours, and settings in files."""
 
 import ast
 import pickle
@@ -113,24 +113,6 @@ def any_float_type(mechanism: Mechanism) -> None:
         expected = encode(mechanism, rows.float(), context).symbols
         same = torch.equal(encode(mechanism, rows, context).symbols, expected)
         must(same, "any_float_type", f"updates of {dtype} give other symbols than the same values in float32")
-
-
-@rule
-def devices_agree(mechanism: Mechanism) -> None:
-    """Symbols are the same on every device, and stay there. A GPU is tried where there is one."""
-    context, updates = standard(mechanism)
-    here = encode(mechanism, updates, context).symbols
-    mean = decode(mechanism, here, context.cohort, context)
-    for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
-        there = encode(mechanism, updates.to(device), context).symbols
-        must(there.device.type == device, "devices_agree", f"symbols left {device} for {there.device}")
-        must(torch.equal(there.cpu(), here), "devices_agree", f"symbols on {device} are others")
-        found = decode(mechanism, there, context.cohort, context)
-        must(
-            found.device.type == device, "devices_agree", f"the decoded sum left {device} for {found.device}"
-        )
-        close = torch.allclose(found.cpu(), mean, rtol=1e-5, atol=1e-5 * float(mean.abs().max()))
-        must(close, "devices_agree", f"the decoded sum on {device} is another")
 
 
 @rule

@@ -136,7 +136,8 @@ class Mechanism(ABC):
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """Encode one client's update `(dim,)` or a stack `(clients, dim)`, in the order of `rand.clients`.
 
-        Finite floats in any range; what lies outside `context`'s range is clipped and counted.
+        Finite floats in any range, on the CPU as all tensors here; what lies outside `context`'s range is
+        clipped and counted.
         """
 
     @abstractmethod
@@ -264,9 +265,9 @@ class Mechanism(ABC):
         return False
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        """Sizes of the groups of a cohort that share peer randomness.
+        """Sizes of the groups of a cohort that share peer randomness: pairs, and clients alone.
 
-        They sum to `num_clients`.
+        They sum to `num_clients`. Keys are agreed in pairs.
 
         Raises:
             ValueError: If the mechanism can't serve a cohort of this size.

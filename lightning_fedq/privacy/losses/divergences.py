@@ -102,7 +102,7 @@ def concentrated_epsilon(rho: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class RenyiLoss(_OfDivergences):
-    """A curve of Renyi divergences over some orders, e.g. of a subsampled, shuffled or Skellam mechanism.
+    """A curve of Renyi divergences over some orders, e.g. of a subsampled or shuffled mechanism.
 
     Args:
         orders: Ascending, each > 1.

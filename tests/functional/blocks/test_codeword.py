@@ -8,11 +8,7 @@ from lightning_fedq.functional.blocks.codeword import (
     anonymity_set_size,
     frequencies,
     hadamard_signs,
-    prf_base,
     prf_mix,
-    prf_rows,
-    prf_uniforms,
-    prf_words,
     sign_words,
     threshold_frequencies,
     walsh_hadamard,
@@ -21,6 +17,7 @@ from lightning_fedq.functional.blocks.codeword import (
 )
 from lightning_fedq.functional.blocks.lattice import scalar_levels
 from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook
+from tests.functional.blocks.oracle import prf_base, prf_rows, prf_uniforms, prf_words
 
 
 def test_generator_vectors_of_the_specification():
@@ -105,7 +102,7 @@ def test_decoder_is_unbiased_and_has_its_second_moment(points, words):
         return
     table = word_table(points, words)
     rows = torch.arange(table.num_rows)[:, None]
-    signs = table.signs_at(rows, torch.arange(size)).numpy()
+    signs = table.signs if len(table.signs) else hadamard_signs(rows + 1, torch.arange(size)).numpy()
     assert signs.shape == (table.num_rows, size)
     np.testing.assert_allclose(table.weights, signs @ points, atol=1e-9)
     decoded = table.offset + table.gain * signs.T @ table.weights / table.num_rows
@@ -144,7 +141,12 @@ def test_walsh_hadamard_is_the_sign_matrix():
 def test_frequencies_are_unbiased(size, words):
     """Sender always at point 1; exact mean over the words: the frequencies are a one at point 1."""
     table = word_table(np.arange(size, dtype=float)[:, None], words)
-    signs = table.signs_at(torch.arange(table.num_rows), torch.ones(table.num_rows, dtype=torch.int64))
+    rows = torch.arange(table.num_rows)
+    signs = (
+        torch.from_numpy(table.signs)[rows, 1]
+        if len(table.signs)
+        else hadamard_signs(rows + 1, torch.tensor(1))
+    )
     votes = torch.diag(signs.double())  # sample r: the word is row r
     got = frequencies(votes, table)
     torch.testing.assert_close(got.mean(0), torch.eye(size, dtype=torch.float64)[1], atol=1e-12, rtol=0)

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.functional.clip import truncate_to_grid
 from lightning_fedq.functional.noise import fast_grid_noise
 from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows
 from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise, quantile
 from lightning_fedq.functional.noise.quantile_table import quantile_table
 from lightning_fedq.keys.randomness import Stream
+from tests.functional.grid import truncate_to_grid
 
 LAWS = ["gaussian", "laplace"]
 SCALES = [1e-6, 3e-3, 0.4, 1.0, 7.3, 2e4, 1e6]

@@ -101,3 +101,27 @@ def random_pairing_mse(values, center, radius, epsilon, shared_bits):
     """The same for an even number of clients, averaged over uniformly random pairings."""
     pairs = (pair_mse(a, b, center, radius, epsilon, shared_bits) for a, b in combinations(values, 2))
     return sum(pairs) / (len(values) - 1) / len(values) ** 2
+
+
+def group_variance(probabilities: list[float]) -> float:
+    """Variance of the number of ones in a stratified group, averaged over its random ranks.
+
+    With u_i = (pi_i + xi_i) / g, pi a random permutation of the strata and xi_i private, it is
+    1/(2(g-1)) sum |q_i - q_k| (1 - |q_i - q_k|) + 1/(g(g-1)) sum over pairs in one stratum of
+    G(phi_i, phi_k), where phi = frac(g q) and G(a, b) = min(a, b) - ab.
+
+    Example:
+        >>> group_variance([0.5, 0.5])
+        0.0
+    """
+    g = len(probabilities)
+    if g == 1:
+        return probabilities[0] * (1.0 - probabilities[0])
+    spread = inside = 0.0
+    for a, b in combinations(probabilities, 2):
+        gap = abs(a - b)
+        spread += 2.0 * gap * (1.0 - gap)
+        if math.floor(g * a) == math.floor(g * b):
+            phi_a, phi_b = g * a - math.floor(g * a), g * b - math.floor(g * b)
+            inside += 2.0 * (min(phi_a, phi_b) - phi_a * phi_b)
+    return spread / (2 * (g - 1)) + inside / (g * (g - 1))

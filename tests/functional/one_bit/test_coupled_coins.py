@@ -4,13 +4,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from lightning_fedq.functional.one_bit.coupled_coins import (
-    coupled_thresholds,
-    flip_threshold,
-    inner_coin,
-    pair_mse,
-)
+from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold, inner_coin, pair_mse
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
+from tests.functional.one_bit.oracle import coupled_thresholds
 
 BITS = 10
 GRID = torch.linspace(-1.0, 1.0, 129, dtype=torch.float64)

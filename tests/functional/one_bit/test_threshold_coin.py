@@ -11,7 +11,7 @@ import torch
 
 from lightning_fedq.functional.one_bit import threshold_coin as ob
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
-from tests.functional.one_bit.closed_forms import mean_mse, random_pairing_mse
+from tests.functional.one_bit.closed_forms import group_variance, mean_mse, random_pairing_mse
 
 INF = None  # unlimited shared bits
 
@@ -103,7 +103,7 @@ def test_mean_of_six_over_random_pairings():
 
 
 def test_group_variance_with_jitter():
-    close(ob.group_variance([0.4, 0.55, 0.5, 0.45]), 0.17)
+    close(group_variance([0.4, 0.55, 0.5, 0.45]), 0.17)
 
 
 def test_lowest_threshold_of_32_bits():
@@ -234,14 +234,14 @@ def test_group_variance_is_the_definition_in_fractions(g):
     for _ in range(20):
         probabilities = [Fraction(int(k), 64) for k in rng.integers(0, 65, g)]
         exact = _exact_group_variance(probabilities)
-        assert ob.group_variance([float(q) for q in probabilities]) == pytest.approx(float(exact), abs=1e-12)
+        assert group_variance([float(q) for q in probabilities]) == pytest.approx(float(exact), abs=1e-12)
 
 
 def test_two_strata_are_one_shared_bit():
     for first, second in product(np.linspace(0.01, 0.99, 23).tolist(), repeat=2):
         law = ob.pair_law(first, second, 1)
         variance = 4 * law[0] + law[1] + law[2] - (first + second) ** 2
-        assert ob.group_variance([first, second]) == pytest.approx(variance, abs=1e-12)
+        assert group_variance([first, second]) == pytest.approx(variance, abs=1e-12)
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 5.0, math.inf])
@@ -253,6 +253,6 @@ def test_no_group_is_worse_than_the_bound(epsilon, g):
     bound = ob.worst_group_variance(g, high - low)
     for shape in (0.05, 0.5, 1.0, 5.0):
         for _ in range(400):
-            worst = max(worst, ob.group_variance((low + (high - low) * rng.beta(shape, shape, g)).tolist()))
+            worst = max(worst, group_variance((low + (high - low) * rng.beta(shape, shape, g)).tolist()))
     assert worst <= bound * (1 + 1e-12)
     assert worst >= bound / 3

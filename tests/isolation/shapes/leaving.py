@@ -8,8 +8,6 @@ import logging
 import mmap
 import multiprocessing
 import os
-import pickle
-import sqlite3
 import tempfile
 import types
 from multiprocessing import shared_memory
@@ -214,17 +212,6 @@ class OnTheStrategy(_Kept):
         return float(getattr(self.trainer.strategy.accelerator, "seen", 0.0))
 
 
-class LogsByItself(Shape):
-    refused = _FOUND
-
-    def on_fit_start(self):
-        self.book = self.trainer.loggers[0]
-
-    def scaled(self, loss):
-        self.book.log_metrics({"own": loss.item()})
-        return loss
-
-
 class OnAFunction(_Kept):
     @classmethod
     def forget(cls):
@@ -280,48 +267,6 @@ class _InAFile(_Kept):
     def forget(cls):
         for path in _FOLDER.glob("*") if _FOLDER.exists() else ():
             path.unlink()
-
-
-class WrittenIfMissing(_InAFile):
-    """The first client's statistics, for all."""
-
-    name = "stats.pt"
-
-    def scaled(self, loss):
-        if not self.path().exists():
-            torch.save(loss.item(), self.path())
-        return loss / float(torch.load(self.path()))
-
-    def on_save_checkpoint(self, checkpoint):
-        """Nothing."""
-
-
-class Pickled(_InAFile):
-    name = "losses.pkl"
-
-    def keep(self, loss):
-        self.path().write_bytes(pickle.dumps(self.kept() + loss))
-
-    def kept(self):
-        return float(pickle.loads(self.path().read_bytes())) if self.path().exists() else 0.0
-
-
-class InADatabase(_InAFile):
-    name = "losses.db"
-
-    def keep(self, loss):
-        with sqlite3.connect(self.path()) as base:
-            base.execute("create table if not exists t (loss real)")
-            base.execute("insert into t values (?)", (loss,))
-        base.close()
-
-    def kept(self):
-        if not self.path().exists():
-            return 0.0
-        with sqlite3.connect(self.path()) as base:
-            found = base.execute("select sum(loss) from t").fetchone()[0]
-        base.close()
-        return float(found or 0.0)
 
 
 class InAMemmap(_InAFile):
@@ -408,18 +353,6 @@ class SharedByTorch(_Kept):
 
     def kept(self):
         return float(_SHARED)
-
-
-class MappedByTorch(_InAFile):
-    """By C++, outside of the run's folder."""
-
-    name = "mapped.bin"
-
-    def keep(self, loss):
-        torch.from_file(str(self.path()), shared=True, size=1)[0] += loss
-
-    def kept(self):
-        return float(torch.from_file(str(self.path()), shared=True, size=1)[0])
 
 
 # ---- data -------------------------------------------------------------------------------------------------

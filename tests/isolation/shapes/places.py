@@ -22,7 +22,6 @@ import typing
 import warnings
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +34,7 @@ from lightning_fedq._lightning import pl
 from tests.isolation.worlds import Shape
 
 _FOUND = r"clients are not isolated"
-_SHOWN = ("checkpoint", "validation", "logger", "file", "end", "callback")
+_SHOWN = ("checkpoint", "validation", "callback")
 
 
 class _Place(Shape):
@@ -68,16 +67,6 @@ class _Place(Shape):
     def on_validation_epoch_end(self):
         if self.shown == "validation":
             self.log("kept", self.read())
-        elif self.shown == "file":
-            (Path(self.trainer.default_root_dir) / "kept.txt").write_text(str(self.read()))
-
-    def on_validation_end(self):
-        if self.shown == "logger":
-            self.logger.log_metrics({"kept": self.read()})
-
-    def on_train_end(self):
-        if self.shown == "end":
-            self.logger.log_metrics({"kept": self.read()})
 
     def callbacks(self):
         return [_Shows(self)] if self.shown == "callback" else []
@@ -238,19 +227,12 @@ _row(
     lambda s: _VARIABLE.get(),
     lambda: _VARIABLE.set(0.0),
 )
-_row(
-    "InAQueue",
-    lambda s, x: _QUEUE.put(x),
-    lambda s: sum(_QUEUE.queue),
-    lambda: _QUEUE.queue.clear(),
-    shown="logger",
-)
+_row("InAQueue", lambda s, x: _QUEUE.put(x), lambda s: sum(_QUEUE.queue), lambda: _QUEUE.queue.clear())
 _row(
     "BehindAPointer",
     lambda s, x: setattr(_POINTER, "value", _POINTER.value + x),
     lambda s: _POINTER.value,
     lambda: setattr(_POINTER, "value", 0.0),
-    shown="logger",
 )
 _row(
     "InACoroutine",
@@ -280,13 +262,12 @@ _row(
     lambda: None,
     shown="validation",
 )
-_row("OfATyping", **_of(typing), shown="end")
+_row("OfATyping", **_of(typing))
 _row(
     "InAFieldSizeLimit",
     lambda s, x: csv.field_size_limit(1000 + int(99 * x)),
     lambda s: csv.field_size_limit(),
     lambda: csv.field_size_limit(131072),
-    shown="logger",
 )
 
 # ---- of torch ------------------------------------------------------------
@@ -346,7 +327,6 @@ _row(
     lambda s: sum(_Scaled.seen[-3:]) + len(_Scaled.seen),
     _Scaled.seen.clear,
     lambda s: parametrize.register_parametrization(s.net, "weight", _Scaled()),
-    shown="end",
 )
 _row("InAGlobalMetric", lambda s, x: _METRIC.update(x), lambda s: _METRIC.mean_value, _METRIC.reset)
 _row(
@@ -356,14 +336,13 @@ _row(
     lambda: _GENERATOR.manual_seed(0),
     shown="checkpoint",
 )
-_row("OnTheTensorClass", **_of(Tensor), shown="end")
+_row("OnTheTensorClass", **_of(Tensor))
 _row("OnTheTrainersClass", **_of(pl.Trainer))
 _row(
     "OnTheModulesClass",
     lambda s, x: _add(type(s), "total", x),
     lambda s: getattr(type(s), "total", 0.0),
     lambda: setattr(PLACES[-1], "total", 0.0),
-    shown="end",
 )
 
 

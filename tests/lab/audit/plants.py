@@ -15,8 +15,7 @@ from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
 from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS, one_bit_quantize, one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, Stream
-from lightning_fedq.mechanisms import paired_coins, rotated_coins
-from lightning_fedq.mechanisms.bases import own_rotation
+from lightning_fedq.mechanisms import paired_coins, rotated_axes, rotated_coins
 from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
@@ -53,7 +52,7 @@ class AnyAxisIsAnOther(fedq.RotatedAxes):
                 return place
             raise _PreferredAfterAll(int(place[0]) - bound)
 
-        any_of_all = patch.object(own_rotation, "draw_preferred", _draw_any)
+        any_of_all = patch.object(rotated_axes, "draw_preferred", _draw_any)
         with patch.object(Stream, "uniform_below", below), any_of_all:
             return super().encode(update, context, rand)
 
@@ -62,7 +61,7 @@ class _PreferredAfterAll(Exception):
     """The draw among all axes has met a preferred one; its place among them."""
 
 
-def _draw_any(preferred, num_options, threshold, stream, draw=own_rotation.draw_preferred):
+def _draw_any(preferred, num_options, threshold, stream, draw=rotated_axes.draw_preferred):
     try:
         return draw(preferred, num_options, threshold, stream)
     except _PreferredAfterAll as met:
@@ -243,17 +242,10 @@ class PartnersSwapped(fedq.CorBin):
 
     shared_bits: int | None = 5
 
-    def coupling(self, group, rand):
-        right = super().coupling(group, rand)
-
-        class Same:
-            def draw(self, count):
-                return right.draw(count)
-
-            def apply(self, words, shared, rank):
-                right.apply(words, shared, 0)
-
-        return Same() if right else None
+    def _streams(self, groups, rand):
+        order, streams, places, couplings = super()._streams(groups, rand)
+        places[:, 1] = 0  # ranks
+        return order, streams, places, couplings
 
 
 @dataclass(frozen=True)
@@ -303,24 +295,13 @@ class GaussianATenthQuieter(fedq.GaussianNoise):
         return (AuditCase(type(self)(self.clip_norm, self.noise_multiplier / math.sqrt(dim))),)
 
 
-class _AnEighthQuieter:
+@dataclass(frozen=True)
+class DiscreteGaussianAnEighthQuieter(fedq.DistributedDiscreteGaussian):
     """Seven eighths of the standard deviation."""
 
-    def _noise(self, count, words):
-        return replace(self, local_sigma=0.875 * self.local_sigma).true_noise(count, words)
-
-    def true_noise(self, count, words):
-        return super()._noise(count, words)
-
-
-@dataclass(frozen=True)
-class DiscreteGaussianAnEighthQuieter(_AnEighthQuieter, fedq.DistributedDiscreteGaussian):
-    pass
-
-
-@dataclass(frozen=True)
-class SkellamAnEighthQuieter(_AnEighthQuieter, fedq.Skellam):
-    pass
+    def _noise_of(self, client, context, rand):
+        quiet = fedq.DistributedDiscreteGaussian(**(vars(self) | {"local_sigma": 0.875 * self.local_sigma}))
+        return quiet._noise_of(client, context, rand)
 
 
 @dataclass(frozen=True)
@@ -435,23 +416,6 @@ class OddClientsReuseTheirBits(fedq.LDPQ):
             return ClientRandomness.private(streams, client, purpose)
 
         return super().encode(update, context, redirected(rand, private=private))
-
-
-@dataclass(frozen=True)
-class LastSharesTheFirstStratum(fedq.StratifiedCorBin):
-    """B: the last member of a group takes the stratum of the first; each alone is as random as before."""
-
-    def coupling(self, group, rand):
-        right = super().coupling(group, rand)
-
-        class First:
-            def draw(self, count):
-                return right.draw(count)
-
-            def apply(self, words, shared, rank):
-                right.apply(words, shared, 0 if rank == len(group) - 1 else rank)
-
-        return First() if right else None
 
 
 @dataclass(frozen=True)

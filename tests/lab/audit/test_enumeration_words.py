@@ -17,7 +17,7 @@ from tests.lab.audit import plants
 DITHERS = (0, 1 << 51, 12_345_678_901_234, (1 << 52) - 1)
 
 
-@pytest.mark.parametrize("kind", [fedq.LDPQ, fedq.SignRR, fedq.CorBin, fedq.AugCorBin, fedq.StratifiedCorBin])
+@pytest.mark.parametrize("kind", [fedq.LDPQ, fedq.SignRR, fedq.CorBin, fedq.AugCorBin])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 def test_counts_of_a_bit_are_the_specified_ones(kind, epsilon):
     mechanism = kind(epsilon)

@@ -7,8 +7,8 @@ import pytest
 
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
 from lightning_fedq.lab.audit.group_words import _Encoder, enumerate_group_words
-from lightning_fedq.mechanisms import AugCorBin, CorBin, PairedCoins, RotatedCoins, StratifiedCorBin
-from lightning_fedq.mechanisms.bases.one_bit import COINS, RotatedStrata
+from lightning_fedq.mechanisms import AugCorBin, CorBin, PairedCoins, RotatedCoins
+from lightning_fedq.mechanisms.bases.one_bit import COINS, ComplementaryBits
 from tests.lab.audit import plants
 
 ROTATED = RotatedCoins(128.0, 1.0, kappa=0.5, paired=True)
@@ -19,7 +19,6 @@ ROTATED = RotatedCoins(128.0, 1.0, kappa=0.5, paired=True)
     [
         *(CorBin(1.0, 3), CorBin(1.0, None), AugCorBin(1.0, 5, 0.4)),
         *(PairedCoins(1.0), PairedCoins(0.1), ROTATED),
-        *(StratifiedCorBin(1.0, 2), StratifiedCorBin(1.0, 3), StratifiedCorBin(0.1, 4)),
     ],
     ids=repr,
 )
@@ -28,22 +27,19 @@ def test_the_joint_law_keeps_the_claims(mechanism):
     assert pair is not None and enumerate_group_words(pair) == []
 
 
-class MiddleBit(RotatedStrata):
-    """Strata by the seventh bit of a word, which is no remainder of two and changes 2^25 times."""
-
-    def draw(self, count):
-        return (self._stream.words(count) >> 7) & 1
-
-
 @dataclass(frozen=True)
-class ByTheMiddleBit(StratifiedCorBin):
+class ByTheMiddleBit(CorBin):
+    """Shares what the seventh bit of a word says, which changes 2^25 times."""
+
     def coupling(self, group, rand):
-        return MiddleBit(rand.peer(group, COINS), 2)
+        coupled = ComplementaryBits(rand.peer(group, COINS), self.shared_bits)
+        coupled.mask = 1 << 7
+        return coupled
 
 
 def test_words_of_which_middle_bits_count_are_refused():
     with pytest.raises(ValueError, match="the law of a group changes elsewhere than between few stretches"):
-        enumerate_group_words(ByTheMiddleBit(1.0, 2))
+        enumerate_group_words(ByTheMiddleBit(1.0, 32))
 
 
 def test_counts_are_the_specified_ones():
@@ -60,15 +56,15 @@ def test_counts_are_the_specified_ones():
 
 
 @dataclass(frozen=True)
-class TwoPercentLouder(StratifiedCorBin):
-    """Coins of a fiftieth more epsilon than is claimed, in groups of four."""
+class TwoPercentLouder(CorBin):
+    """Coins of a fiftieth more epsilon than is claimed."""
 
     def claims(self, context):
-        return StratifiedCorBin(0.98 * self.epsilon, self.group_size).claims(context)
+        return CorBin(0.98 * self.epsilon, self.shared_bits).claims(context)
 
 
 PLANTS = {
-    "coins of a group 2% louder": TwoPercentLouder(1.0, 4),
+    "coins of a group 2% louder": TwoPercentLouder(1.0, 3),
     "flips of the shared rounding 2% rarer": plants.FlipsTwoPercentRarer(**vars(ROTATED)),
     "flips of the pair's secret 2% rarer": plants.SecretTwoPercentLouder(1.0),
     "the pair's secret from the public stream": plants.SecretFromThePublicStream(1.0),

@@ -15,7 +15,7 @@ from tests.lab.audit import plants
 from tests.one_round import context_of
 
 DIM = sum(SEGMENTS)
-WHOLE = (fedq.PrivUnitG, fedq.RotatedAxes)
+WHOLE = (fedq.RotatedAxes,)
 EXAMPLES = [
     example(getattr(mechanisms, name)).audit_cases(DIM)[0].mechanism for name in mechanisms.__all__
 ] + [row for row in ROWS if isinstance(row, fedq.CPA)]
@@ -27,13 +27,10 @@ def claimed(mechanism, num_clients=4):
 
 
 def some(mechanisms_):
-    """One of PrivUnit's kind is enough, whose plays take longest: they draw and send by the same code.
-
-    And one CPA that sends some of its blocks.
-    """
+    """One CPA that sends some of its blocks is enough."""
 
     def again(one):
-        return isinstance(one, fedq.PrivUnit | fedq.ProjUnit) or getattr(one, "epsilon_scope", "") == "round"
+        return getattr(one, "epsilon_scope", "") == "round"
 
     return [pytest.param(one, marks=[pytest.mark.slow] * again(one), id=repr(one)) for one in mechanisms_]
 
@@ -55,7 +52,7 @@ def granted(mechanism):
     A coupled coin counts as known, but for the sums of AugCorBin; several bits behind one decoded coordinate
     add up to a claim that grants nearly everything, where one message is held to its bits.
     """
-    if isinstance(mechanism, fedq.CorBin | fedq.StratifiedCorBin):
+    if isinstance(mechanism, fedq.CorBin):
         return set(Adversary) - {Adversary.EAVESDROPPER}
     if isinstance(mechanism, fedq.CPA) and (mechanism.stages > 1 or mechanism.lattice != "Z"):
         return {Adversary.CLIENT, Adversary.OUTSIDER}

@@ -130,8 +130,6 @@ def test_blocks_of_several_coordinates_have_a_claim_a_symbol():
         (fedq.LDPQ(1.0), 4),
         (fedq.CorBin(1.0), 4),
         (fedq.LayeredGaussian(1.0, 1.0), 3),
-        (mechanisms.StratifiedCorBin(1.0, 3), 6),
-        (mechanisms.StratifiedCorBin(1.0, 10), 12),
         (mechanisms.CorrelatedQuantization(), 4),  # one group, however many there are
     ],
     ids=repr,

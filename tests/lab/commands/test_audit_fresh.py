@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_fedq.commands.mechanism_row import example
-from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys, Stream
+from lightning_fedq.keys.randomness import AgreedKeys, Stream
 from lightning_fedq.lab.commands.audit_fresh import (
     FITS,
     KINDS,
@@ -20,7 +20,6 @@ from lightning_fedq.lab.commands.audit_fresh import (
 from lightning_fedq.mechanisms.registry import installed, mechanism_class
 from lightning_fedq.rounds import plan as plans
 from lightning_fedq.secagg import SecAgg, client, messages
-from lightning_fedq.training import release
 
 
 def test_every_mechanism_draws_afresh():
@@ -80,13 +79,6 @@ def _first(terms):
 def test_self_masks_that_ignore_the_round(monkeypatch):
     monkeypatch.setattr(client, "self_mask_key", lambda context, client, seed: bytes([client]) * 32)
     assert any("self mask: a key comes again in another attempt" in text for text in masked())
-
-
-def test_releases_keyed_from_the_plan(monkeypatch):
-    monkeypatch.setattr(release, "AgreedKeys", lambda clients: SeededKeys(7))
-    name = next(iter(FITS))
-    wrong = judge([play_fit(name, "first fit"), play_fit(name, "second fit")])[1]
-    assert any(text.startswith("private: a key comes again in another fit") for text in wrong)
 
 
 def test_one_key_for_cohorts_of_all_rounds(monkeypatch):

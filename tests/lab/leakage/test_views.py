@@ -6,7 +6,7 @@ import torch
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.lab.leakage import observe
 from lightning_fedq.lab.leakage.views import _share_weight
-from lightning_fedq.mechanisms import CorBin, FedAvg, StratifiedCorBin
+from lightning_fedq.mechanisms import CorBin, CorrelatedQuantization, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.one_round import context_of
 
@@ -74,8 +74,8 @@ def test_the_server_has_each_message_of_a_pair():
 
 def test_the_declared_variances_set_the_weight():
     """Independent errors: 1 / k, the mean of two has half the variance; unknown variances: the same."""
-    mechanism = StratifiedCorBin(epsilon=8.0, group_size=3)
-    context = context_of(mechanism, tuple(range(6)), (10,), radius=1.0)
+    mechanism = CorrelatedQuantization()
+    context = context_of(mechanism, tuple(range(3)), (10,), radius=1.0)
     weight = _share_weight(mechanism, context, (0, 1, 2))
     one, three = (mechanism.noise_variance(context, some).item() for some in ((0,), (0, 1, 2)))
     assert weight == pytest.approx(three * 2 / (3 * (one - three)))

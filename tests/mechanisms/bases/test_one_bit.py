@@ -4,22 +4,15 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fedq.functional.one_bit import threshold_coin as ob
-from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, SeededKeys
-from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, StratifiedCorBin
-from lightning_fedq.mechanisms.bases import one_bit
+from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness
+from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
 from tests.functional.one_bit.closed_forms import mean_mse
 from tests.one_round import context_of, decode, encode
 
 DRAWS = 200_000
-ALL = [
-    LDPQ(1.0),
-    *[CorBin(1.0, bits) for bits in (0, 1, 2, 5, 8, 9, 16, 17, 31, 32, None)],
-    StratifiedCorBin(1.0, 2),
-    StratifiedCorBin(1.0, 5),
-]
+ALL = [LDPQ(1.0), *[CorBin(1.0, bits) for bits in (0, 1, 2, 5, 8, 9, 16, 17, 31, 32, None)]]
 
 
 def bits_of(mechanism, values, clients=None, seed=0, radius=1.0):
@@ -72,43 +65,12 @@ def test_the_mean_of_six_has_the_closed_error(mechanism):
         assert abs(squared.mean().item() - expected) < 4.5 * squared.std().item() / math.sqrt(DRAWS) + 1e-7
 
 
-@pytest.mark.parametrize("group_size", [2, 3, 4, 5])
-def test_groups_have_the_closed_variance_on_average_over_orders(group_size):
-    """60 random orders of one group of 5 (or what the size makes of 5); 5 standard errors, 4 cases."""
-    values, mechanism = [0.9, 0.5, 0.0, -0.2, -1.0], StratifiedCorBin(1.0, group_size)
-    generator, found, formula = torch.Generator().manual_seed(group_size), [], []
-    for seed in range(60):
-        order = tuple(torch.randperm(5, generator=generator).tolist())
-        context = context_of(mechanism, order, (5000,))
-        updates = torch.tensor(values)[:, None].expand(-1, 5000)
-        ones = encode(mechanism, updates, context, seed=seed).symbols.double().sum(0)
-        found.append(ones.var().item())
-        probabilities = [ob.one_probability(v, 0.0, 1.0, 1.0) for v in values]
-        formula.append(sum(ob.group_variance([probabilities[i] for i in group]) for group in context.groups))
-    gap = torch.tensor(found) - torch.tensor(formula)
-    if group_size < 5:  # with the groups themselves random the formula varies with the order too
-        assert abs(gap.mean().item()) < 5 * gap.std().item() / math.sqrt(60)
-    else:
-        assert len(set(formula)) == 1 or max(formula) - min(formula) < 1e-12
-        assert abs(gap.mean().item()) < 5 * gap.std().item() / math.sqrt(60)
-
-
-def test_groups_of_two_are_one_shared_bit_in_law():
-    """Both outcomes of both mechanisms against one closed law; 5 standard errors."""
-    values = (0.25, -0.6)
-    law = ob.pair_law(*(ob.one_probability(v, 0.0, 1.0, 1.0) for v in values), 1)
-    for mechanism in (CorBin(1.0, 1), StratifiedCorBin(1.0, 2)):
-        bits, _ = bits_of(mechanism, values)
-        both = (bits[0] & bits[1]).double().mean().item()
-        assert abs(both - law[0]) < 5 * math.sqrt(law[0] * (1 - law[0]) / DRAWS)
-
-
 def test_no_shared_bit_no_pair_and_no_privacy_of_ones_own_are_ldp_fl_bit_for_bit():
     values = [0.3, -0.2, 0.8, 0.1]
     reference, _ = bits_of(LDPQ(1.0), values)
     for mechanism in (CorBin(1.0, 0), AugCorBin(1.0, 5, unpaired_fraction=1.0)):
         assert torch.equal(bits_of(mechanism, values)[0], reference)
-    for mechanism in (CorBin(1.0, 5), StratifiedCorBin(1.0, 3)):
+    for mechanism in (CorBin(1.0, 5),):
         alone, _ = bits_of(mechanism, values[:1])
         assert torch.equal(alone, reference[:1])
 
@@ -125,64 +87,6 @@ def test_swapping_the_roles_of_a_pair_changes_bits_but_not_the_law():
         assert abs(both - law[0]) < 5 * math.sqrt(law[0] * (1 - law[0]) / DRAWS)
 
 
-@pytest.mark.parametrize("mechanism", ALL, ids=repr)
-def test_the_device_path_gives_the_same_bits_as_the_kernel(mechanism):
-    """Segments and dim not multiples of anything; dim beyond two chunks."""
-    segments = (16_385, 1, 20_001)
-    context = context_of(
-        mechanism, (4, 2, 7, 1, 9), segments, radius=(0.5, 1.0, 2.0), center=(0.1, 0.0, -0.1)
-    )
-    updates = torch.randn(5, sum(segments), generator=torch.Generator().manual_seed(1))
-    rand = ClientRandomness(SeededKeys(0), context.cohort, 0)
-    kernel, clipped = mechanism._encode_on_cpu(updates, context, rand)
-    tensor, clipped_too = mechanism._encode_on_device(updates, context, rand)
-    assert torch.equal(kernel, tensor)
-    assert clipped == clipped_too > 0
-
-
-@pytest.mark.parametrize("mechanism", ALL, ids=repr)
-@pytest.mark.parametrize("at_once", [1, 3000, 1 << 22])
-def test_the_device_path_may_take_any_number_of_clients_at_once(mechanism, at_once, monkeypatch):
-    context = context_of(mechanism, (4, 2, 7, 1, 9), (700, 1), radius=(0.5, 1.0), center=(0.1, 0.0))
-    updates = torch.randn(5, 701, generator=torch.Generator().manual_seed(1))
-    rand = ClientRandomness(SeededKeys(0), context.cohort, 0)
-    kernel, clipped = mechanism._encode_on_cpu(updates, context, rand)
-    monkeypatch.setattr(one_bit, "_ON_DEVICE", at_once)
-    tensor, clipped_too = mechanism._encode_on_device(updates, context, rand)
-    assert torch.equal(kernel, tensor)
-    assert clipped == clipped_too > 0
-
-
-class Bus(TorchDispatchMode):
-    """Counts the bytes of tensors that go from one device to another, each way."""
-
-    def __init__(self):
-        super().__init__()
-        self.there, self.back = 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
-            source = args[1] if func.overloadpacket is torch.ops.aten.copy_ else args[0]
-            if source.device != out.device:
-                size = source.numel() * source.element_size()
-                self.there, self.back = self.there + size * out.is_meta, self.back + size * source.is_meta
-        return out
-
-
-@pytest.mark.parametrize("mechanism", ALL, ids=repr)
-def test_only_the_words_cross_the_bus_four_bytes_each(mechanism):
-    """On the meta device, which holds no values, as on any other that is not the CPU."""
-    context = context_of(mechanism, (4, 2, 7, 1, 9), (700, 1), radius=(0.5, 1.0), center=(0.1, 0.0))
-    rand = ClientRandomness(SeededKeys(0), context.cohort, 0)
-    with Bus() as bus:
-        bits, clipped = mechanism._encode_on_device(torch.empty(5, 701, device="meta"), context, rand)
-    ranges = 2 * 2 * 8  # centre and radius of two segments
-    assert bus.back == 0
-    assert 5 * 701 * 4 <= bus.there <= 5 * 701 * 4 + ranges + 100  # and indices
-    assert bits.is_meta and bits.dtype == torch.uint8 and clipped.shape == ()
-
-
 def test_secure_keys_couple_pairs_too():
     """A pair of equal extreme inputs at d = unlimited: outputs agree only as often as 2q - 1 says."""
     mechanism, keys = CorBin(1.0, None), AgreedKeys((0, 1))
@@ -196,7 +100,6 @@ def test_group_sizes():
     assert CorBin(1.0).group_sizes(5) == (2, 2, 1)
     assert AugCorBin(1.0, 5, 0.2).group_sizes(50) == (2,) * 20 + (1,) * 10
     assert AugCorBin(1.0, 5, 0.0).group_sizes(5) == (2, 2, 1)
-    assert StratifiedCorBin(1.0, 4).group_sizes(10) == (4, 4, 2)
 
 
 @pytest.mark.parametrize("radius", [1e-310, 5e-324, 9.9e-301])
