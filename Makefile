@@ -50,8 +50,8 @@ test-slow: setup
 # the lower bounds of pyproject.toml; other packages warn there of what newer ones have cured
 test-oldest: $(OLDEST)/.ready
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile -o filterwarnings=default \
-		tests/callbacks tests/commands tests/data tests/dpsgd tests/isolation tests/lab/callbacks \
-		tests/lab/commands tests/training \
+		tests/callbacks tests/commands tests/data tests/dpsgd tests/isolation tests/leakage \
+		tests/audit/commands tests/comparison/commands tests/training \
 		tests/test_cli.py tests/test_configs.py tests/test_lightning_binding.py tests/test_train_example.py
 
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt

@@ -17,7 +17,7 @@ import torch
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import MLP, Classifier
-from lightning_fedq.lab.callbacks import LeakageBudget
+from lightning_fedq.leakage import LeakageBudget
 from lightning_fedq.mechanisms import NearOptimalUtility
 
 

@@ -40,7 +40,7 @@ PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 LISTS = Path(inspect.getfile(mechanisms))
 PUBLIC: dict[str, tuple[str, ...]] = {
     "callbacks": (),
-    "lab.callbacks": (),
+    "leakage": ("LeakageBudget", "LeakageMonitor"),
     "mechanisms": (),
     "data.datasets": (),
     "data.models": (),
@@ -326,7 +326,7 @@ def made(check: bool) -> Iterator[tuple[Path, str]]:
 
 def with_audit(text: str, name: str) -> str:
     """The page of the audit with the rows of one mechanism made anew: ten seconds of CPU for every case."""
-    from lightning_fedq.lab.commands.audit import ALPHA, KNOWLEDGE_SHARE, rows
+    from lightning_fedq.audit.commands.audit import ALPHA, KNOWLEDGE_SHARE, rows
 
     alpha = (1.0 - KNOWLEDGE_SHARE) * ALPHA / len(mechanisms.__all__)
     found = "".join(f"| {' | '.join(row)} |\n" for row in rows(name, 1_000_000, alpha))

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         Natural,
         QuantitySkew,
     )
-    from lightning_fedq.lab.callbacks import LeakageBudget, LeakageMonitor
+    from lightning_fedq.leakage import LeakageBudget, LeakageMonitor
     from lightning_fedq.mechanisms import *  # noqa: F403
     from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
     from lightning_fedq.privacy.target import PrivacyTarget

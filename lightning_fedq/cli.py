@@ -20,9 +20,6 @@ OTHERS = {
     "compare": "run or read several runs, or mechanisms at one epsilon: one table, one picture",
     "report": "write one HTML page about finished runs: who sees what, epsilon and bits by round",
     "sweep": "run a grid of settings, without any account",
-    "attack": "reconstruct samples from what mechanisms send: one table, one picture grid",
-    "tradeoff": "measured leakage against accuracy of several configurations, with the paper's bounds",
-    "reproduce": "reproduce an experiment of a paper; without a name, list them",
     "privacy": "say what a configuration, a checkpoint or a run protects, adversary by adversary",
     "plan": "rank all mechanisms, calibrated to a target epsilon, by error: settings, bits, clients needed",
     "bench": "compare mechanisms at equal epsilon on equal tasks, yours among them: table, page, JSON",
@@ -30,13 +27,13 @@ OTHERS = {
     "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",
 }
 
-LAB = ("attack", "audit", "bench", "compare", "reproduce", "sweep", "tradeoff")
-"""Those of `OTHERS` that study runs: they stand in `lab/`."""
+ROOMS = {"audit": "audit.", "bench": "comparison.", "compare": "comparison.", "sweep": "comparison."}
+"""Where those of `OTHERS` stand that do not stand in `commands/` itself."""
 
 
 def module_of(command: str) -> str:
     """Name of the module of one of `OTHERS`."""
-    return f"lightning_fedq.{'lab.' if command in LAB else ''}commands.{command}"
+    return f"lightning_fedq.{ROOMS.get(command, '')}commands.{command}"
 
 
 def usage() -> str:

@@ -1,4 +1,4 @@
-"""The papers' experiments, one function each; `fedq reproduce` runs them by name."""
+"""The papers' experiments, one function each; `python -m reproductions` runs them by name."""
 
 EXPERIMENTS = {
     "corbin-exp1": "corbin.cifar",
@@ -31,6 +31,8 @@ EXPERIMENTS = {
     "cpa-table5": "cpa.table5",
     "cpa-table6": "cpa.table6",
     "cpa-theorems": "cpa.theorems",
+    "leakage-attack": "leakage.attack",
+    "leakage-tradeoff": "leakage.tradeoff",
     "optimal-theorems": "optimal.theorems",
 }
 """Module of each experiment in this folder; its function is called as the experiment, with underscores."""

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, ReloadBest
+from lightning_fedq.comparison.commands.compare import print_table
 from lightning_fedq.data.datasets import CIFAR10DataModule
 from lightning_fedq.data.models import Classifier
-from lightning_fedq.lab.commands.compare import print_table
 from lightning_fedq.reports.runs import fresh_folder, write_rows, write_summary
 
 

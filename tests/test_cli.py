@@ -23,14 +23,14 @@ from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.shown import described
+from lightning_fedq.comparison.commands.compare import privacy_towards
+from lightning_fedq.comparison.commands.sweep import parse_grid, wandb_sweep
 from lightning_fedq.data.datasets import DigitsDataModule
-from lightning_fedq.lab.commands.attack import configured
-from lightning_fedq.lab.commands.compare import privacy_towards
-from lightning_fedq.lab.commands.sweep import parse_grid, wandb_sweep
 from lightning_fedq.mechanisms import SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.reports.runs import epsilon_of_label, read_rows, write_rows, write_summary
+from reproductions.leakage.attack import configured
 from tests.callbacks.runs import small_run
 
 # Lightning's command line calls what jsonargparse has deprecated

@@ -34,7 +34,7 @@ QUICK = [
     "from lightning_fedq.cli import main; main(['reproduce'])",
     "from lightning_fedq.cli import main; main(['mechanisms'])",
     "import lightning_fedq.mechanisms as m; dir(m); assert 'LDPQ' in m.__all__",
-    "import lightning_fedq.lab.commands.compare",
+    "import lightning_fedq.comparison.commands.compare",
 ]
 
 

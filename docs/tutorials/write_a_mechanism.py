@@ -21,11 +21,11 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from lightning_fedq.audit import audit
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import Classifier, Linear
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.lab.audit import audit
 from lightning_fedq.mechanisms.contract_suite import check_mechanism
 from lightning_fedq.mechanisms.interface import (
     Adversary,

@@ -32,7 +32,7 @@ else:
     LightningArgumentParser, LightningCLI = _cli.LightningArgumentParser, _cli.LightningCLI
 
 # short class names in a YAML (`class_path: CorBin`) are looked up among the classes imported so far
-for _module in ("callbacks", "data", "data.datasets", "data.models", "lab.callbacks", "mechanisms"):
+for _module in ("callbacks", "data", "data.datasets", "data.models", "leakage", "mechanisms"):
     importlib.import_module(f"lightning_fedq.{_module}")
 installed()
 

@@ -10,8 +10,8 @@ from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, SubtractiveDither
 from lightning_fedq.mechanisms.contract_suite import RULES, BrokenContractError, check_mechanism
 from lightning_fedq.mechanisms.interface import Mechanism, Message
+from tests.audit import plants
 from tests.contract.golden import names_the_change, updated
-from tests.lab.audit import plants
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.cli import main
 from lightning_fedq.commands import plan as plan_command
 from lightning_fedq.commands.plan import candidates
+from lightning_fedq.comparison.bench.tasks import MeanEstimation
+from lightning_fedq.comparison.commands import bench as bench_command
+from lightning_fedq.comparison.commands.compare import compare
 from lightning_fedq.data.datasets import CIFAR10DataModule
-from lightning_fedq.lab.bench.tasks import MeanEstimation
-from lightning_fedq.lab.commands import bench as bench_command
-from lightning_fedq.lab.commands.compare import compare
 from lightning_fedq.mechanisms import CorBin
 from tests.cures.rows import fed, fit, row
 from tests.test_cli import configuration

@@ -10,18 +10,18 @@ from torch.utils.data import Dataset
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.personal import OwnTensors
+from lightning_fedq.comparison.bench import markdown
+from lightning_fedq.comparison.bench.tasks import tasks
+from lightning_fedq.comparison.commands.bench import reference
 from lightning_fedq.data.datasets.leaf import leaf_clients
 from lightning_fedq.flower.settings import check_deployable, time_limit
-from lightning_fedq.lab.bench import markdown
-from lightning_fedq.lab.bench.tasks import tasks
-from lightning_fedq.lab.commands.bench import reference
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
 from tests.cures.rows import dpsgd, fed, fit, row
 from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
 from tests.cures.rows_training import monitor
 from tests.data.datasets.test_leaf import write
 from tests.digits_run import Classifier, digits
-from tests.lab.callbacks.test_leakage import Scores
+from tests.leakage.test_monitor import Scores
 
 HEAD = ["backbone.bias"]
 LIMIT = fedq.Deadline(30.0, durations=1.0)

@@ -10,7 +10,7 @@ from lightning_fedq.functional.blocks.design import block_design
 from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook, voronoi_codebook
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian_variance
 from lightning_fedq.functional.trade_off import recovery_leakage
-from lightning_fedq.lab.leakage.control import allowed_hits, check_controllable
+from lightning_fedq.leakage.control import allowed_hits, check_controllable
 from lightning_fedq.mechanisms import (
     CPA,
     DRIVE,

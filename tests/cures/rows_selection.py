@@ -6,16 +6,16 @@ from unittest import mock
 import torch
 import yaml
 
-from lightning_fedq.lab.commands import sweep
-from lightning_fedq.lab.selection import NegativeBinomialTrials, run_loss, selected
+from lightning_fedq.comparison.commands import sweep
+from lightning_fedq.comparison.selection import NegativeBinomialTrials, run_loss, selected
 from lightning_fedq.mechanisms import LDPQ, RotatedCoins
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.losses import GaussianLoss, Loss
+from tests.comparison.commands.test_sweep import Clock
 from tests.cures.rows import row
 from tests.cures.rows_commands import fedq, plan, small
 from tests.cures.rows_rounds import ddg
 from tests.described import privacy_report
-from tests.lab.commands.test_sweep import Clock
 from tests.one_round import context_of
 
 BEST = ("--selection", "tnb", "--mean", "1.2")

@@ -12,7 +12,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks import test_langevin as langevin
 from tests.cures.rows import Tunable, dpsgd, fed, fit, module_with, row
 from tests.digits_run import Classifier, Digits
-from tests.lab.callbacks.test_leakage import Scores
+from tests.leakage.test_monitor import Scores
 from tests.training.test_unfreezing import TwoLayers
 
 

@@ -22,8 +22,8 @@ from lightning_fedq.functional.trade_off import (
     utility_bounds,
     utility_factor,
 )
-from lightning_fedq.lab.leakage.total_variation import isotropic_tv
-from tests.lab.leakage.printed import attempts_needed, divergence_error, necessary_tv, paper_ratio
+from lightning_fedq.leakage.total_variation import isotropic_tv
+from tests.leakage.printed import attempts_needed, divergence_error, necessary_tv, paper_ratio
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import integrate, optimize, stats
 
-from lightning_fedq.lab.audit import audit
+from lightning_fedq.audit import audit
 from lightning_fedq.mechanisms import CSGM
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.accounting import spent

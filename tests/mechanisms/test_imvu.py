@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedq.audit.enumeration_words import exact_law
 from lightning_fedq.functional.private_levels import draw_tilted
-from lightning_fedq.lab.audit.enumeration_words import exact_law
 from lightning_fedq.mechanisms import IMVU
 from lightning_fedq.mechanisms.imvu import solve_imvu
 from lightning_fedq.mechanisms.interface import Adversary

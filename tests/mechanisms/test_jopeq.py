@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import laplace
 
-from lightning_fedq.lab.audit.enumeration_words import enumerate_words, exact_law
+from lightning_fedq.audit.enumeration_words import enumerate_words, exact_law
 from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, Unit
 from lightning_fedq.mechanisms.jopeq import JoPEQ
 from lightning_fedq.privacy.losses import LaplaceLoss, NonPrivate

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from lightning_fedq.lab.audit.enumeration_words import exact_law
+from lightning_fedq.audit.enumeration_words import exact_law
 from lightning_fedq.mechanisms import RQM
 from lightning_fedq.mechanisms.rqm import rqm_channel
 

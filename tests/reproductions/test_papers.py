@@ -28,7 +28,7 @@ COMMANDS = sorted(
         command
         for row in ROWS
         for cell in row[3:]
-        for command in re.findall(r"`((?:fedq|pytest) [^`]+)`", cell)
+        for command in re.findall(r"`((?:fedq|pytest|python -m) [^`]+)`", cell)
     }
 )
 
@@ -51,7 +51,7 @@ def test_a_row_has_a_command_or_a_reason_and_a_verdict(row):
 
 @lru_cache
 def parser_of(name):
-    """The parser that `fedq reproduce NAME` builds."""
+    """The parser that `python -m reproductions NAME` builds."""
     module = import_module(f"reproductions.{EXPERIMENTS[name]}")
     experiment = getattr(module, name.replace("-", "_"))
     return capture_parser(lambda: auto_cli(experiment, args=[], as_positional=False))
@@ -64,12 +64,13 @@ def accepted(words):
         file, _, name = rest[0].partition("::")
         assert (ROOT / file).is_file() and f"def {name}" in (ROOT / file).read_text()
         return
+    if tool == "python":
+        assert rest[:2] == ["-m", "reproductions"]
+        parser_of(rest[2]).parse_args(rest[3:])
+        return
     command, *options = rest
     assert command in {**TRAINING, **OTHERS}
     flags = [word.partition("=")[0] for word in options if word.startswith("--")]
-    if command == "reproduce":
-        parser_of(options[0]).parse_args(options[1:])
-        return
     text = help_of(command)
     assert all(flag in {"--set"} or flag in text for flag in flags), flags
     for word in options:
@@ -88,10 +89,10 @@ def test_every_command_is_there_and_parses(command):
 
 def test_a_command_that_is_not_there_is_found():
     """What the test above is worth."""
-    for broken in ("pytest tests/gone.py", "fedq gone", "fedq privacy digits_gone", "fedq attack --gone 3"):
+    for broken in ("pytest tests/gone.py", "fedq gone", "fedq privacy digits_gone", "fedq audit --gone 3"):
         with pytest.raises(AssertionError):
             accepted(shlex.split(broken))
     with pytest.raises(KeyError):
-        accepted(["fedq", "reproduce", "corbin-exp9"])
+        accepted(shlex.split("python -m reproductions corbin-exp9"))
     with pytest.raises((SystemExit, TypeError, ValueError)):
-        accepted(shlex.split("fedq reproduce corbin-exp8 --gone 3"))
+        accepted(shlex.split("python -m reproductions corbin-exp8 --gone 3"))

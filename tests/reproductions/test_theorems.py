@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_fedq.lab.commands.reproduce import main
+from reproductions.__main__ import main
 from reproductions.corbin import theorems as corbin
 from reproductions.corbin.theorems import corbin_theorems
 from reproductions.cpa import theorems as cpa

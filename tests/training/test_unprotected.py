@@ -8,7 +8,7 @@ import torch
 
 from lightning_fedq.callbacks import Federated, RunFolder, WandbRounds
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.lab.callbacks import LeakageMonitor
+from lightning_fedq.leakage import LeakageMonitor
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
 from lightning_fedq.privacy.page import markdown
 from tests.digits_run import make_trainer

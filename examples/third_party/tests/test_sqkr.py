@@ -4,7 +4,7 @@ import pytest
 import torch
 from fedq_sqkr import SQKR
 
-from lightning_fedq.lab.audit import audit
+from lightning_fedq.audit import audit
 from lightning_fedq.mechanisms.contract_suite import RULES, context_of, encode, golden_symbols
 from lightning_fedq.mechanisms.interface import Adversary
 

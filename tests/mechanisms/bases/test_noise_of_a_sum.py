@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lightning_fedq.audit import audit
 from lightning_fedq.functional.noise.grid_noise import GridNoise
-from lightning_fedq.lab.audit import audit
 from lightning_fedq.mechanisms import GaussianNoise, LaplaceNoise, PerCoordinateGaussian
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent

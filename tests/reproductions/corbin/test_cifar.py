@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lightning_fedq.data.datasets import CIFAR10DataModule
-from lightning_fedq.lab.commands.reproduce import main
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
+from reproductions.__main__ import main
 from reproductions.bench import load_cifar10
 from reproductions.corbin import cifar, cifar_runs
 from reproductions.corbin.cifar_runs import PRESETS, Case, Setting, compare

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import interpolate
 
 from lightning_fedq.data.datasets import DigitsDataModule, TensorDataModule
-from lightning_fedq.lab.commands.reproduce import main
+from reproductions.__main__ import main
 from reproductions.corbin.authors import LOG, AdamClassifier, logged
 from reproductions.corbin.exp7 import PRESETS, Setting, corbin_exp7
 

@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from lightning_fedq.lab.commands.reproduce import main
 from lightning_fedq.mechanisms import LDPQ, CorBin
+from reproductions.__main__ import main
 from reproductions.corbin.exp8 import closed_surface, corbin_exp8, exact_spread, measured_surface
 
 INPUTS = np.array([-0.45, 0.0, 0.3])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedq.lab.commands.reproduce import main
 from lightning_fedq.mechanisms import CPA
 from lightning_fedq.mechanisms.interface import Adversary
+from reproductions.__main__ import main
 from reproductions.cpa.beyond import _methods, _Setting, client_report, cpa_beyond, ideal_epsilon, solve
 from reproductions.cpa.runs import Task
 from reproductions.cpa.table2 import theorem_mse

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lightning_fedq.lab.commands.reproduce import main
+from reproductions.__main__ import main
 from reproductions.exact.fig2 import exact_fig2
 from reproductions.exact.fig4 import exact_fig4, theorem_2
 from reproductions.exact.fig5 import closed_form, exact_fig5, paper_inputs, sampled_multiplier

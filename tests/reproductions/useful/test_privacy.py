@@ -8,9 +8,9 @@ import os
 import pytest
 
 from lightning_fedq.commands.mechanism_text import parse_mechanism
-from lightning_fedq.lab.commands.reproduce import main
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.secagg import SecAgg
+from reproductions.__main__ import main
 from reproductions.useful import privacy
 from tests.described import privacy_report
 from tests.one_round import context_of

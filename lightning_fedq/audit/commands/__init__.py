@@ -1,0 +1,1 @@
+"""`fedq audit`. `lightning_fedq.cli` finds it by name."""

@@ -1,0 +1,277 @@
+"""Audit of knowledge: is what an adversary does not hold enough to hide a client, given all that it holds?
+
+A simulation of whole rounds sees laws, not who knows them: noise from a stream which the server shares looks
+as random as any. Here every stream that the adversary of a claim holds is fixed (`HeldKeys`), and the same
+round is played again and again with everything else fresh. If all noise was in what is held, the view no
+longer varies, and shows the update.
+
+The test. Let H be what the adversary holds, V the view of one position, and E(H) a set of outcomes. As H has
+one law in both worlds, a claim delta(epsilon) on (V, H) says, for the average over H,
+
+    E_H[P(V in E(H) | high, H)] <= e^epsilon E_H[P(V in E(H) | low, H)] + delta(epsilon).
+
+A *cell* is one position under one H. The first half of its draws chooses E(H), in two ways: among 8 classes
+between quantiles of the cell's own draws; and as a set, common to all cells, of distances from the cell's
+mean, in 16 classes. The other half estimates both probabilities. Estimates of different cells are independent
+and lie in [0, 1], so their mean obeys the Chernoff bound in its Kullback-Leibler form, however few draws a
+cell has. The number of cells decides the certainty. An alarm in a clean mechanism has probability `alpha` at
+most, all views, epsilons, sets and orders of the worlds together (rotated coordinates count as independent,
+as in `views`). Total disclosure is always seen: it proves delta = 1 up to about
+(1 + e^epsilon) log(1 / alpha) over the number of cells.
+
+What is not asked: a claim may hold on average over H although for some H it does not (a partner who knows the
+shared word); a worst pair that follows the streams makes it hold for each (`Mechanism.worst_pair`).
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench, Played
+from lightning_fedq.audit.known import HeldKeys
+from lightning_fedq.audit.simulated import cohort_size, share_of
+from lightning_fedq.audit.views import Array, Finding, View
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Mechanism, PrivacyClaim
+
+SEGMENTS = (104, 101)
+_CROWD = 16
+"""Clients, where all are attacked at once."""
+_CLASSES = 8
+_DISTANCES = 16
+_MOST = 700.0  # e^epsilon stays a float
+_HELD_ALIKE = (
+    (Adversary.EAVESDROPPER, Adversary.OUTSIDER),
+    (Adversary.SERVER, Adversary.SECAGG_SERVER),
+    (Adversary.SERVER_AND_PARTNER,),
+    (Adversary.CLIENT,),
+)
+"""Adversaries that hold the same streams look at the same rounds."""
+_FRESH = 1 << 40
+"""Seeds of what is not held are counted from here on."""
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """One adversary's view, and who tells it its keys."""
+
+    adversary: Adversary
+    name: str
+    extract: Callable[[Played], Array]
+    claim: PrivacyClaim
+
+
+def audit_knowledge(
+    attacked: Mechanism | AuditCase,
+    trials: int = 32,
+    *,
+    alpha: float = 1e-4,
+    seed: int = 0,
+    num_clients: int | None = None,
+    cells: int = 800,
+    repetitions: int = 60,
+    against: Collection[Adversary] = tuple(Adversary),
+) -> tuple[Finding, ...]:
+    """Fix all that each adversary holds, and try to refute what is claimed against it.
+
+    Args:
+        attacked: A mechanism, also one from outside, or a case of it.
+        trials: Rounds that are played with the same held streams, a multiple of 4; half of them judge.
+        alpha: Chance of an alarm if all claims hold.
+        seed: Seed of the audit's own keys.
+        num_clients: Size of the cohort; None is the case's own, or the usual one.
+        cells: How many cells at least, where it takes no more than `repetitions`.
+        repetitions: Choices of the held streams at most; each gives a cell for every position of a view.
+        against: Adversaries whose claims are attacked.
+
+    Returns:
+        One finding for each adversary with a claim, the proven delta beside the claimed one. Empty where
+        nothing is claimed.
+
+    Raises:
+        ValueError: If `trials` is no positive multiple of 4.
+    """
+    if trials < 4 or trials % 4:
+        raise ValueError(f"trials must be a positive multiple of 4, got {trials}")
+    case = attacked if isinstance(attacked, AuditCase) else AuditCase(attacked)
+    size = num_clients or case.num_clients or (_CROWD if case.everybody else cohort_size(case.mechanism))
+    segments = SEGMENTS
+    if case.everybody:  # a message is a cell: as many cells as of four clients in all repetitions
+        cells = min(cells, 4 * repetitions)
+    if case.concentrated or case.everybody:
+        segments = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS
+    findings: list[Finding] = []
+    for together in _HELD_ALIKE:
+        bench = Bench(case, seed, segments, size, together[0])
+        seen = [sight for who in together if who in against and (sight := _sight(bench, who))]
+        if seen:
+            findings += _judge(bench, seen, trials, alpha / len(Adversary), seed, cells, repetitions)
+    return tuple(findings)
+
+
+def _sight(bench: Bench, adversary: Adversary) -> _Sight | None:
+    claim = bench.private_claim(adversary)
+    if claim is None:
+        return None
+    message = Played.message if bench.symbolic else Played.decoded_message
+    if adversary is Adversary.CLIENT:
+        if len(bench.clients) < 2:
+            return None  # nobody else is there
+        others = Played.total_of_others if bench.rotated else Played.others
+        return _Sight(adversary, "the sum less what a curious client knows", others, claim)
+    if adversary is Adversary.OUTSIDER:
+        released = Played.total if bench.rotated else Played.released  # whoever knows the rotation
+        return _Sight(adversary, "the released sum", released, claim)
+    if adversary is Adversary.SECAGG_SERVER and bench.mechanism.homomorphic:
+        if bench.symbolic:
+            return _Sight(adversary, "the sum of all messages", Played.total, claim)
+        return _Sight(adversary, "the decoded sum of all messages", Played.released, claim)
+    if adversary is Adversary.SERVER and len(bench.groups[0]) > 1 and bench.aligned:
+        return _Sight(adversary, "all messages of a group", Played.group, claim)
+    return _Sight(adversary, "one message", message, claim)
+
+
+def _insiders(bench: Bench, victim: int, adversary: Adversary) -> frozenset[int]:
+    """Clients that tell the adversary their keys: a curious one itself, or the victim's partners."""
+    if adversary is Adversary.CLIENT:
+        place = bench.clients.index(victim) + 1
+        return frozenset([bench.clients[place % len(bench.clients)]])
+    if adversary is Adversary.SERVER_AND_PARTNER:
+        return frozenset(bench.context(0).place(victim)[0]) - {victim}
+    return frozenset()
+
+
+def _trials(bench: Bench, sight: _Sight, victim: int, held: int, trials: int) -> Iterator[Played]:
+    """The same round with the same held streams, `trials` times, labels in turn."""
+    known, insiders = SeededKeys(held), _insiders(bench, victim, sight.adversary)
+    for trial in range(trials):
+        fresh = SeededKeys(_FRESH + held * trials + trial)
+        keys = HeldKeys(sight.adversary, known, fresh, insiders)
+        yield bench.play_alone(keys, victim, trial % 2, told=known)
+
+
+def _judge(
+    bench: Bench, sights: list[_Sight], trials: int, alpha: float, seed: int, cells: int, repetitions: int
+) -> list[Finding]:
+    values: list[list[Array]] = [[] for _ in sights]
+    labels: list[list[NDArray[np.int64]]] = [[] for _ in sights]
+    for repeat in range(repetitions):
+        victim = bench.clients[repeat % len(bench.clients)]
+        held = (1 << 20) * (seed + 1) + repeat
+        played = list(_trials(bench, sights[0], victim, held, trials))
+        for number, sight in enumerate(sights):
+            seen = np.stack([sight.extract(one) for one in played])
+            if bench.concentrated and not bench.follows_streams:
+                seen = seen[:, :1]
+            labelled = np.stack([one.labels_of(seen.shape[1]) for one in played])
+            counted = labelled[0] >= 0
+            values[number].append(seen[:, counted])
+            labels[number].append(labelled[:, counted])
+        if min(sum(part.shape[1] for part in parts) for parts in values) >= cells:
+            break
+    findings = []
+    for sight, seen_parts, label_parts in zip(sights, values, labels, strict=True):
+        drawn = np.concatenate(seen_parts, axis=1)
+        loss, copies = share_of(bench, sight.claim, len(sight.extract(played[0])))
+        view = View(sight.name, loss, copies, 1, 2)
+        own, other = estimates(drawn, np.concatenate(label_parts, axis=1), view.epsilons)
+        findings.append(_finding(view, own, other, drawn.shape[1], drawn.size // 4, alpha, sight))
+    return findings
+
+
+def estimates(values: Array, labels: NDArray[np.int64], epsilons: list[float]) -> tuple[Array, Array]:
+    """Lower bounds from the second half of the draws for events that the first half chose.
+
+    Args:
+        values: `(trials, cells)`, what was seen.
+        labels: `(trials, cells)`, 0 or 1, both in either half of the trials.
+        epsilons: Epsilons at which events are chosen.
+
+    Returns:
+        Mean over cells of P(E | its own label) and of P(E | the other one), each of shape
+        `(2 ways to choose, 2 labels, len(epsilons))`.
+    """
+    half = len(values) // 2
+    learn = np.sort(values[:half], axis=0)
+    edges = learn[[half * k // _CLASSES for k in range(1, _CLASSES)]]
+    own = _chosen((values[:, None, :] >= edges[None]).sum(1), labels, _CLASSES, epsilons, alike=False)
+    distances = values - values[:half].mean(0)
+    common = np.quantile(distances[:half], np.arange(1, _DISTANCES) / _DISTANCES)
+    classes = np.searchsorted(common, distances, side="right")
+    pooled = _chosen(classes, labels, _DISTANCES, epsilons, alike=True)
+    high, low = (np.stack(both) for both in zip(own, pooled, strict=True))
+    return high, low
+
+
+def _chosen(
+    classes: NDArray[np.int64], labels: NDArray[np.int64], size: int, epsilons: list[float], *, alike: bool
+) -> tuple[Array, Array]:
+    half, cells = len(classes) // 2, classes.shape[1]
+    counts = np.zeros((2, 2, size, cells))
+    for row in range(len(classes)):
+        np.add.at(counts[int(row >= half)], (labels[row], classes[row], np.arange(cells)), 1.0)
+    draws = counts.sum(2, keepdims=True)
+    judged = counts[1] / draws[1]
+    learned = counts[0].sum(2, keepdims=True) if alike else counts[0]
+    learned = (learned + 0.25) / (learned.sum(1, keepdims=True) + 0.25 * size)
+    own, other = np.empty((2, len(epsilons))), np.empty((2, len(epsilons)))
+    for label in (0, 1):
+        for number, epsilon in enumerate(epsilons):
+            event = learned[label] > math.exp(min(epsilon, _MOST)) * learned[1 - label]
+            own[label, number] = np.where(event, judged[label], 0.0).sum(0).mean()
+            other[label, number] = np.where(event, judged[1 - label], 0.0).sum(0).mean()
+    return own, other
+
+
+def _finding(
+    view: View, own: Array, other: Array, cells: int, draws: int, alpha: float, sight: _Sight
+) -> Finding:
+    each = math.log(2.0 * own.size / alpha) / cells
+    lower = np.vectorize(lambda mean: mean_bounds(mean, each)[0])(own)
+    upper = np.vectorize(lambda mean: mean_bounds(mean, each)[1])(other)
+    allowed = np.array([view.allowed(epsilon) for epsilon in view.epsilons])
+    odds = np.exp(np.minimum(view.epsilons, _MOST))
+    proven = np.maximum((lower - odds * upper).max((0, 1)), 0.0)
+    beyond = proven > allowed + 1e-12
+    worst = int(np.argmax(np.where(beyond, 2.0 + proven - allowed, proven / np.maximum(allowed, 1e-12))))
+    alarm = ""
+    if beyond[worst]:
+        alarm = (
+            f"with all that the adversary holds fixed, delta is {proven[worst]:.3g} or more at epsilon "
+            f"{view.epsilons[worst]:.3g}, {allowed[worst]:.3g} is claimed"
+        )
+    name = f"{sight.name}, {sight.adversary.name.lower()}"
+    return Finding(name, float(allowed[worst]), float(proven[worst]), draws, alarm, view.epsilons[worst])
+
+
+def mean_bounds(mean: float, exponent: float) -> tuple[float, float]:
+    """Bounds of the expectation of a mean of independent numbers in [0, 1], each wrong with e^(-n exponent).
+
+    Args:
+        mean: Mean of n numbers.
+        exponent: log(1 / probability) / n.
+
+    References:
+        Hoeffding, Probability inequalities for sums of bounded random variables, 1963, Theorem 1.
+    """
+
+    def divergence(p: float) -> float:
+        total = 0.0
+        for observed, expected in ((mean, p), (1.0 - mean, 1.0 - p)):
+            if observed > 0.0:
+                total += math.inf if expected <= 0.0 else observed * math.log(observed / expected)
+        return total
+
+    def edge(inside: float, outside: float) -> float:
+        for _ in range(60):
+            middle = 0.5 * (inside + outside)
+            if divergence(middle) <= exponent:
+                inside = middle
+            else:
+                outside = middle
+        return outside
+
+    return edge(mean, 0.0), edge(mean, 1.0)

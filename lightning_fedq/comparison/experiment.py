@@ -1,0 +1,226 @@
+"""Privacy of a whole sweep, towards who sees its runs and towards who sees the winner alone.
+
+The clients receive every model of every run, and the server every message or sum, so towards them the runs
+compose. An outsider who is shown nothing but the best model of a *random* number of runs pays for their
+selection (`privacy.selection`); one of a fixed number pays for all, too.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq.clients.vector import num_coordinates
+from lightning_fedq.comparison.selection import (
+    ORDERS,
+    NegativeBinomialTrials,
+    run_loss,
+    run_profile,
+    selection_epsilon,
+)
+from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim, Slack
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.accounting import ClaimAccountant, check_delta
+from lightning_fedq.privacy.losses import RenyiLoss
+from lightning_fedq.privacy.target import account_of, affordable
+from lightning_fedq.privacy.verdict import format_epsilon
+from lightning_fedq.training.described import run_to_come
+
+_VIEWS = (Adversary.SECAGG_SERVER, Adversary.SERVER, Adversary.CLIENT, Adversary.OUTSIDER)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Cost of one run for a client, known before it starts.
+
+    Args:
+        mechanism: The mechanism, calibrated.
+        claims: Claim towards each adversary, or why its runs are not added up here.
+        most_charges: Rounds of a client, at most.
+    """
+
+    mechanism: str
+    claims: Mapping[Adversary, PrivacyClaim | str]
+    most_charges: int
+
+
+def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
+    """Cost of a run that has not begun.
+
+    Args:
+        federated: Its `Federated`.
+        delta: Chance with which the epsilon of the whole sweep may fail.
+
+    Raises:
+        ValueError: If there is no number of rounds, or the run's target can't be met.
+    """
+    planner, rounds = federated.planner, trainer.max_epochs
+    if rounds is None or rounds < 1:
+        raise ValueError(f"a run needs a number of rounds, got trainer.max_epochs={rounds}; give one")
+    dim, byzantine = (
+        num_coordinates(module, federated.local.buffers, sharing=federated.local.shared),
+        num_byzantine_of(trainer, planner),
+    )
+    mechanism = federated.calibrated(dim, rounds, byzantine)
+    asked = federated.privacy_target
+    run = run_to_come(federated, mechanism, dim, rounds, byzantine)
+    most = run.most_rounds or rounds
+    if asked is not None and asked.over == "run" and not asked.secret:
+        most = min(most, affordable(account_of(asked, run), asked.against, asked.epsilon, secret=False))
+    whole = Account(run, check_delta(delta, run.num_clients, "clients"))
+    claims: dict[Adversary, PrivacyClaim | str] = {}
+    for who, claim in whole.claims().items():
+        claims[who] = claim
+        if federated.seed is not None:
+            claims[who] = "keys are reproducible (use seed=None)"
+        elif federated.clients.cohorts == "secret":
+            claims[who] = "cohorts are secret, whose runs are not added up yet (use cohorts='known')"
+        elif isinstance(claim.loss, NonPrivate):
+            claims[who] = claim.loss.reason
+        elif claim.neighbours is not Neighbours.SUBSTITUTION:
+            claims[who] = f"its claim is {claim.neighbours.name}, which is not added up here"
+        elif len(mechanism.protection_groups(planner.num_clients)) > 1:
+            claims[who] = "clients have epsilons of their own"
+        elif whole.available(claim) < delta:
+            claims[who] = "a part of delta pays for dropouts or colluders, in every run anew"
+    return RunCost(repr(mechanism), claims, most)
+
+
+def composed(
+    costs: Sequence[RunCost], charges: Sequence[int], adversary: Adversary, delta: float
+) -> float | str:
+    """Epsilon towards who sees every run, or why there is none.
+
+    Args:
+        costs: Costs of the runs that were made.
+        charges: Rounds of the most charged client of each.
+        adversary: Adversary that sees every run.
+    """
+    accountant = ClaimAccountant()
+    for cost, rounds in zip(costs, charges, strict=True):
+        claim = cost.claims[adversary]
+        if isinstance(claim, str):
+            return claim
+        if rounds:
+            accountant.step(claim.loss, claim.compositions, rounds, claim.slack)
+    return accountant.get_epsilon(delta)
+
+
+def of_winner(costs: Sequence[RunCost], trials: NegativeBinomialTrials, delta: float) -> float:
+    """Epsilon towards an outsider who is shown the winner of a random number of runs and nothing else.
+
+    Args:
+        costs: Costs of every candidate, whether it will be drawn or not: the worst one counts.
+        trials: Law of the number of runs.
+
+    Raises:
+        ValueError: If a candidate's claim is none of which a winner's follows.
+    """
+    losses, whole, slack = [], [], Slack()
+    for cost in costs:
+        claim = cost.claims[Adversary.OUTSIDER]
+        if isinstance(claim, str):
+            raise ValueError(f"nothing is known of the winner towards an outsider: {claim}")
+        whole.append((claim.loss, claim.compositions * cost.most_charges))
+        losses.append(run_loss(*whole[-1]))
+        slack = Slack(
+            max(slack.distance, cost.most_charges * claim.slack.distance),
+            max(slack.log_ratio, cost.most_charges * claim.slack.log_ratio),
+        )
+    worst = tuple(max(loss.divergence(order) for loss in losses) for order in ORDERS)
+    profile = run_profile(whole)
+    return selection_epsilon(RenyiLoss(ORDERS, worst), delta, trials, slack=slack, profile=profile)
+
+
+def page_of_runs(
+    costs: Sequence[RunCost], charges: Sequence[int], delta: float, fixed: bool, title: str
+) -> str:
+    """The page of everybody who sees the runs.
+
+    Args:
+        fixed: Was the number of runs fixed beforehand, so that the winner costs as much as all?
+    """
+    lines = [
+        f"# {title}",
+        "",
+        f"{len(costs)} runs with the same clients add up, at delta {delta:g}, between any two updates of a "
+        "client. Every run counts with its most charged client.",
+        "",
+        "| who sees every run | epsilon of the sweep |",
+        "| --- | --- |",
+    ]
+    for who in _VIEWS:
+        found = composed(costs, charges, who, delta)
+        lines.append(f"| {who.value} | {found if isinstance(found, str) else format_epsilon(found)} |")
+    lines += [
+        "",
+        "Clients receive the models of every run, and the server what leads to them: both pay for all.",
+    ]
+    if fixed:
+        lines.append(
+            "An outsider who is shown the winner alone pays for all, too, because the number of runs was "
+            "fixed: `--selection tnb` draws it, and states less towards such an outsider."
+        )
+    return "\n".join([*lines, "", _NOT_COUNTED, ""])
+
+
+_HOW_LONG = ", how long the runs took (`--publish-after` hides it)"
+_NOT_COUNTED = (
+    "Validation data count as public, so choosing by their scores (the winner, an early stop, a best epoch) "
+    "is free; where they are clients' own data it is not, and nothing here covers it. Choices made before "
+    "this sweep, and other sweeps with the same people, are not counted."
+)
+
+
+def page_of_winner(
+    costs: Sequence[RunCost],
+    trials: NegativeBinomialTrials,
+    delta: float,
+    candidates: Sequence[str],
+    minutes: float | None = None,
+) -> str:
+    """The page that may be published with the winner. It says the same however many runs were made.
+
+    Args:
+        costs: Costs of every candidate.
+        minutes: When the winner is exported, in minutes after the start; None for as soon as it is known.
+
+    Raises:
+        ValueError: If nothing is known of the winner.
+    """
+    epsilon = of_winner(costs, trials, delta)
+    if math.isinf(epsilon) and trials.beyond > 0.0:
+        raise ValueError(
+            f"nothing is left of delta {delta:g}: more than {trials.at_most} runs are drawn with chance "
+            f"{trials.beyond:.2g}; let --at-most be larger, or --mean smaller"
+        )
+    one = max(
+        epsilon_of
+        for cost in costs
+        if not isinstance(epsilon_of := composed([cost], [cost.most_charges], Adversary.OUTSIDER, delta), str)
+    )
+    most = max(cost.most_charges for cost in costs)
+    lines = [
+        "# Privacy of the best of a random number of runs",
+        "",
+        f"Epsilon {format_epsilon(epsilon)} at delta {delta:g}, between any two updates of a client, towards "
+        "**an outsider who sees nothing but the winner**: its final weights, its settings and its score. One "
+        f"run alone would be {format_epsilon(one)}.",
+        "",
+        f"The number of runs was drawn from a truncated negative binomial law, eta {trials.eta:g} and gamma "
+        f"{trials.gamma:.6g}, {trials.mean:.4g} on average"
+        + (f", {trials.at_most} at most" if trials.beyond > 0.0 else "")
+        + f", and is told nobody. Each run draws one of {len(candidates)} candidates anew: "
+        f"{'; '.join(candidates)}. A client counts for {most} rounds of a run.",
+        "",
+        "It is void for whoever learns the number of runs, or anything of the others: the folder `private/`, "
+        f"loggers, the screen{_HOW_LONG if minutes is None else ''}. "
+        + ("" if minutes is None else f"The winner came out {minutes:g} minutes after the start. ")
+        + "**Clients and the server see every run and pay for all of them**: `private/all_runs.md` says how "
+        "much.",
+        "",
+        _NOT_COUNTED,
+        "",
+    ]
+    return "\n".join(lines)

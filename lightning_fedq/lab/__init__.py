@@ -1,1 +1,0 @@
-"""The lab: audits, attacks, the bench, studies of many runs. Nothing outside of it imports it."""

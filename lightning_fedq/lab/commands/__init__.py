@@ -1,1 +1,0 @@
-"""Subcommands of `fedq` that study runs. `lightning_fedq.cli` finds them by name."""

@@ -1,0 +1,101 @@
+"""Gradients of a model for an attacker: of a batch, of single samples, as a function of the inputs.
+
+Several local steps on one batch look like one step along the sum of their gradients, which is what a client's
+update says over its learning rate; here it is a function of the inputs as any gradient is.
+
+No function here touches `.grad`, a buffer or a global random generator.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Mean loss of scores `(batch, classes)` and labels `(batch,)`."""
+
+
+def trainable(model: nn.Module) -> list[Tensor]:
+    """The parameters that a client's update is about, in the model's order."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Local training on one batch: some steps of plain gradient descent on its mean loss.
+
+    Args:
+        learning_rate: > 0.
+        count: Steps, >= 1; all on the same batch.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    learning_rate: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0 or self.count < 1:
+            raise ValueError(
+                f"learning_rate must be > 0 and local_steps >= 1, got {self.learning_rate} and {self.count}"
+            )
+
+
+def batch_gradient(
+    model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor, steps: LocalSteps | None = None
+) -> Tensor:
+    """Sum of the gradients of a batch's steps, flat `(dim,)`, detached. None is one step."""
+    with torch.enable_grad():
+        parts = _gradients(model, loss, inputs, labels, steps, differentiable=False)
+    return torch.cat([part.detach().reshape(-1) for part in parts])
+
+
+def sample_gradients(
+    model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor, steps: LocalSteps | None = None
+) -> Tensor:
+    """The same for each sample on its own, `(batch, dim)`: one backward pass a sample and step."""
+    rows = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
+    return torch.stack([batch_gradient(model, loss, one, label, steps) for one, label in rows])
+
+
+def differentiable_gradient(
+    model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor, steps: LocalSteps | None = None
+) -> list[Tensor]:
+    """The same of one batch as a function of `inputs` (and of soft labels), one tensor a parameter."""
+    return _gradients(model, loss, inputs, labels, steps, differentiable=True)
+
+
+def _gradients(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Tensor,
+    labels: Tensor,
+    steps: LocalSteps | None,
+    differentiable: bool,
+) -> list[Tensor]:
+    """Unrolled gradient descent. Its first step is taken by the model itself."""
+
+    def slopes_of(scores: Tensor, weights: list[Tensor]) -> list[Tensor]:
+        value = loss(scores, labels)
+        return list(
+            torch.autograd.grad(
+                value, weights, create_graph=differentiable, allow_unused=True, materialize_grads=True
+            )
+        )
+
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    weights = trainable(model)
+    total = slopes = slopes_of(model(inputs), weights)
+    for _ in range(1, steps.count if steps is not None else 1):
+        assert steps is not None
+        pairs = zip(weights, slopes, strict=True)
+        weights = [weight - steps.learning_rate * slope for weight, slope in pairs]
+        if not differentiable:
+            # earlier steps' graphs are freed
+            weights = [weight.detach().requires_grad_() for weight in weights]
+        slopes = slopes_of(functional_call(model, dict(zip(names, weights, strict=True)), (inputs,)), weights)
+        total = [a + b for a, b in zip(total, slopes, strict=True)]
+    return total

@@ -1,0 +1,33 @@
+"""Layer A: every word of short coins and pairs, counted as exact fractions."""
+
+from fractions import Fraction
+
+import pytest
+
+from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair, specified_pair_law
+from tests.audit import plants
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 3.0])
+def test_every_word_of_the_coin_is_as_specified(epsilon):
+    assert enumerate_coin(epsilon, 8) == []
+
+
+@pytest.mark.parametrize("shared_bits", range(7))
+def test_every_word_of_a_pair_is_as_specified(shared_bits):
+    assert enumerate_pair(1.0, shared_bits) == []
+
+
+def test_specified_law_is_the_test_vector():
+    law = specified_pair_law(Fraction(7, 10), Fraction(2, 5), 2)
+    assert law == (Fraction(3, 25), Fraction(29, 50), Fraction(7, 25), Fraction(1, 50))
+
+
+@pytest.mark.parametrize("plant", [plants.tie_break, plants.modulus_minus_one])
+def test_bugs_of_one_word_in_many_are_caught(plant):
+    assert enumerate_coin(1.0, 8, quantize=plant)
+    assert enumerate_coin(1.0, 11, quantize=plant)
+
+
+def test_a_negative_for_a_complement_is_caught():
+    assert enumerate_pair(1.0, 3, splice=plants.negative_instead_of_complement)

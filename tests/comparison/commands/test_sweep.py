@@ -1,0 +1,289 @@
+"""`fedq sweep`: what all runs cost together, and what the winner of a random number of runs costs."""
+
+import math
+import re
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fedq.cli import main
+from lightning_fedq.comparison.commands import sweep
+from lightning_fedq.comparison.experiment import RunCost, composed, of_winner
+from lightning_fedq.comparison.selection import NegativeBinomialTrials, run_profile, selection_epsilon
+from lightning_fedq.functional.divergences import gaussian_epsilon
+from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, Slack, Unit
+from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss
+from tests.test_cli import configuration
+
+# Lightning's command line calls what jsonargparse has deprecated
+pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+
+NOISE = {
+    "class_path": "lightning_fedq.mechanisms.GaussianNoise",
+    "init_args": {"clip_norm": 1.0, "noise_multiplier": 2.0},
+}
+GRID = ["--set", "Federated.server_lr=0.5,1.0"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def cost(loss, most=3, slack=Slack(), **about):  # noqa: B008 (frozen)
+    claim = PrivacyClaim(Adversary.OUTSIDER, loss, 1, unit=Unit.MESSAGE, slack=slack, **about)
+    return RunCost("M", {Adversary.OUTSIDER: claim}, most)
+
+
+def test_runs_compose():
+    """Exact: k Gaussian runs of noise z are one of z / sqrt(k)."""
+    runs = [cost(GaussianLoss(2.0))] * 5
+    found = composed(runs, [3] * 5, Adversary.OUTSIDER, 1e-5)
+    assert found == pytest.approx(gaussian_epsilon(15**0.5 / 2.0, 1e-5), rel=1e-3)
+    assert found > composed(runs[:1], [3], Adversary.OUTSIDER, 1e-5)
+
+
+def test_a_claim_that_is_none_is_said():
+    none = RunCost("M", {Adversary.OUTSIDER: "it sends updates as they are"}, 3)
+    runs = [cost(GaussianLoss(2.0)), none]
+    assert composed(runs, [1, 1], Adversary.OUTSIDER, 1e-5) == "it sends updates as they are"
+    with pytest.raises(ValueError, match="as they are"):
+        of_winner([none], NegativeBinomialTrials(0.0, 0.1), 1e-5)
+
+
+def test_the_winner_is_as_costly_as_the_worst_candidate():
+    trials = NegativeBinomialTrials.of_mean(0.0, 10.0)
+    small, large = cost(ConcentratedLoss(0.01)), cost(ConcentratedLoss(0.05))
+    profile = run_profile([(ConcentratedLoss(0.05), 3)])
+    expected = selection_epsilon(ConcentratedLoss(0.15), 1e-5, trials, profile=profile)
+    assert of_winner([small, large], trials, 1e-5) == pytest.approx(expected)
+    assert of_winner([small], trials, 1e-5) < expected
+    runs = composed([large] * 10, [3] * 10, Adversary.OUTSIDER, 1e-5)
+    assert expected < 0.6 * runs
+
+
+def test_all_points_of_a_grid_cost_everybody_all(tmp_path, capsys):
+    path = configuration(tmp_path, mechanism=NOISE)
+    assert main(["sweep", str(path), *GRID, "--out", "grid", "--delta", "1e-4"]) == 0
+    page = Path("grid/sweep.md").read_text()
+    assert "2 runs" in page and "`--selection tnb`" in page and "winner alone pays for all" in page
+    one, two = (rounds**0.5 / (2.0 * 2.0) for rounds in (2, 4))  # four clients' noise in the sum
+    stated = float(re.search(r"outsider .*\| ([0-9.]+) \|", page).group(1))
+    assert gaussian_epsilon(two, 1e-4) <= stated <= gaussian_epsilon(two, 1e-4) * 1.01
+    assert stated > 1.3 * gaussian_epsilon(one, 1e-4)
+    assert "what all runs cost together" in capsys.readouterr().out
+
+
+def drawn(monkeypatch, count):
+    monkeypatch.setattr(sweep.NegativeBinomialTrials, "draw", lambda self, stream: count)
+
+
+def published(folder):
+    return {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs(tmp_path, monkeypatch):
+    path = configuration(tmp_path, mechanism=NOISE)
+    arguments = ["sweep", str(path), *GRID, "--selection", "tnb", "--mean", "4", "--delta", "1e-4"]
+    arguments += ["--monitor", "val_loss"]
+    pages = []
+    for count in (1, 3):
+        drawn(monkeypatch, count)
+        assert main([*arguments, "--out", f"of{count}"]) == 0
+        winner = Path(f"of{count}/winner")
+        assert set(published(winner)) == {"model.ckpt", "settings.yaml", "privacy.md"}
+        pages.append((winner / "privacy.md").read_text())
+        chosen = yaml.safe_load((winner / "settings.yaml").read_text())
+        scores = [
+            sweep.read_rows(run / "metrics.csv")[-1]["val_loss"]
+            for run in Path(f"of{count}/private").glob("run*")
+        ]
+        assert len(scores) == count and set(chosen) == {"settings", "val_loss"}
+        assert chosen["val_loss"] == min(scores), "the best run wins"
+        assert not re.search(rb"run-?[0-9]|private", (winner / "model.ckpt").read_bytes())
+        assert f"{count} runs" in Path(f"of{count}/private/all_runs.md").read_text()
+        assert {p.name for p in Path(f"of{count}").iterdir()} == {"winner", "private", "sweep.yaml"}
+    assert pages[0] == pages[1]
+    trials = NegativeBinomialTrials.of_mean(0.0, 4.0)
+    loss, profile = ConcentratedLoss(2 * 0.5 / 16.0), run_profile([(GaussianLoss(4.0), 2)])
+    expected = selection_epsilon(loss, 1e-4, trials, profile=profile)
+    assert expected < 0.8 * selection_epsilon(loss, 1e-4, trials)
+    stated = float(re.search(r"Epsilon ([0-9.]+) at", pages[0]).group(1))
+    assert expected <= stated <= expected * 1.02
+    assert "Clients and the server see every run and pay for all" in pages[0]
+
+
+def test_a_run_that_fails_publishes_nothing_and_is_paid_for(tmp_path, monkeypatch):
+    """The second of three runs fails, in its last round say: it counts with all of its rounds."""
+    from lightning_fedq.commands import run
+
+    path, calls, real = configuration(tmp_path, mechanism=NOISE), [], run.run_config
+
+    def fails(config, name, root):
+        calls.append(name)
+        if len(calls) == 2:
+            raise ArithmeticError("a client's")
+        return real(config, name, root)
+
+    drawn(monkeypatch, 3)
+    monkeypatch.setattr(run, "run_config", fails)
+    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "bad"]
+    with pytest.raises(ArithmeticError):
+        main(["sweep", str(path), *GRID, *arguments])
+    assert not Path("bad/winner").exists() and len(calls) == 2
+    page = Path("bad/private/all_runs.md").read_text()
+    stated = float(re.search(r"outsider .*\| ([0-9.]+) \|", page).group(1))
+    four_rounds = gaussian_epsilon(4**0.5 / (2.0 * 2.0), 1e-4)
+    assert "2 runs" in page and four_rounds <= stated <= 1.01 * four_rounds
+
+
+def test_a_grid_that_fails_says_what_its_runs_have_cost(tmp_path, monkeypatch):
+    from lightning_fedq.commands import run
+
+    path = configuration(tmp_path, mechanism=NOISE)
+
+    def fails(config, name, root):
+        raise ArithmeticError("a client's")
+
+    monkeypatch.setattr(run, "run_config", fails)
+    with pytest.raises(ArithmeticError):
+        main(["sweep", str(path), *GRID, "--delta", "1e-4", "--out", "bad"])
+    assert "1 runs" in Path("bad/sweep.md").read_text()
+
+
+def scores(monkeypatch, values):
+    """Runs that have trained nothing and have these scores."""
+    from lightning_fedq.commands import run
+
+    left = list(values)
+
+    def scored(config, name, root):
+        folder = Path(root) / f"{name}-{len(left)}"
+        folder.mkdir(parents=True)
+        (folder / "model.ckpt").write_text(str(len(left)))
+        (folder / "metrics.csv").write_text(f"round,charged,val_acc\n2,2,{left.pop(0)}\n")
+        return folder
+
+    drawn(monkeypatch, len(left))
+    monkeypatch.setattr(run, "run_config", scored)
+
+
+@pytest.mark.parametrize(
+    ("values", "best"), [(["nan", "0.25", "0.5"], 0.5), (["0.5", "nan", "0.25"], 0.5), (["nan"], None)]
+)
+def test_a_score_that_is_no_number_never_wins(tmp_path, monkeypatch, values, best):
+    path = configuration(tmp_path, mechanism=NOISE)
+    scores(monkeypatch, values)
+    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "scored"]
+    assert main(["sweep", str(path), *GRID, *arguments]) == 0
+    found = yaml.safe_load(Path("scored/winner/settings.yaml").read_text())["val_acc"]
+    assert found == (best if best is not None else -float("inf"))
+
+
+def test_every_run_draws_a_candidate_of_its_own(tmp_path, monkeypatch):
+    """Forty runs of two candidates: one of them is left out with chance 2^-39."""
+    from lightning_fedq.commands import run
+
+    path, drawn_settings = configuration(tmp_path, mechanism=NOISE), []
+    scores(monkeypatch, ["0.5"] * 40)
+    scored = run.run_config
+
+    def noted(config, name, root):
+        callbacks = config["trainer"]["callbacks"]
+        (federated,) = [c for c in callbacks if c["class_path"].endswith("Federated")]
+        drawn_settings.append(federated["init_args"]["server_lr"])
+        return scored(config, name, root)
+
+    monkeypatch.setattr(run, "run_config", noted)
+    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "many"]
+    assert main(["sweep", str(path), *GRID, *arguments]) == 0
+    assert len(drawn_settings) == 40 and set(drawn_settings) == {0.5, 1.0}
+
+
+WAITS = ["--selection", "tnb", "--mean", "1.05", "--eta", "1", "--delta", "1e-2", "--at-most", "3"]
+
+
+class Clock:
+    """A hundredth of a second passes with every look at it."""
+
+    def __init__(self):
+        self.now = float(round(time.time()))
+
+    def monotonic(self):
+        self.now += 0.01
+        return self.now
+
+    def time(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_the_time_of_the_winner_tells_nothing_of_the_number_of_runs(tmp_path, monkeypatch):
+    path = configuration(tmp_path, mechanism=NOISE)
+    pages, clock = [], Clock()
+    monkeypatch.setattr(sweep, "time", clock)
+    for values in (["0.5"], ["0.5", "0.25", "0.1"]):
+        scores(monkeypatch, values)
+        begun, out = clock.now, f"of{len(values)}"
+        arguments = ["--publish-after", "0.02", "--out", out]
+        assert main(["sweep", str(path), *GRID, *WAITS, *arguments]) == 0
+        assert clock.now == pytest.approx(begun + 1.2, abs=0.05)
+        files = [Path(out, "winner"), *published(Path(out, "winner")).values()]
+        (stamp,) = {file.stat().st_mtime for file in files}
+        assert stamp == pytest.approx(begun, abs=1e-3)
+        pages.append(Path(out, "winner/privacy.md").read_text())
+    assert pages[0] == pages[1] and "0.02 minutes after the start" in pages[0] and "3 at most" in pages[0]
+    assert "how long the runs took" not in pages[0]
+
+
+def test_runs_that_take_longer_than_the_winner_waits_export_nothing(tmp_path, monkeypatch, capsys):
+    path = configuration(tmp_path, mechanism=NOISE)
+    scores(monkeypatch, ["0.5"])
+    assert main(["sweep", str(path), *GRID, *WAITS, "--publish-after", "1e-9", "--out", "late"]) != 0
+    assert "Give more minutes, or fewer runs with --at-most" in capsys.readouterr().err
+    assert not Path("late/winner").exists() and "1 runs" in Path("late/private/all_runs.md").read_text()
+
+
+def test_a_largest_number_of_runs_is_counted_in_delta(tmp_path, capsys):
+    small = cost(ConcentratedLoss(0.01))
+    free, cut = (NegativeBinomialTrials.of_mean(1.0, 3.0, *most) for most in ((), (40,)))
+    plain, counted = of_winner([small], free, 1e-3), of_winner([small], cut, 1e-3)
+    left = 1e-3 - (1.0 + math.exp(counted)) * cut.beyond
+    assert plain < counted == pytest.approx(of_winner([small], free, left), rel=1e-6)
+    path = configuration(tmp_path, mechanism=NOISE)
+    assert main(["sweep", str(path), *GRID, "--selection", "tnb", "--mean", "4", "--at-most", "5"]) == 2
+    assert "let --at-most be larger" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("federated", "more", "words"),
+    [
+        ({}, [], "--mean"),
+        ({}, ["--mean", "1"], "more than one run"),
+        ({}, ["--mean", "4", "--eta", "-1"], "eta > -1"),
+        ({}, ["--mean", "4", "--monitor", "train_loss"], "only validation data count as public"),
+        ({}, ["--mean", "4", "--delta", "0.3"], "not below 1 / clients"),
+        ({"seed": 3}, ["--mean", "4"], "seed=None"),
+        ({"mechanism": {"class_path": "lightning_fedq.mechanisms.FedAvg"}}, ["--mean", "4"], "as they are"),
+    ],
+)
+def test_what_nothing_is_known_of_is_refused_before_anything_is_trained(
+    tmp_path, capsys, federated, more, words
+):
+    path = configuration(tmp_path, **{"mechanism": NOISE, **federated})
+    assert (
+        main(["sweep", str(path), *GRID, "--selection", "tnb", "--delta", "1e-4", *more, "--out", "bad"]) == 2
+    )
+    assert re.search(words, " ".join(capsys.readouterr().err.split()))
+    assert not Path("bad").exists()
+
+
+@pytest.mark.parametrize("option", ["--mean", "--at-most", "--publish-after"])
+def test_what_belongs_to_a_selection_is_refused_without_one(tmp_path, capsys, option):
+    path = configuration(tmp_path, mechanism=NOISE)
+    assert main(["sweep", str(path), *GRID, option, "4"]) == 2
+    assert f"{option} belongs to --selection tnb" in " ".join(capsys.readouterr().err.split())
