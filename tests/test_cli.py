@@ -30,7 +30,6 @@ from lightning_fedq.mechanisms import SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.reports.runs import epsilon_of_label, read_rows, write_rows, write_summary
-from reproductions.leakage.attack import configured
 from tests.callbacks.runs import small_run
 
 # Lightning's command line calls what jsonargparse has deprecated
@@ -110,8 +109,6 @@ def test_help_imports_nothing_heavy(command):
 def test_an_unknown_command_names_the_nearest(capsys):
     assert main(["sweeep"]) == 2
     assert "there is no command 'sweeep'. Did you mean 'sweep'?" in capsys.readouterr().err
-    assert main(["reproduce", "corbin-exp88"]) == 2
-    assert "Did you mean 'corbin-exp8'?" in capsys.readouterr().err
 
 
 def test_a_wrong_option_is_one_line(capsys):
@@ -119,11 +116,6 @@ def test_a_wrong_option_is_one_line(capsys):
     assert main(["plan", "--epsilon", "8", "--hlp"]) == 2
     told = capsys.readouterr().err.strip()
     assert told == "error: unrecognized arguments: --hlp; fedq plan --help lists the options"
-
-
-def test_reproduce_lists_experiments(capsys):
-    assert main(["reproduce"]) == 0
-    assert "corbin-exp7" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -613,8 +605,6 @@ def test_a_module_with_loaders_of_its_own_needs_no_data(tmp_path, monkeypatch):
     config["model"] = {"class_path": "loaders_of_mine.Mine"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
     assert main(["fit", "mine.yaml"]) == 0
-    inputs, labels = configured("mine.yaml", 5)[1:3]  # of `fedq attack` and `fedq tradeoff`
-    assert len(inputs) == len(labels) == 5
 
 
 def test_a_training_without_a_federation_is_called_one(tmp_path, capsys):

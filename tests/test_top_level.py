@@ -31,7 +31,6 @@ QUICK = [
     "import lightning_fedq",
     "from lightning_fedq.cli import main; main(['--help'])",
     "from lightning_fedq.cli import main; main(['configs'])",
-    "from lightning_fedq.cli import main; main(['reproduce'])",
     "from lightning_fedq.cli import main; main(['mechanisms'])",
     "import lightning_fedq.mechanisms as m; dir(m); assert 'LDPQ' in m.__all__",
     "import lightning_fedq.comparison.commands.compare",
@@ -48,7 +47,7 @@ def test_names_and_lists_cost_no_torch(program):
 
 
 def test_help_needs_no_lightning():
-    commands = ["mechanisms", "tradeoff", "plan", "audit"]
+    commands = ["mechanisms", "bench", "plan", "audit"]
     assert set(commands) <= set(OTHERS)
     check = (
         "import sys\n"

@@ -3,7 +3,7 @@
 Zhang, Chen, Yang, "Towards Achieving Near-optimal Utility for Privacy-Preserving Federated Learning via Data
 Generation and Parameter Distortion" (2022/23), Algorithms 1 and 3. Departures: the update is clipped and
 distorted, not the parameters, so that the paper's C3 and C4 exist; and the noise is what an attack's upper
-confidence limit says it has to be (`leakage.control`, `fedq attack --budget`), not what Lemma 6.8 says,
+confidence limit says it has to be (`leakage.control`, `LeakageBudget`), not what Lemma 6.8 says,
 which leaves every image recoverable. The sampling probability is `leakage.batch_sampling`.
 
 Leakage is sqrt(JS) of one attacker's average belief about one client's sample. It is not differential
@@ -66,7 +66,7 @@ class NearOptimalUtility(AdditiveNoise):
         if not 0.0 <= self.measured_leakage <= self.leakage_budget:
             raise ValueError(
                 f"measured_leakage must be in [0, leakage_budget = {self.leakage_budget}], "
-                f"got {self.measured_leakage}; find more noise with `fedq attack --budget`"
+                f"got {self.measured_leakage}; let the callback LeakageBudget find more noise"
             )
         _ = self.clipping  # refuses a clip_norm that makes no sense, before the noise is measured in it
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 Zhang, Chen, Yang. The paper has no experiment, so its statements are judged by number: on random discrete
 worlds, and where sampled batches have few samples by listing all of them. Lemmas 6.5 to 6.8 and theorems 6.1,
-6.12 to 6.14 are held by the tests of `tests/leakage` and by `fedq tradeoff`.
+6.12 to 6.14 are held by the tests of `tests/leakage` and by `leakage-tradeoff`.
 """
 
 from __future__ import annotations

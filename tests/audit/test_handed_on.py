@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from lightning_fedq.audit import audit
+from lightning_fedq.audit.commands import audit as command
 from lightning_fedq.audit.knowledge import audit_knowledge
-from lightning_fedq.comparison.commands import audit as command
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.mechanisms import HandedOnGaussian, handed_on_gaussian
 from lightning_fedq.mechanisms.interface import Adversary

@@ -13,9 +13,9 @@ import torch
 
 import lightning_fedq as fedq
 from lightning_fedq.audit import audit
+from lightning_fedq.audit.commands import audit as command
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
-from lightning_fedq.comparison.commands import audit as command
 from lightning_fedq.dpsgd.opacus import GridDPOptimizer
 from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.rounds import running_sum

@@ -150,7 +150,7 @@ def test_too_few_draws_are_refused(options):
 
 
 def test_the_document_runs_and_its_table_has_every_mechanism(capsys):
-    text = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 1
     for block in blocks:

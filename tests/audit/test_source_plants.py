@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 class Plant(NamedTuple):

@@ -35,13 +35,11 @@ def fedq(*arguments):
         raise ValueError(printed.getvalue())
 
 
-def small(rounds=1, federated=True, stops=False):
+def small(rounds=1, stops=False):
     """A configuration of a short run."""
     path = configuration(HERE)
     config = yaml.safe_load(path.read_text())
     config["trainer"]["max_epochs"] = rounds
-    if not federated:
-        config["trainer"]["callbacks"] = []
     if stops:
         config["trainer"]["callbacks"] += [
             {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": monitor}}
@@ -113,7 +111,6 @@ def deleted():
     bench()
 
 
-TRADE = ("--rounds", "1", "--attempts", "4", "--candidates", "8")
 row(
     "{} has no trainer.max_epochs; say how many --rounds",
     lambda: fedq("privacy", small(rounds=-1)),
@@ -160,11 +157,6 @@ row(
     "{}: {} occurs {} times; name the setting from the top",
     lambda: fedq("fit", small(stops=True), "--set", "EarlyStopping.patience=1"),
     lambda: fedq("fit", small(stops=True), "--set", "trainer.callbacks.3.patience=1"),
-)
-row(
-    "fedq tradeoff compares federations, and {} has no Federated callback; add one",
-    lambda: fedq("tradeoff", small(federated=False), *TRADE),
-    lambda: fedq("tradeoff", small(), *TRADE),
 )
 row(
     "no {}; give the folder of a run that had the RunFolder callback",

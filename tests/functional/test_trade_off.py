@@ -196,7 +196,7 @@ def test_theorem_6_1_fails():
 def test_lemma_6_8_moves_the_law_and_not_the_attack():
     """Noise for a gap of .005: the law moves by .14, while a linear model's gradient is still known to .06%.
 
-    (`fedq attack` shows the images; the specification measured 100% recovery at this noise.)
+    (`leakage-attack` shows the images; the specification measured 100% recovery at this noise.)
     """
     ratio = paper_ratio(7850, 0.005)
     assert isotropic_tv(7850, ratio) == pytest.approx(0.1399, abs=1e-4)

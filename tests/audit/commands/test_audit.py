@@ -6,9 +6,9 @@ import re
 import pytest
 
 from lightning_fedq import mechanisms
+from lightning_fedq.audit.commands import audit as command
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.cli import main
-from lightning_fedq.comparison.commands import audit as command
 from lightning_fedq.keys.randomness import PublicRandomness, Stream
 
 NOTHING_CLAIMED = {"CorrelatedQuantization", "FedAvg", "IrwinHall", "SubtractiveDither"}

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from reproductions.__main__ import main
 from reproductions.leakage import attack
@@ -103,3 +104,23 @@ def test_inputs_that_are_no_pictures_give_a_table_without_one(tmp_path, capsys, 
     assert "no pictures: inputs of shape (2, 64) have no picture form" in capsys.readouterr().out
     assert (tmp_path / "out" / "table.csv").is_file()
     assert not (tmp_path / "out" / "grid.png").exists()
+
+
+class Loaders:
+    """A module with loaders of its own."""
+
+    def prepare_data(self):
+        pass
+
+    def setup(self, stage):
+        self.rows = [(torch.full((3,), float(label)), label) for label in range(8)]
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(self.rows)
+
+
+def test_the_first_samples_of_a_module_with_loaders():
+    inputs, labels = attack.samples(Loaders(), 5)
+    assert inputs.shape == (5, 3) and labels.tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="9 candidates wanted, the training set has 8 samples"):
+        attack.samples(Loaders(), 9)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from reproductions.__main__ import main
 
@@ -28,3 +29,13 @@ def test_table_bounds_and_picture(tmp_path, capsys, monkeypatch):
 def test_a_missing_configuration(capsys):
     assert main("leakage-tradeoff", "--configurations", "[nowhere.yaml]") == 2
     assert "no configuration nowhere.yaml" in capsys.readouterr().err
+
+
+def test_a_training_without_a_federation_is_refused(tmp_path, capsys):
+    config = yaml.safe_load((CONFIGS / "digits_fedavg.yaml").read_text())
+    config["trainer"]["callbacks"] = []
+    (tmp_path / "plain.yaml").write_text(yaml.safe_dump(config))
+    assert (
+        main("leakage-tradeoff", "--configurations", f"[{tmp_path / 'plain.yaml'}]", "--candidates", "8") == 2
+    )
+    assert "plain.yaml has no Federated callback; add one" in capsys.readouterr().err
