@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
-import yaml
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -20,7 +19,6 @@ from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.mechanism_text import parse_call, parse_mechanism
 from lightning_fedq.commands.options import parse_changes
-from lightning_fedq.commands.others import run_of_flower, run_of_opacus
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
@@ -55,7 +53,7 @@ def report_of_config(
         delta: Chance with which the guarantee may fail.
         secagg: Whether to assume secure aggregation where it has none.
         params: Parameters in place of the model's.
-        changes: Settings to change first, by dotted name as in `fedq sweep`.
+        changes: Settings to change first, by dotted name as in `fedq fit --set`.
 
     Raises:
         ValueError: If it has no `Federated` callback or no number of rounds, or there is no such setting.
@@ -214,29 +212,8 @@ def page_of_run(folder: Path) -> str:
     return page.read_text()
 
 
-def report_of_others(opacus: Path | None, flower: Path | None, delta: float) -> PrivacyReport:
-    """State what settings of another library give, in one of two files.
-
-    Raises:
-        OSError: If the file can't be read.
-        ValueError: If it holds no such settings.
-    """
-    path = opacus if flower is None else flower
-    try:
-        text = Path(str(path)).read_text()
-        settings = json.loads(text) if Path(str(path)).suffix == ".json" else yaml.safe_load(text)
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is neither YAML nor JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} must hold a mapping of settings, got {type(settings).__name__}")
-    if flower is not None:
-        return privacy_report(run_of_flower(settings), delta)
-    run, samples = run_of_opacus(settings, delta)
-    return replace(privacy_report(run, delta), samples=samples)
-
-
 def main(
-    source: Annotated[str | None, "CONFIG|CKPT|RUN"] = None,
+    source: Annotated[str, "CONFIG|CKPT|RUN"],
     *,
     delta: float = 1e-5,
     rounds: int | None = None,
@@ -245,8 +222,6 @@ def main(
     set_: Annotated[Sequence[str], "NAME=VALUE"] = (),
     mechanism: Annotated[str | None, "CLASS"] = None,
     out: Path | None = None,
-    opacus: Annotated[Path | None, "FILE"] = None,
-    flower: Annotated[Path | None, "FILE"] = None,
 ) -> None:
     """Say what a configuration would protect, or what a run has spent: from whom, how much, at
     which delta, under which assumptions.
@@ -257,29 +232,13 @@ def main(
         rounds: Rounds (default: trainer.max_epochs, or those in the checkpoint).
         secagg: Assume secure aggregation if the run has none.
         params: Parameters (default: those of the configuration's model).
-        set_: Settings of a configuration to change first, as in `fedq sweep` (LDPQ.epsilon=0.1).
+        set_: Settings of a configuration to change first, as in `fedq fit` (LDPQ.epsilon=0.1).
         mechanism: Class path of a checkpoint's mechanism, where no installed package declares it.
         out: Folder to write privacy.md and privacy.json into, too.
-        opacus: YAML or JSON with the settings of Opacus's PrivacyEngine, to say what they protect
-            (docs/guides/other_libraries.md).
-        flower: YAML or JSON with the settings of a DP wrapper or mod of Flower, likewise.
     """
-    asked = {"mechanism": mechanism, "params": params, "rounds": rounds, "secagg": secagg or None}
-    changed = sorted(name for name, value in {**asked, "set": set_ or None}.items() if value is not None)
-    if opacus or flower:
-        if source or changed or (opacus and flower):
-            wrong = ["source"] * bool(source) + changed or ["each other"]
-            raise ValueError(
-                f"settings of other libraries go with --delta and --out only, not with {', '.join(wrong)}"
-            )
-        return _print(report_of_others(opacus, flower, delta), out)
-    if source is None:
-        raise ValueError(
-            "give a configuration, a checkpoint or the folder of a run, or --opacus or --flower FILE"
-        )
     path = Path(source)
     if path.is_dir():
-        if changed or out or delta != 1e-5:
+        if (mechanism, params, rounds, out, delta) != (None, None, None, None, 1e-5) or secagg or set_:
             raise ValueError(f"the page of a run that ended has its own figures; ask {path}/config.yaml")
         Console().print(Markdown(page_of_run(path)))
         print(f"{path / 'privacy.md'} is shown, written when the run ended: rounds after it are not in it.")
