@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lightning_fedq import __version__
+from lightning_fedq import __version__, gone
 from lightning_fedq.commands.configs import TRAINING, expand
 from lightning_fedq.commands.errors import TRACE, complaint, nearest
 from lightning_fedq.commands.options import import_named_classes, take_changes
@@ -93,6 +93,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
         FedqCLI(arguments, changes=changes)
         return 0
+    if command in gone.COMMANDS:
+        print(f"error: fedq {command} is gone since 0.3.0; use {gone.COMMANDS[command]}", file=sys.stderr)
+        return 2
     hint = nearest(command, [*TRAINING, *OTHERS])
     print(f"error: there is no command {command!r}.{hint}\n\n{usage()}", file=sys.stderr)
     return 2

@@ -1,5 +1,8 @@
 """Lightning callbacks: the federation itself, and what reports on it."""
 
+from typing import TYPE_CHECKING
+
+from lightning_fedq import gone
 from lightning_fedq.callbacks.byzantine import ByzantineClients
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
@@ -24,3 +27,6 @@ __all__ = [
     "TrackedRounds",
     "WandbRounds",
 ]
+
+if not TYPE_CHECKING:  # to a type checker any other name is an error
+    __getattr__ = gone.names_of(__name__)
