@@ -16,6 +16,7 @@ each dropout takes its share away, so claims count on `max_dropped` dropouts and
 
 from dataclasses import dataclass
 
+from lightning_fedq.functional.noise.discrete_gaussian import LARGEST_SIGMA
 from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise
 
 
@@ -35,3 +36,11 @@ class DistributedDiscreteGaussian(ModularNoise):
         >>> mechanism.steps  # clip_norm in steps of the grid
         50.0
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps > LARGEST_SIGMA:
+            raise ValueError(
+                f"local_sigma must be at most {LARGEST_SIGMA:g} of granularity, got {self.steps:g} of them; "
+                "use a coarser grid"
+            )

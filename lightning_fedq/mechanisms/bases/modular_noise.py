@@ -25,7 +25,6 @@ from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.hadamard import flip, padded_size, transform
 from lightning_fedq.functional.linear_decode import sum_of_rows
 from lightning_fedq.functional.noise.discrete_gaussian import (
-    LARGEST_SIGMA,
     concentration,
     conditional_rounding,
     discrete_gaussian,
@@ -79,11 +78,6 @@ class ModularNoise(Mechanism):
             raise ValueError(f"bits must be in [2, 31], got {self.bits}")
         if self.max_dropped < 0:
             raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
-        if self.steps > LARGEST_SIGMA:
-            raise ValueError(
-                f"local_sigma must be at most {LARGEST_SIGMA:g} of granularity, got {self.steps:g} of them; "
-                "use a coarser grid"
-            )
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
