@@ -199,11 +199,6 @@ def adversaries_table() -> str:
     return _table(["name in code and configurations", "name in tables and pictures", "sees"], rows)
 
 
-def sources_table() -> str:
-    """Where each mechanism comes from."""
-    return _table(["mechanism", "source"], ([f"`{row['mechanism']}`", row["paper"]] for row in _described()))
-
-
 def _example(hook: str) -> str:
     """The shortest file with a mechanism, or a base of one, that writes the hook."""
     files = {
@@ -238,8 +233,19 @@ def _comment(path: Path) -> str:
     return path.read_text().splitlines()[0].removeprefix("# ").removesuffix(".")
 
 
+_BARE = re.compile(
+    r"[;:,]?(?: and| as it stands| at this little noise| with 20 clients)?(?: it)? protects nothing"
+    r"(?: \(`fedq privacy`\))?$"
+)
+
+
 def _files(shipped: dict[str, Path]) -> str:
-    return _table(["name", "what it is"], ([f"`{name}`", _comment(path)] for name, path in shipped.items()))
+    """What each is, and whether its first line says that it protects nothing."""
+    rows = ((name, _comment(path)) for name, path in shipped.items())
+    return _table(
+        ["name", "what it is", "protects"],
+        ([f"`{name}`", _BARE.sub("", said), "nothing" if _BARE.search(said) else ""] for name, said in rows),
+    )
 
 
 def configs_table() -> str:
@@ -248,8 +254,9 @@ def configs_table() -> str:
 
 
 def fragments_table() -> str:
-    """The fragments."""
-    return _files(fragments())
+    """The fragments that are not a run on digits by the same first line."""
+    runs = {_comment(path) for path in configs().values()}
+    return _files({name: path for name, path in fragments().items() if _comment(path) not in runs})
 
 
 def commands_table() -> str:
