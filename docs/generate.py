@@ -2,7 +2,7 @@
 
 python docs/generate.py          # `make tables`: write them
 python docs/generate.py --check  # say which are out of date; a test does so
-python docs/generate.py --audit LDPQ  # attack a mechanism as `fedq audit` does by default, renew its rows
+python docs/generate.py --audit LDPQ  # attack a mechanism as `fedq audit` does by default, renew its row
 
 A table stands between `<!-- made by `make tables`: NAME -->` and `<!-- end -->`, and is replaced as a whole.
 In the package, the names in `mechanisms/__init__.py` come from the files beside it, and the table of
@@ -21,6 +21,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -198,11 +199,6 @@ def adversaries_table() -> str:
     return _table(["name in code and configurations", "name in tables and pictures", "sees"], rows)
 
 
-def sources_table() -> str:
-    """Where each mechanism comes from."""
-    return _table(["mechanism", "source"], ([f"`{row['mechanism']}`", row["paper"]] for row in _described()))
-
-
 def _example(hook: str) -> str:
     """The shortest file with a mechanism, or a base of one, that writes the hook."""
     files = {
@@ -237,8 +233,19 @@ def _comment(path: Path) -> str:
     return path.read_text().splitlines()[0].removeprefix("# ").removesuffix(".")
 
 
+_BARE = re.compile(
+    r"[;:,]?(?: and| as it stands| at this little noise| with 20 clients)?(?: it)? protects nothing"
+    r"(?: \(`fedq privacy`\))?$"
+)
+
+
 def _files(shipped: dict[str, Path]) -> str:
-    return _table(["name", "what it is"], ([f"`{name}`", _comment(path)] for name, path in shipped.items()))
+    """What each is, and whether its first line says that it protects nothing."""
+    rows = ((name, _comment(path)) for name, path in shipped.items())
+    return _table(
+        ["name", "what it is", "protects"],
+        ([f"`{name}`", _BARE.sub("", said), "nothing" if _BARE.search(said) else ""] for name, said in rows),
+    )
 
 
 def configs_table() -> str:
@@ -247,8 +254,9 @@ def configs_table() -> str:
 
 
 def fragments_table() -> str:
-    """The fragments."""
-    return _files(fragments())
+    """The fragments that are not a run on digits by the same first line."""
+    runs = {_comment(path) for path in configs().values()}
+    return _files({name: path for name, path in fragments().items() if _comment(path) not in runs})
 
 
 def commands_table() -> str:
@@ -324,19 +332,30 @@ def made(check: bool) -> Iterator[tuple[Path, str]]:
         yield page, renewed(page.read_text())
 
 
+def audit_row(found: Sequence[Sequence[str]]) -> str:
+    """One line of the audit's page of the lines that `fedq audit` prints for a mechanism: the first of them,
+    and of all how many hold, saw nothing, or are refuted."""
+    name, view, claim, bound, *_, verdict = found[0]
+    if verdict.startswith("nothing to refute"):
+        return f"| {name} |  | {claim} |  |  |  |\n"
+    verdicts = Counter(row[-1].partition(":")[0] for row in found)
+    holds = f"{verdicts['holds']}{', refuted: ' + str(verdicts['refuted']) if verdicts['refuted'] else ''}"
+    return (
+        f"| {name.partition(',')[0]} | {view} | {claim} | {bound} | {holds} | {verdicts['saw nothing']} |\n"
+    )
+
+
 def with_audit(text: str, name: str) -> str:
-    """The page of the audit with the rows of one mechanism made anew: ten seconds of CPU for every case."""
+    """The page of the audit with the row of one mechanism made anew: ten seconds of CPU for every case."""
     from lightning_fedq.audit.commands.audit import ALPHA, KNOWLEDGE_SHARE, rows
 
     alpha = (1.0 - KNOWLEDGE_SHARE) * ALPHA / len(mechanisms.__all__)
-    found = "".join(f"| {' | '.join(row)} |\n" for row in rows(name, 1_000_000, alpha))
-    head, table, rest = re.split(r"(?<=\| ---: \| ---: \| ---: \| --- \|\n)((?:\|.*\n)+)", text, maxsplit=1)
-    parts = re.findall(r"\| \w.*\n(?:\|  .*\n)*", table)
-    by_name = {re.match(r"\| (.*?) \|", part)[1]: part for part in parts}  # type: ignore[index]
-    others = {title: part for title, part in by_name.items() if title.partition(",")[0] != name}
-    place = sum(_order(title.partition(",")[0]) < _order(name) for title in others)
-    kept = list(others.values())
-    return "".join([head, *kept[:place], found, *kept[place:], rest])
+    made = audit_row(list(rows(name, 1_000_000, alpha)))
+    head, table, rest = re.split(
+        r"(?<=\| --- \| --- \| --- \| ---: \| ---: \| ---: \|\n)((?:\|.*\n)+)", text, maxsplit=1
+    )
+    by_name = {line.split(" ", 2)[1]: line for line in table.splitlines(keepends=True)} | {name: made}
+    return "".join([head, *(by_name[key] for key in sorted(by_name, key=_order)), rest])
 
 
 def main(argv: Sequence[str]) -> int:
