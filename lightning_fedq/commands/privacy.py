@@ -119,7 +119,7 @@ def report_of_checkpoint(
     ledger = None
     if rounds is None:
         ledger = _charged(path, engine["ledger"], federation["seed"] != "None")
-        rounds = ledger.rounds
+        rounds = ledger.paid[0]
     masks = None if protocol == "None" else SecAgg(**parse_call(protocol)[1])
     known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
     byzantine = min(len(known), planner.cohort_size)
@@ -133,7 +133,7 @@ def report_of_checkpoint(
         plain_sum=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
         secure_keys=federation["seed"] == "None",
-        charges=None if ledger is None else ledger.charges,
+        charges=None if ledger is None else ledger.paid[1],
         broken="",
     )
     report = _report(run, delta, secagg)

@@ -93,8 +93,11 @@ class Journal:
                 "put the whole file back"
             )
 
-    def unread(self) -> list[Entry]:
+    def unread(self, mend: bool = True) -> list[Entry]:
         """Return the entries beyond `position` and move it behind them. A torn last line is cut off.
+
+        Args:
+            mend: Leave the file ready for the next line; False changes nothing in it.
 
         Raises:
             ValueError: If a complete line is no entry, or of a version that did not write lengths.
@@ -108,10 +111,12 @@ class Journal:
             entries.append(self._entry(line))
             self.position += len(line) + 1
         if tail and _is_torn(tail):
-            os.truncate(self.path, self.position)
+            if mend:
+                os.truncate(self.path, self.position)
         elif tail:
             entries.append(self._entry(tail))
-            self._write(b"\n")
+            if mend:
+                self._write(b"\n")
             self.position += len(tail) + 1
         return entries
 
@@ -220,6 +225,14 @@ class Journal:
                 raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))
             os.fsync(file.fileno())
             return file.tell()
+
+
+def is_of(path: Path, mechanism: str, num_clients: int) -> bool:
+    """Is a file the journal of this federation, by its first line?"""
+    with suppress(ValueError, OSError), path.open("rb") as file:
+        header = json.loads(file.readline())
+        return bool(header["mechanism"] == mechanism and header["clients"] == num_clients)
+    return False
 
 
 def charged_under(path: Path) -> set[str]:

@@ -52,6 +52,9 @@ class Ledger:
             cohorts sets it. None is no limit.
         journal: Where charges are written first, or None.
         recorded: Journal and position of a loaded state, or ("", 0).
+        names_no_journal: Whether a loaded state had charges and named no journal.
+        beside: Rounds and charges of other runs with the same clients, which statements count and limits
+            don't, see `count_beside`.
         recorded_names: Names that a loaded state has charged under, "" of versions that had none.
 
     Raises:
@@ -71,6 +74,8 @@ class Ledger:
         self.journal: Journal | None = None
         self.recorded: tuple[str, int] = ("", 0)
         self.recorded_names: frozenset[str] = frozenset()
+        self.names_no_journal = False
+        self.beside = 0, torch.zeros_like(self.charges)
         self._id = secrets.token_hex(8)
         self._others: dict[str, tuple[int, Tensor]] = {}
         self._keys: bytes | None = None
@@ -82,6 +87,12 @@ class Ledger:
     def most_charged(self) -> int:
         """Charges of the client that was charged most often."""
         return int(self.charges.max())
+
+    @property
+    def paid(self) -> tuple[int, Tensor]:
+        """Rounds and charges that statements are about: those of this ledger, and those beside it."""
+        rounds, charges = self.beside
+        return self.rounds + rounds, self.charges + charges
 
     @property
     def num_byzantine(self) -> int:
@@ -220,6 +231,32 @@ class Ledger:
             self.charges[rows] += 1
             self.rounds += 1
 
+    def count_beside(self, journal: Journal) -> int:
+        """Count in statements what another run with the same clients has charged, without resuming it.
+
+        Args:
+            journal: Journal of a run of this federation; it is not written to.
+
+        Returns:
+            Rounds that it adds: those under names that this ledger does not know.
+
+        Raises:
+            ValueError: If the journal is damaged, or its rounds were charged on other terms.
+        """
+        rounds, charges = self.beside[0], self.beside[1].clone()
+        names, dim = {self._id, *self._others}, self.dim
+        for entry in journal.unread(mend=False):
+            if entry.terms:
+                _check_terms(_as_named_now(json.loads(entry.terms)), self.terms)
+            if entry.ledger and entry.ledger in names:
+                continue
+            dim = max(dim, entry.dim)
+            if entry.clients != ():  # else a length only, see `lengthen`
+                charges[slice(None) if entry.clients is None else list(entry.clients)] += 1
+                rounds += 1
+        added, self.beside, self.dim = rounds - self.beside[0], (rounds, charges), dim
+        return added
+
     def follow(self, state: dict[str, Any]) -> None:
         """Say what another process's ledger of the same federation says, which keeps the journal.
 
@@ -228,6 +265,7 @@ class Ledger:
         """
         self.charges, self._streams = state["charges"].clone(), state["streams"].clone()
         self.rounds, self.dim, self.terms = state["rounds"], state["dim"], _as_named_now(state["terms"])
+        self.beside = state["beside"]
         parts = _parts(state).items()
         self._others = {name: (n, charges.clone()) for name, (n, charges) in parts if name != self._id}
 
@@ -365,6 +403,7 @@ class Ledger:
             "streams": self._streams.clone(),
             "journal": path,
             "position": position,
+            "beside": (self.beside[0], self.beside[1].clone()),
         }
 
     def load_state_dict(self, state: dict[str, Any], repeatable: bool = False) -> None:
@@ -393,6 +432,9 @@ class Ledger:
         self._streams = state["streams"].clone() if repeatable else _later(self._streams, state["streams"])
         parts, name = _parts(state), state.get("id")
         self.recorded_names = frozenset({"", name or "", *parts})
+        self.names_no_journal = bool(state["rounds"]) and not state["journal"]
+        rounds, charges = state.get("beside", self.beside)
+        self.beside = max(rounds, self.beside[0]), torch.maximum(charges, self.beside[1])
         if repeatable and (name == self._id or not self.rounds):
             self.charges, self.rounds = state["charges"].clone(), state["rounds"]
             self._id = name or self._id

@@ -98,11 +98,13 @@ def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int
 def run_so_far(federation: Federation, engine: RoundEngine, num_byzantine: int) -> Run:
     """Run of a federation, by what its ledger has charged."""
     num_byzantine = max(num_byzantine, engine.ledger.num_byzantine)
+    rounds, charges = engine.ledger.paid
     run = run_to_charge(engine, federation.server.secure_aggregation, num_byzantine)
     return replace(
         run,
+        rounds=rounds,
         context=engine.charged_context(engine.coming_plan()),
-        charges=None if run.sampling.secret else engine.ledger.charges,
+        charges=None if run.sampling.secret else charges,
         sampling=engine.planner.sampling(why_round_repeated(engine)),
     )
 

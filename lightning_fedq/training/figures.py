@@ -59,7 +59,7 @@ class RunFigures:
         # half of delta pays for unlucky rounds, of as many as there will be
         if to_come < 0 and federation.planner.dropout_probability:
             return
-        horizon = max(federation.engine.ledger.rounds + to_come, 1)
+        horizon = max(federation.engine.ledger.paid[0] + to_come, 1)
         byzantine = num_byzantine_of(self._trainer, federation.planner)
         run = whole_run(federation, federation.engine, byzantine, horizon)
         account = Account(run, delta_of(federation))
@@ -86,7 +86,7 @@ class RunFigures:
             )
         count = record.round + 1
         sparse = count == last or (count >= _FIRST_PRICED and count & (count - 1) == 0)
-        charges = engine.ledger.most_charged
+        charges = int(engine.ledger.paid[1].max())
         for name, (account, claim) in self._costs.items():
             known = sparse or closed_form(claim.loss)
             values[name] = account.between_any_two(claim, charges) if known else math.nan

@@ -8,6 +8,7 @@ module. A round that is given up leaves nothing to put back.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ from lightning_fedq.training.described import run_to_charge
 from lightning_fedq.training.federation import Federation
 from lightning_fedq.training.figures import RunFigures
 from lightning_fedq.training.isolation import IsolationTrial, said
-from lightning_fedq.training.journal import keep_journal, say_at_start
+from lightning_fedq.training.journal import keep_journal, keep_journal_of_checkpoint, say_at_start
 from lightning_fedq.training.metrics import ClientMetrics
 from lightning_fedq.training.population import Population, SimulatedClients
 from lightning_fedq.training.rank_checks import agree_on_start, idle_cores, say_who_is_idle
@@ -123,6 +124,7 @@ class FederatedFit:
         undo: Undo,
     ) -> None:
         self._federation, self._trainer, self.population = federation, trainer, population
+        self._process = os.getpid()
         self._schedule, self._is_checked = population.holdings.schedule, False
         self.start: RoundStart | None = None
         self.given_up: RoundStart | None = None
@@ -698,6 +700,8 @@ class FederatedFit:
         """The server, the records and the choices of this fit. Of an open round, its start."""
         federation, own = self._federation, self.vector.own
         is_seeded = federation.seed is not None
+        if not is_seeded and os.getpid() == self._process:  # the trial looks into checkpoints, in a fork
+            keep_journal_of_checkpoint(self._trainer, self.engine.ledger)
         start = self.start_of_round if is_seeded else None
         kept = {} if federation.kept_target is None else {"calibration": federation.kept_target.state_dict()}
         elsewhere = self.population.state_dict()
