@@ -217,7 +217,7 @@ class RemoteClients(Population):
         ]
         held, named = optimised(self._trainer.optimizers), self._trainer.lightning_module.named_parameters()
         fields["trained"] = json.dumps([n for n, p in named if p.requires_grad and id(p) in held])
-        return {**fields, "groups": json.dumps(groups), "begun": "yes" if self._counted else "no"}
+        return {**fields, "groups": json.dumps(groups)}
 
     def _say_what_stays(self) -> None:
         """Name, once each, what the fit has changed on its module that real clients do not hear of."""

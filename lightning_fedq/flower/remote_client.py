@@ -62,7 +62,6 @@ _OPTIONAL: dict[str, type] = {
     "counted": list,
     "algorithm": bytes,
     "groups": str,
-    "begun": str,
     "trained": str,
 }
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
-from lightning_fedq.clients.constraints import say_what_is_kept
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.personal import say_what_stays
@@ -53,6 +52,7 @@ from lightning_fedq.training.records import (
     log_round,
     say_change,
     say_cost_of_statistics,
+    say_what_is_not_known,
     warn_of,
     warn_of_noise,
 )
@@ -138,7 +138,6 @@ class FederatedFit:
         if self.averages:
             rank_zero_info(self.averages)
         saved = loaded or {}
-        rehearsed = rehearsed._replace(constraints={**rehearsed.constraints, **saved.get("constraints", {})})
         self.vector = Vector(
             module,
             lambda: trainer.strategy.optimizers,
@@ -158,7 +157,6 @@ class FederatedFit:
         self.engine: RoundEngine = self._new_server(loaded) if last is None else self._old_server(last)
         self.vector.own.go_on(None if last is None else last.vector.own, saved.get("own"), loaded is not None)
         say_what_stays(self.vector.members.local, module)
-        say_what_is_kept(self.vector.read_off)
         self._prepare_rounds(loaded)
         self.clients_per_step = saved["clients_per_step"] if saved else self._choose_stack()
         if population.ranks is not None:
@@ -545,6 +543,7 @@ class FederatedFit:
             sizes = dict(zip(vector.travelling, vector.segments, strict=True))
             names = vector.normalised
             say_cost_of_statistics(names, sum(sizes[name] for name in names), sum(vector.segments))
+            say_what_is_not_known([n for n in vector.shared if n not in {*names, *vector.constraints}])
 
     def _check_isolation(self) -> None:
         local, population = self._federation.local, self.population
@@ -711,7 +710,6 @@ class FederatedFit:
             **kept,
             "federation": self.identity,
             "plan_seed": federation.planner.seed,
-            **({"constraints": self.vector.read_off} if self.vector.read_off else {}),
             "members": (self.vector.members if start is None else start.members).plain(),
             "clients_per_step": self.clients_per_step,
             "engine": self._state_of_server() if start is None else start.engine,
