@@ -328,7 +328,7 @@ def test_max_steps_needs_to_know_the_steps_of_a_round(tmp_path):
 
 def test_what_clients_keep_needs_a_folder(tmp_path):
     new = lambda: federated(COIN, local=["backbone.3.*"])  # noqa: E731
-    with pytest.warns(UserWarning, match=r"keep something for themselves .*give client_app\(home="):
+    with pytest.warns(UserWarning, match=r"tensors of local=, .* in a folder .*give client_app\(home="):
         _, server = deployment(new(), 1, tmp_path).run(LoopGrid(*clients(new, tmp_path, home=False)))
     assert server.records[0].num_received == 0
 
