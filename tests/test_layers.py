@@ -28,7 +28,6 @@ ALLOWED = {
         *("jsonargparse", "yaml", "torch"),
     },
     "mechanisms.registry": {"mechanisms.interface", "mechanisms"},
-    "algorithms.byzantine.attacks": {"torch"},
     "algorithms.byzantine.robust": ARRAYS,
     "mechanisms": {
         *("mechanisms.interface", "privacy.losses", "privacy.accounting", "wire", "keys", "functional"),
@@ -106,7 +105,6 @@ ALLOWED = {
             "imports",
             "algorithms.byzantine",
             "algorithms",
-            "algorithms.byzantine.attacks",
             "mechanisms.interface",
             "functional",
             "keys",

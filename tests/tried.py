@@ -18,7 +18,7 @@ def take_as_tried(monkeypatch):
 
 def without_forks(monkeypatch):
     """From here on, what is tried before the first round is tried in this process, and isolation is taken."""
-    files = sys.modules.get("lightning_fedq.training.aside")
+    files = sys.modules.get("lightning_fedq.training.fit")
     if files is not None:
         monkeypatch.setattr(files, "why_no_forks", lambda trainer: "a test of something else")
         take_as_tried(monkeypatch)

@@ -140,10 +140,8 @@ class Federated(Federation, pl.Callback):
             the trained ones. What a client's first steps change travels by itself; this is for what begins
             to change later, and for Flower, whose server has no data to try.
         constraints: What buffers are, by patterns of their names, such as `{"norm.var": "positive"}`: what is
-            decoded is made so. "positive", "nonnegative", "unit" (of length one along the last dimension),
-            "simplex", "psd", "above:NAME", "any", or a function of the decoded tensor. Buffers of torch's own
-            layers are known, others by the values they begin with (`clients.constraints`). "flag" is for
-            integers such as "is initialised": zero in the first round, one from its end on.
+            decoded is made so. "positive", or a function from the decoded tensor to the nearest valid one.
+            Variances of torch's own normalisation layers are known.
         broadcast_bits: Bits a coordinate, 1 to 16, of the model that clients are sent: each segment is
             rounded to 2^bits levels between its extremes (`rounds.broadcast`). The server's own model stays
             exact, and no claim changes, because what is sent follows from what was released. None sends

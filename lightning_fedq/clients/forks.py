@@ -70,6 +70,16 @@ def _try_backward() -> None:
     in_fork(backward)
 
 
+def aside(why_not: str, work: Callable[[], T]) -> T:
+    """Do in a fork what is tried before the first round and leaves nothing behind, else here.
+
+    Args:
+        why_not: Why there are no forks, see `why_no_forks`. "" if there are.
+        work: Returns what can be pickled.
+    """
+    return work() if why_not else in_fork(work)
+
+
 def in_fork(work: Callable[[], T]) -> T:
     """Do something in a fork and return its answer, or raise its error.
 

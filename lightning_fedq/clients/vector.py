@@ -12,7 +12,6 @@ client counted. Parameters and buffers that match a pattern of `local` stay with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -21,15 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.constraints import (
-    Constraint,
-    declared,
-    flags_of,
-    holds,
-    of_layers,
-    of_values,
-    repaired,
-)
+from lightning_fedq.clients.constraints import Constraint, declared, of_layers, repaired
 from lightning_fedq.clients.personal import OwnTensors, check_matches, check_something_travels, matching
 from lightning_fedq.functional.flatten import flatten, unflatten
 
@@ -102,13 +93,11 @@ class Rehearsed(NamedTuple):
         changed: Floating point buffers and frozen parameters that did change in the rehearsal; `expected`
             where there was none.
         integers: Integer buffers that did, beside the counters of batches: pointers, counts.
-        constraints: What buffers that changed are, as their values before it say.
     """
 
     expected: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
-    constraints: dict[str, Constraint] = {}  # noqa: RUF012 (never changed)
 
     @classmethod
     def by_layers(cls, module: nn.Module) -> Rehearsed:
@@ -130,9 +119,7 @@ class Rehearsed(NamedTuple):
         floats = [n for n in changed if old[n].is_floating_point() and (n in buffers or n in frozen)]
         counters = counters_of(before, tuple(buffers))
         integers = [n for n in changed if n in buffers and old[n].dtype in _INTEGERS and n not in counters]
-        known = of_layers(before)
-        constraints = {n: known.get(n) or of_values(old[n]) for n in floats if n in buffers}
-        return cls(updated_statistics(before), tuple(floats), tuple(integers), constraints)
+        return cls(updated_statistics(before), tuple(floats), tuple(integers))
 
     def now(self, module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
         """Names of what training changes by the present modes of the layers, in the module's order."""
@@ -255,7 +242,6 @@ class Vector:
         check_matches(module, shared, "shared")
         self.module, self.mode, self._rehearsed, self._optimizers = module, mode, rehearsed, optimizers
         self._sharing, self._declared = tuple(shared), dict(constraints or {})
-        self._flags = flags_of(self._declared, module)
         self.own, self._patterns = OwnTensors(), tuple(local)
         self._match()
         if members is not None:
@@ -327,7 +313,7 @@ class Vector:
         self.most_counted = torch.zeros(counted, dtype=torch.int64)
 
     def _constrain(self) -> None:
-        """Say what the buffers that travel are: as declared, as their layers know, as their values say."""
+        """Say what the buffers that travel are: as declared, and as their layers know."""
         for name in self.shared:
             if not bool(attrgetter(name)(self.module).isfinite().all()):
                 raise ValueError(
@@ -335,27 +321,15 @@ class Vector:
                     "that no difference to it can be sent; give it a finite value (calibrated on public data)"
                     f", or keep it with the clients: Federated(local=[{name!r}])"
                 )
-        found = {**of_layers(self.module), **self._rehearsed.constraints}
-        said = declared(self._declared, self.shared)
-        every = {name: found.get(name, "any") for name in self.shared} | said
-        self.constraints = {name: constraint for name, constraint in every.items() if constraint != "any"}
-        known, starts = of_layers(self.module), list(accumulate(self.segments, initial=0))
-        self._read_off = [
-            (name, slice(start, start + shape.numel()), shape)
-            for name, start, shape in zip(self.travelling, starts, self.shapes, strict=False)
-            if name in self.constraints and name not in said and name not in known
-        ]
-
-    @property
-    def read_off(self) -> dict[str, Constraint]:
-        """Constraints that the rehearsal has read off the values of buffers."""
-        return {name: self.constraints[name] for name, _, _ in self._read_off}
+        known = of_layers(self.module)
+        found = {name: known[name] for name in self.shared if name in known}
+        self.constraints = found | declared(self._declared, self.shared)
 
     def _leave(self) -> None:
         """Note what is in no update and stays with no client: training should not change it."""
         buffers = {name for name, _ in self.module.named_buffers()}
         frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
-        carried = {*self.travelling, *self.trained, *self.buffer_names, *self._flags}
+        carried = {*self.travelling, *self.trained, *self.buffer_names}
         tensors = _tensors(self.module)
         self.uncarried = [name for name in tensors if name in buffers | frozen and name not in carried]
         self.num_uncarried = sum(tensors[name].numel() for name in self.uncarried)
@@ -476,39 +450,12 @@ class Vector:
         at = dict(zip(self.travelling, both, strict=True))
         for name, constraint in self.constraints.items():
             value, before = at[name]
-            other = at.get(constraint.partition(":")[2]) if isinstance(constraint, str) else None
-            value.copy_(repaired(constraint, value, before, None if other is None else other[0]))
-
-    def check_kept(self, clients: Sequence[int], updates: Tensor, weights: Tensor) -> None:
-        """Refuse a constraint that was read off a buffer and that a client's training does not keep.
-
-        Args:
-            clients: Clients that have trained.
-            updates: `(len(clients), dim)` theirs.
-            weights: `(dim,)` the global model.
-
-        Raises:
-            ValueError: Naming buffer and client, with the cure.
-        """
-        for name, at, shape in self._read_off:
-            constraint = self.constraints[name]
-            for client, row in zip(clients, updates[:, at] + weights[at], strict=True):
-                if not holds(constraint, row.view(shape)):
-                    raise ValueError(
-                        f"{name} was taken to be {constraint!r}, as it is before the training, and that of "
-                        f"client {client} makes it something else; say what it is: "
-                        f"Federated(constraints={{{name!r}: 'any'}})"
-                    )
+            value.copy_(repaired(constraint, value, before))
 
     def not_finite(self, update: Tensor) -> list[str]:
         """Names of what is not finite in an update `(dim,)`."""
         parts = zip(self.travelling, torch.split(update, self.segments), strict=True)
         return [name for name, part in parts if not bool(part.isfinite().all())]
-
-    def set_flags(self) -> None:
-        """Set what is declared as a flag, as from the end of the first round on."""
-        for name in self._flags:
-            attrgetter(name)(self.module).fill_(1)
 
     def begin_round(self) -> None:
         """Forget what the clients of a round that was given up have counted and kept."""
@@ -521,7 +468,6 @@ class Vector:
         ends = torch.split(self.most_counted, [counter.numel() for counter in counters])
         for counter, steps in zip(counters, ends, strict=True):
             counter += steps.to(counter.device).view_as(counter)
-        self.set_flags()
         self.own.commit()
         self.most_counted.zero_()
 

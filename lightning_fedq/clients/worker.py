@@ -118,7 +118,6 @@ class ClientWorker:
         else:
             update = vector.of_stack(side_by_side.updates())
             vector.keep(clients, side_by_side.rest())
-        vector.check_kept(clients, update, weights)
         self.clock.saw(client.trainer)
         if self.term is not None:
             trained = update[:, : vector.num_parameters]
@@ -218,10 +217,7 @@ class ClientWorker:
         if integers and not self._told:
             self._told = True
             more = f" and {len(integers) - 4} more" if len(integers) > 4 else ""
-            cure = (
-                "; buffers='local' keeps integers with the client that changed them, and "
-                f"constraints={{{integers[0]!r}: 'flag'}} sets one for all when the first round has ended"
-            )
+            cure = "; buffers='local' keeps integers with the client that changed them"
             rank_zero_warn(
                 f"training changed {', '.join(integers[:4])}{more}, which no update carries: every "
                 f"client begins with what the fit began with{cure if self.vector.mode == 'share' else ''}"

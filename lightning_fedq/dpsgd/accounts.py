@@ -5,12 +5,13 @@ from the operating system do not: there, what was spent stays spent, an open rou
 and so do rounds that only the ledger's journal knows. The journal counts rounds and does not price them, so
 such a run goes on with rounds of the checkpoint's price or not at all.
 
-Accounts have a name, and know by name whose histories they hold and up to which step: a saved history that
-is part of theirs changes nothing, and any other is added.
+One account has one history. Accounts that have spent nothing go on from a checkpoint's; others only from a
+checkpoint of their own past: one that they wrote, or the one that they began with. Any other history is
+refused, because adding it up or leaving either out could forget a charge.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedq.dpsgd.poisson import PoissonBatches
@@ -32,8 +33,7 @@ class SampleAccounts:
     def __init__(self) -> None:
         self.of_client: dict[int, Account] = {}
         self._id = secrets.token_hex(8)
-        self._ancestors: dict[str, dict[int, int]] = {}
-        self._joined_at: dict[str, dict[int, int]] = {}
+        self._origin: tuple[str, dict[int, History]] = "", {}
         self._histories: dict[int, History] = {}
         self._before_round: dict[int, History] = {}
         self._rounds: dict[int, int] = {}
@@ -42,10 +42,9 @@ class SampleAccounts:
         self._charges: list[int] = []
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Give a copy a name of its own."""
+        """Give a copy a name of its own, so that what it spends is no part of the original's history."""
         vars(self).update(state)
-        name, self._id = self._id, secrets.token_hex(8)
-        self._inherit(name, _steps(self._now()))
+        self._begin_with(self._id, self._now())
 
     def open(self, batches: PoissonBatches, noise_multiplier: float) -> None:
         """Open the accounts of a fit. What was spent before stays spent.
@@ -142,9 +141,8 @@ class SampleAccounts:
         plain = {str(client): [list(entry) for entry in history] for client, history in histories.items()}
         return {
             "id": self._id,
-            "ancestors": {name: _named(steps) for name, steps in self._ancestors.items()},
             "histories": plain,
-            "rounds": _named(rounds),
+            "rounds": {str(client): number for client, number in rounds.items()},
             "charges": list(charges),
             "prices": self._prices(),
         }
@@ -163,89 +161,44 @@ class SampleAccounts:
         history: History = account.accountant.history + rest
         return history
 
-    def load_state_dict(self, state_dict: dict[str, Any], repeatable: bool) -> None:
-        """Load `state_dict`: add what is not in these accounts yet, which go on from it when they are opened.
+    def load_state_dict(self, state_dict: Mapping[str, Any], repeatable: bool) -> None:
+        """Load `state_dict`: these accounts go on from it when they are opened.
 
         Args:
             state_dict: State that `state_dict` returned.
-            repeatable: Do batches and noise follow from a seed? Then what came after a state that these
-                accounts began with is repeated bit for bit, so they go back to it.
+            repeatable: Do batches and noise follow from a seed? Then what came after a state of their own
+                past is repeated bit for bit, so they go back to it. Else what was spent stays spent.
+
+        Raises:
+            ValueError: If these accounts have spent steps, and the state is not of their own past.
         """
-        self._charges, self._loaded_prices = state_dict["charges"], state_dict["prices"]
         name, own = state_dict.get("id") or secrets.token_hex(8), self._now()  # 0.1.0 gave no names
         theirs: dict[int, History] = {
             int(client): [(nm, rate, steps) for nm, rate, steps in history]
             for client, history in state_dict["histories"].items()
         }
-        # an open round of one's own may count as taken in full there, and here as far as it came
-        known = _steps(theirs) if name == self._id else self._ancestors.get(name, {})
-        ours = _by_client(state_dict.get("ancestors", {}).get(self._id, {}))
-        for client, steps in ours.items():  # they went on from these accounts
-            if _first(theirs.get(client, []), steps) == _first(own.get(client, []), steps):
-                known = known | {client: max(steps, known.get(client, 0))}
-        new = {client: _after(history, known.get(client, 0)) for client, history in theirs.items()}
-        before = _by_client(state_dict["rounds"]) if name == self._id else self._joined_at.get(name, {})
-        self._rounds_since_loaded = {}
-        past = all(_first(own.get(client, []), n) == theirs[client] for client, n in _steps(theirs).items())
-        if repeatable and known and past:
-            self._histories, self._rounds = theirs, dict(before)
-        elif any(new.values()):
-            self._histories = {
-                client: _joined(own.get(client, []), new.get(client, [])) for client in own | new
-            }
-        elif known:
-            self._rounds_since_loaded = {
-                client: max(number - before.get(client, 0), 0) for client, number in self._rounds.items()
-            }
-        if name != self._id:
-            self._inherit(name, _steps(theirs))
-        for ancestor, steps in state_dict.get("ancestors", {}).items():
-            if ancestor != self._id:
-                self._inherit(ancestor, _by_client(steps))
+        rounds: dict[int, int] = {}  # of these accounts, when the state was saved
+        if name == self._id:
+            rounds = {int(client): number for client, number in state_dict["rounds"].items()}
+        elif any(own.values()) and (name, theirs) != self._origin:
+            spent = max(sum(steps for _, _, steps in history) for history in own.values())
+            raise ValueError(
+                f"this DPSGD has spent up to {spent} steps on a data set, which are no part of the "
+                "checkpoint's history, and an account has one history; give the Trainer a new DPSGD, which "
+                "goes on from the checkpoint's: what this one has spent comes on top for whoever sees both "
+                "models"
+            )
+        if not any(own.values()):
+            self._begin_with(name, theirs)
+            rounds = {}
+        if repeatable or not any(own.values()):
+            self._histories, self._rounds = theirs, dict(rounds)
+        self._rounds_since_loaded = {
+            client: max(number - rounds.get(client, 0), 0) for client, number in self._rounds.items()
+        }
+        self._charges, self._loaded_prices = state_dict["charges"], state_dict["prices"]
 
-    def _inherit(self, name: str, steps: dict[int, int]) -> None:
-        """Remember to hold so many steps of other accounts."""
-        known = self._ancestors.setdefault(name, {})
-        self._joined_at.setdefault(name, dict(self._rounds))
-        for client, number in steps.items():
-            known[client] = max(known.get(client, 0), number)
-
-
-def _steps(histories: dict[int, History]) -> dict[int, int]:
-    return {client: sum(steps for _, _, steps in history) for client, history in histories.items()}
-
-
-def _first(history: History, steps: int) -> History:
-    """The first steps of a history."""
-    first: History = []
-    for nm, rate, number in history:
-        if steps > 0:
-            first.append((nm, rate, min(steps, number)))
-        steps -= number
-    return first
-
-
-def _after(history: History, steps: int) -> History:
-    """The rest of a history after its first steps."""
-    rest: History = []
-    for nm, rate, number in history:
-        skipped = min(steps, number)
-        steps -= skipped
-        if number > skipped:
-            rest.append((nm, rate, number - skipped))
-    return rest
-
-
-def _joined(one: History, other: History) -> History:
-    if one and other and one[-1][:2] == other[0][:2]:
-        nm, rate, steps = other[0]
-        return [*one[:-1], (nm, rate, one[-1][2] + steps), *other[1:]]
-    return [*one, *other]
-
-
-def _named(numbers: dict[int, int]) -> dict[str, int]:
-    return {str(client): number for client, number in numbers.items()}
-
-
-def _by_client(numbers: dict[str, int]) -> dict[int, int]:
-    return {int(client): number for client, number in numbers.items()}
+    def _begin_with(self, name: str, histories: dict[int, History]) -> None:
+        """Go on from others' history, under a name of one's own."""
+        kept = {client: list(history) for client, history in histories.items()}
+        self._origin, self._id = (name, kept), secrets.token_hex(8)

@@ -42,6 +42,7 @@ _MOST_POINTS = 1 << 18
 _LARGEST_LOSS = 600.0
 """Losses above count as infinite; e^700 is more than a float holds."""
 Array = NDArray[np.float64]
+History = tuple[tuple[float, float, int], ...]
 NoiseWords = Callable[[int], NDArray[np.uint64]]
 
 
@@ -109,13 +110,6 @@ def _std(s: float, q: float, removal: bool) -> float:
     return math.sqrt(float((density * losses**2).sum() / density.sum()))
 
 
-def _check_step(noise_multiplier: float, sample_rate: float) -> None:
-    if not noise_multiplier > 0.0:
-        raise ValueError(f"noise_multiplier must be > 0 for any privacy, got {noise_multiplier}")
-    if not 0.0 < sample_rate <= 1.0:
-        raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate}")
-
-
 class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
     """Accounts for steps of Poisson-sampled Gaussian noise. Neighbours differ by one sample added or removed.
 
@@ -136,7 +130,10 @@ class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
         Raises:
             ValueError: If a number is out of range.
         """
-        _check_step(noise_multiplier, sample_rate)
+        if not noise_multiplier > 0.0:
+            raise ValueError(f"noise_multiplier must be > 0 for any privacy, got {noise_multiplier}")
+        if not 0.0 < sample_rate <= 1.0:
+            raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate}")
         steps = 0
         if self.history and self.history[-1][:2] == (noise_multiplier, sample_rate):
             steps = self.history.pop()[2]
@@ -150,45 +147,25 @@ class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
         """
         if kwargs:
             raise TypeError(f"get_epsilon takes delta only, got {sorted(kwargs)}")
-        return self._epsilon(self.history, delta)
-
-    def would_exceed(
-        self, epsilon: float, delta: float, *, noise_multiplier: float, sample_rate: float, steps: int = 1
-    ) -> bool:
-        """Would these steps on top take more than `epsilon` at `delta`?"""
-        _check_step(noise_multiplier, sample_rate)
-        return self._epsilon([*self.history, (noise_multiplier, sample_rate, steps)], delta) > epsilon
-
-    def steps_within(
-        self, epsilon: float, delta: float, *, noise_multiplier: float, sample_rate: float
-    ) -> int:
-        """Number of further such steps that stay within `epsilon` at `delta`, at most 2^24."""
-        low, high = 0, 1
-        step = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
-        while high < _MOST_STEPS and not self.would_exceed(epsilon, delta, **step, steps=high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.would_exceed(epsilon, delta, **step, steps=middle):
-                high = middle
-            else:
-                low = middle
-        return low
-
-    @staticmethod
-    def _epsilon(history: list[tuple[float, float, int]], delta: float) -> float:
-        check_delta(delta)
-        if not history:
-            return 0.0
-        # the larger of both, once each is composed
-        return max(_composed(history, delta, removal).epsilon(delta) for removal in (True, False))
+        return _epsilon(tuple((nm, rate, steps) for nm, rate, steps in self.history), check_delta(delta))
 
     def __len__(self) -> int:
         """Steps so far."""
         return sum(steps for _, _, steps in self.history)
 
 
-def _composed(history: list[tuple[float, float, int]], delta: float, removal: bool) -> LossGrid:
+register_accountant("fedq", SampledGaussianAccountant, force=True)
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(history: History, delta: float) -> float:
+    """Epsilon of a history: the larger of both orders, once each is composed."""
+    return max(_composed(history, delta, removal).epsilon(delta) for removal in (True, False))
+
+
+def _composed(history: History, delta: float, removal: bool) -> LossGrid:
+    if not history:
+        return LossGrid(1.0, 0, np.ones(1), 0.0)
     share = 1e-3 * delta / len(history)
     grids = [
         # powers of ten, rounded down, so that grids are found in the cache
@@ -201,21 +178,20 @@ def _composed(history: list[tuple[float, float, int]], delta: float, removal: bo
     return added_up([grid.composed(steps, share) for grid, (_, _, steps) in zip(grids, history, strict=True)])
 
 
-register_accountant("fedq", SampledGaussianAccountant, force=True)
-
-
 @lru_cache(maxsize=1024)
-def _epsilon_of(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    return SampledGaussianAccountant._epsilon(list(history), delta)
+def _steps_within(history: History, epsilon: float, delta: float, step: tuple[float, float]) -> int:
+    """Further steps of this noise multiplier and rate that stay within `epsilon`, at most 2^24."""
 
+    def fit(steps: int) -> bool:
+        return _epsilon((*history, (*step, steps)), delta) <= epsilon
 
-@lru_cache(maxsize=1024)
-def _steps_within(
-    history: tuple[tuple[float, float, int], ...], epsilon: float, delta: float, step: tuple[float, float]
-) -> int:
-    accountant = SampledGaussianAccountant()
-    accountant.history = list(history)
-    return accountant.steps_within(epsilon, delta, noise_multiplier=step[0], sample_rate=step[1])
+    low, high = 0, 1
+    while high < _MOST_STEPS and fit(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fit(middle) else (low, middle)
+    return low
 
 
 class Account:
@@ -241,13 +217,13 @@ class Account:
         return len(self.accountant)
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon spent at `delta`. Equal histories are composed once."""
-        return _epsilon_of(tuple(self.accountant.history), delta)
+        """Epsilon spent at `delta`."""
+        return self.accountant.get_epsilon(delta)
 
     def steps_within(self, epsilon: float, delta: float) -> int:
         """All steps, past and to come, that stay within `epsilon` at `delta`."""
         step = (self.noise_multiplier, self.sample_rate)
-        return self.steps + _steps_within(tuple(self.accountant.history), epsilon, delta, step)
+        return self.steps + _steps_within(tuple(self.accountant.history), epsilon, check_delta(delta), step)
 
     def fits(self, steps: int) -> bool:
         """Does the limit allow so many more steps?"""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -51,7 +52,9 @@ class Exchange:
 
     def push(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[str, int]:
         """Send each node its fields, see `__call__`, and return the node of each message that has left."""
-        messages = [self.message(kind, node, fields, group) for node, fields in contents.items()]
+        name = "train" if kind == "train" else f"query.{kind}"
+        more: dict[str, Any] = {"message_type": name, "group_id": group, "ttl": self.timeout}
+        messages = [Message(to_record(fields), dst_node_id=node, **more) for node, fields in contents.items()]
         numbers = zip(self._grid.push_messages(messages), contents, strict=True)
         return {number: node for number, node in numbers if number}
 
@@ -61,18 +64,11 @@ class Exchange:
         for reply in self._grid.pull_messages(list(asked)):
             # an error that the SuperLink makes up names no node, so replies are known by what they answer
             node = asked.pop(reply.metadata.reply_to_message_id)
-            if (fields := self.fields(node, reply)) is not None:
+            if (fields := self._read(node, reply)) is not None:
                 answers[node] = fields
         return answers
 
-    def message(self, kind: str, node: int, fields: Fields, group: str) -> Message:
-        """Message to one node, see `__call__`."""
-        name = "train" if kind == "train" else f"query.{kind}"
-        return Message(
-            to_record(fields), dst_node_id=node, message_type=name, group_id=group, ttl=self.timeout
-        )
-
-    def fields(self, node: int, reply: Message) -> Fields | None:
+    def _read(self, node: int, reply: Message) -> Fields | None:
         """Answer of one node. None is nothing that can be read, which is warned of."""
         if reply.has_error():
             self._warn(f"node {node}: {_shown(reply.error.reason or f'error {reply.error.code}')}")

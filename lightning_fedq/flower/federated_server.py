@@ -50,9 +50,9 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import callbacks_in, training_words
 from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
-from lightning_fedq.training.aside import Aside
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.population import Holdings, Population, Stacks
+from lightning_fedq.training.rehearsal import Findings
 from lightning_fedq.training.schedule import Schedule, idle
 from lightning_fedq.training.settings import Protection
 
@@ -162,11 +162,11 @@ class RemoteClients(Population):
                 "other values; freeze in module() from the start, or keep it trained"
             )
 
-    def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
+    def rehearse(self, trainer: pl.Trainer, clock: Clock, no_forks: str) -> Findings:
         """Without data, what layers that are known to keep statistics change."""
         self.clock = clock
         frozen = self._federation.local.buffers == "frozen"
-        return (Rehearsed() if frozen else Rehearsed.by_layers(trainer.lightning_module)), {}
+        return Findings(Rehearsed() if frozen else Rehearsed.by_layers(trainer.lightning_module))
 
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks
@@ -217,7 +217,7 @@ class RemoteClients(Population):
         ]
         held, named = optimised(self._trainer.optimizers), self._trainer.lightning_module.named_parameters()
         fields["trained"] = json.dumps([n for n, p in named if p.requires_grad and id(p) in held])
-        return {**fields, "groups": json.dumps(groups), "begun": "yes" if self._counted else "no"}
+        return {**fields, "groups": json.dumps(groups)}
 
     def _say_what_stays(self) -> None:
         """Name, once each, what the fit has changed on its module that real clients do not hear of."""

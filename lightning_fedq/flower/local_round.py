@@ -98,14 +98,12 @@ class Told(NamedTuple):
         kept: What it has kept of its earlier rounds.
         theirs: `(num_parameters,)` vector of the local algorithm's server; None where it sends none.
         groups: Numbers of the groups of the server's optimisers; None where it sends none.
-        begun: Whether a round has counted already.
         trained: Names of the parameters that the server's fit trains now; None where it does not say.
     """
 
     kept: State
     theirs: Tensor | None = None
     groups: list[list[dict[str, Any]]] | None = None
-    begun: bool = False
     trained: list[str] | None = None
 
     @classmethod
@@ -123,7 +121,7 @@ class Told(NamedTuple):
             vector = None if theirs is None else torch.frombuffer(bytearray(theirs), dtype=torch.float32)
             numbers = None if groups is None else json.loads(groups)
             names = None if trained is None else list(map(str, json.loads(trained)))
-            return cls(kept, vector, numbers, fields.get("begun") == "yes", names)
+            return cls(kept, vector, numbers, names)
         except ValueError as error:
             raise RefusedError(
                 f"the server's message says nothing readable of its optimisers: {error}"
@@ -328,8 +326,6 @@ class LocalRound(pl.Callback):
             local=self._federated.local.patterns,
             constraints=self._federated.local.constraints,
         )
-        if self._told.begun:
-            self._vector.set_flags()
         self.segments = self._vector.segments
         self._metrics = ClientMetrics("shared", trainer)
         if self._task is None:

@@ -8,7 +8,7 @@ payloads.
 """
 
 import json
-from abc import ABC, abstractmethod
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +18,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import rank_zero_warn
+from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.states import State
+from lightning_fedq.data.generator_turns import own_draws
+from lightning_fedq.data.held_out import num_held_out
+from lightning_fedq.flower.kept import NEVER, KeptState
+from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, keeps_more
 from lightning_fedq.flower.records import Fields, check_kinds
 from lightning_fedq.flower.secure import session_of
-from lightning_fedq.flower.settings import TRAVELS, RefusedError, check_deployable, differences, own_budget
+from lightning_fedq.flower.settings import (
+    TRAVELS,
+    RefusedError,
+    check_deployable,
+    deployed_mechanism,
+    differences,
+    fingerprint,
+    keeps_state,
+    of_each_client,
+    own_budget,
+)
 from lightning_fedq.flower.store import Store
+from lightning_fedq.flower.training_words import callbacks_in, training_words
 from lightning_fedq.keys.party_keys import (
     ClientSecrets,
     HeldClientKeys,
@@ -46,12 +62,13 @@ from lightning_fedq.secagg import (
     StageError,
     model_digest,
 )
-from lightning_fedq.training.client_metrics import claims_something
+from lightning_fedq.training.client_metrics import claims_something, protecting_samples
 
 Measured = dict[str, dict[str, float]]
 """By model, "global" or "personal": what validation logs, by name."""
 
 _KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
+_KEYS_AND_LOG = "a client's keys, and the log of its streams, without a seed"
 _SETTINGS = "setting "
 _KEY_FIELDS: dict[str, type] = {
     **dict.fromkeys(("federation", "server", "salt", "sealed", "peer_keys"), bytes),
@@ -62,7 +79,6 @@ _OPTIONAL: dict[str, type] = {
     "counted": list,
     "algorithm": bytes,
     "groups": str,
-    "begun": str,
     "trained": str,
 }
 
@@ -86,35 +102,67 @@ class Own(NamedTuple):
     budget: PrivacyTarget | None = None
 
 
-class RemoteClient(ABC):
-    """One client's answers, message by message, without a transport. A subclass knows how it trains."""
+class RemoteClient:
+    """One client's answers, message by message, without a transport. It trains with a `Trainer` of its own.
 
-    def __init__(self, own: Own) -> None:
+    Args:
+        module: Makes the client's own module.
+        data: Makes the client's own data.
+        trainer: Arguments of its `Trainer`.
+    """
+
+    def __init__(
+        self,
+        own: Own,
+        module: Callable[[], pl.LightningModule],
+        data: Callable[[], pl.LightningDataModule],
+        trainer: dict[str, Any],
+    ) -> None:
         self._federated, self._store, self._partition, self._identities, budget = own
         self._budget = own_budget(own.federated, budget, own.identities is not None)
+        self._module, self._data, self._trainer = module, data, trainer
 
-    @abstractmethod
     def settings(self) -> dict[str, str]:
         """Settings that the server's are compared with, by name."""
+        words = fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
+        return {**words, **training_words(self._trainer, self._module), **self._rehearsed()}
+
+    def _rehearsed(self) -> dict[str, str]:
+        """Try the training, and count what travels, where first steps may find more than the layers say.
+
+        A server has no data to try, and counts by the layers alone. Where the data are not to be had yet, nor
+        does this client.
+
+        Raises:
+            RefusedError: If the training fails on this client's smallest batch, or a layer counts batches.
+        """
+        module, local, nothing = self._module(), self._federated.local, torch.zeros(0)
+        check_counted(module, local)
+        counts = local.buffers == "share" and keeps_more(module)
+        try:
+            with own_draws():
+                local_round = LocalRound(self._federated, 0, 0, None, nothing)
+                found = local_round.run(module, self._data(), self._trainer)
+        except RefusedError:
+            raise
+        except Exception as error:  # of the user's data, which say nothing to the server here
+            needs = ["DPSGD"] if any(map(of_each_client, callbacks_in(self._trainer))) else []
+            needs += [] if local.evaluate_clients is None else ["evaluate_clients"]
+            if needs:
+                rank_zero_warn(str(error))
+                words = f"{' and '.join(needs)} can't work here; the client's own log says why"
+                raise RefusedError(words) from error
+            if counts:
+                rank_zero_warn(f"what travels was not tried out: {type(error).__name__}: {error}")
+            return {}
+        return {TRAVELS: str(sum(found.segments))} if counts else {}
 
     def mechanism(self) -> Mechanism:
         """The mechanism, from the client's own code and never from the server."""
-        return self._federated.mechanism
-
-    @abstractmethod
-    def num_samples(self) -> int:
-        """Number of samples that it holds, where the mean is weighted by that."""
-
-    @abstractmethod
-    def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
-        """Train, as client `number`, and return `(dim,)` local - global."""
-
-    def measured(self, number: int, round: int, weights: Tensor) -> Measured:
-        """Measure models, as client `number` after a round, and return what validation logs, by model."""
-        raise NotImplementedError(f"{type(self).__name__} measures nothing")
-
-    def told(self, fields: Fields) -> None:  # noqa: B027 (most need nothing of it)
-        """Hear, before a training or a measurement, what the server says beside task and weights."""
+        # it is set to the privacy target, where there is one
+        if self._federated.kept_target is None:
+            return self._federated.mechanism
+        return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
 
     def answer(self, kind: str, fields: Fields) -> Fields:
         """Answer one message.
@@ -196,24 +244,31 @@ class RemoteClient(ABC):
         return answer
 
     def _counted(self) -> int:
-        """Number of samples. What went wrong with the data is said here and not to the server."""
+        """Samples that are trained on. What went wrong with the data is said here and not to the server."""
+        evaluated = self._federated.local.evaluate_clients
         try:
-            return self.num_samples()
+            data = self._data()
+            data.prepare_data()
+            data.setup("fit")
+            held = len(data.train_dataloader().dataset)
         except Exception as error:
             rank_zero_warn(f"{type(error).__name__}: {error}")
             raise RefusedError("the data can't be counted; the client's own log says why") from error
+        fraction = None if evaluated is None else evaluated.fraction
+        return held if fraction is None else held - num_held_out(fraction, held)
 
-    def _kept(self) -> Store:
+    def _folder(self, what: str) -> Store:
+        """The client's folder, or words that `what` is kept in one."""
         if self._store is None:
-            raise ValueError(
-                "a client without a seed keeps keys and the log of its streams in a folder of its own; start "
-                "the SuperNode with --node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
+            raise RefusedError(
+                f"{what} are kept in a folder of the client's own; start the SuperNode with --node-config "
+                "'fedq-home=\"/a/folder\"', or give client_app(home=...)"
             )
         return self._store
 
     def _own_secrets(self, fields: Fields) -> ClientSecrets:
         """Drawn at the first registration with a federation, and the same ever after."""
-        store, federation = self._kept(), fields["federation"]
+        store, federation = self._folder(_KEYS_AND_LOG), fields["federation"]
         kept = store.get(_KEYS)
         if kept is None:
             new = ClientSecrets.draw()
@@ -275,7 +330,7 @@ class RemoteClient(ABC):
     def _log(self, owner: str) -> StreamLog:
         if self._federated.seed is not None:  # with one, a repeated round repeats its bits
             return StreamLog(None, owner)
-        store = self._kept()
+        store = self._folder(_KEYS_AND_LOG)
         kept, path = store.get(_KEYS) or {}, store.folder / "streams.jsonl"
         if kept.get("logged") and not path.exists():
             raise ValueError(
@@ -293,28 +348,23 @@ class RemoteClient(ABC):
         task = RoundTask.from_bytes(fields["task"])
         weights = _weights(fields, task.segments, self._federated.server.broadcast_bits)
 
-        def trained(number: int) -> Tensor:
-            self.told(fields)
-            return self._trained(number, task, weights)
-
-        return self._answer(fields, task, weights, trained)
+        return self._answer(fields, task, weights, lambda: self._trained(fields, task, weights))
 
     def evaluate(self, fields: Fields) -> Fields:
         """Measure, and return what these settings let out: exact values, or nothing."""
         if self._federated.local.evaluate_clients is None:
             raise ValueError("these settings measure nothing; give both sides evaluate_clients, or neither")
-        self.told(fields)
-        found = self._measured(fields["client"], fields["round"], _weights(fields, (), None))
+        found = self._measured(fields, fields["round"], _weights(fields, (), None))
         if self._shares_measured():
             return {"measured": json.dumps(found)}
         if self._store is not None and found:
             self._store.append("measured", {"round": fields["round"] + 1, **found})
         return {}
 
-    def _measured(self, number: int, round: int, weights: Tensor) -> Measured:
-        """Measured values. The server hears of a failure where it hears all values, and else nothing."""
+    def _measured(self, fields: Fields, round: int, weights: Tensor) -> Measured:
+        """What validation logs, by model. The server hears of a failure where it hears all values only."""
         try:
-            return self.measured(number, round, weights)
+            return self._locally(fields, round, weights, self._settled(fields)[1]).measured
         except RefusedError:
             raise
         except Exception as error:
@@ -333,7 +383,7 @@ class RemoteClient(ABC):
         return self._says_all(RoundContext(0, groups, (1,), 0.0 * one, one))
 
     def _answer(
-        self, fields: Fields, task: RoundTask, weights: Tensor, update: Callable[[int], Tensor]
+        self, fields: Fields, task: RoundTask, weights: Tensor, update: Callable[[], Tensor]
     ) -> Fields:
         """Encode an update, which is made once the round has been checked: packed bits, or the first answer
         of the secure aggregation."""
@@ -345,7 +395,7 @@ class RemoteClient(ABC):
         client = RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
         try:
             client.check(task, weights)  # before training, whose duration the server sees
-            message = client.encode(task, weights, update(client.client))
+            message = client.encode(task, weights, update())
         except BudgetSpentError as error:  # how much is left is nobody else's business
             rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
             raise RefusedError("declined") from error
@@ -380,14 +430,14 @@ class RemoteClient(ABC):
         if any(other >= planner.num_clients for _, other in pairs):
             raise ValueError(f"noise is handed on among {planner.num_clients} clients, the server names more")
 
-    def _trained(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+    def _trained(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
         """The update. What went wrong with the data is said here and not to the server.
 
         Where something is claimed, nor is it said that anything went wrong: whether a training fails follows
         from the data and from the server's weights, so a refusal would answer any question, without noise.
         """
         try:
-            return self.update(number, task, weights).to(weights)
+            return self.update(fields, task, weights).to(weights)
         except RefusedError:
             raise
         except Exception as error:
@@ -402,8 +452,45 @@ class RemoteClient(ABC):
             return torch.zeros_like(weights)
 
     def _says_all(self, context: RoundContext) -> bool:
-        """Is nothing claimed of what this client's messages hide?"""
+        """Is nothing claimed of what this client's messages hide, nor of single samples?"""
+        if protecting_samples(callbacks_in(self._trainer)):
+            return False
         return self._federated.seed is not None or not claims_something(self.mechanism(), context)
+
+    def update(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
+        """Train, and return `(dim,)` local - global."""
+        states, kept = self._settled(fields)
+        at = task.round, task.attempt
+        try:
+            local = self._locally(fields, task, weights, kept)
+        except Exception:
+            if states is not None:  # a zero update may be sent in its place, and be counted
+                states.keep(at, kept)
+            raise
+        if states is not None:
+            states.keep(at, local.state)
+        return local.update
+
+    def _settled(self, fields: Fields) -> tuple[KeptState | None, State]:
+        """State that the client goes on with, and its place. None where it keeps nothing."""
+        seed = self._federated.seed
+        if not keeps_state(self._federated.local, callbacks_in(self._trainer)):
+            return None, State()
+        of = f"the federation of seed {seed}" if seed is not None else fields["federation"].hex()[:16]
+        store = self._folder("tensors of local=, buffers='local', an algorithm's memory and DPSGD's account")
+        states = KeptState(store, f"client {fields['client']} of {of}")
+        counted = [int(one) for one in fields.get("counted", NEVER)]
+        return states, states.settle((counted[0], counted[1]) if len(counted) == 2 else NEVER)
+
+    def _locally(self, fields: Fields, at: RoundTask | int, weights: Tensor, kept: State) -> LocalRound:
+        """Train in a round, or measure after it. What is held out is the same in every round."""
+        seed = held_out = self._federated.seed
+        if seed is None:
+            seed = int.from_bytes(os.urandom(7), "big")
+            held_out = int.from_bytes(self._own_secrets(fields).derived("held out")[:7], "big")
+        told = Told.of(fields, kept)
+        local_round = LocalRound(self._federated, fields["client"], seed, at, weights, told, held_out)
+        return local_round.run(self._module(), self._data(), self._trainer)
 
     # ---- secure aggregation: three more exchanges, or four ------------------------------------------------
 
@@ -427,12 +514,7 @@ class RemoteClient(ABC):
         self._rounds().put(_ROUND, {**plain, "machine": machine.to_bytes()})
 
     def _rounds(self) -> Store:
-        if self._store is None:
-            raise ValueError(
-                "secure aggregation keeps its state between messages in a folder of the client's own; start "
-                "the SuperNode with --node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
-            )
-        return self._store
+        return self._folder("states of secure aggregation between messages")
 
     @contextmanager
     def _goes_on(self, last: bool = False) -> Iterator[Client]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq.functional.accumulate import add_rows, sum_of_squares
+from lightning_fedq.functional.accumulate import add_rows
 from lightning_fedq.keys.randomness import Keys
 from lightning_fedq.mechanisms.contract import check_message
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism
@@ -143,24 +143,13 @@ class RoundEngine(RoundServer):
         self._uplink_bits += message.num_bits
         self._clipped += message.num_clipped
         try:
-            rows = self._add(message.symbols, clients)
+            self._sum.add(message.symbols, clients)
         except AbortedRoundError as error:
             self._aborted = str(error)
             return
         if self._exact is not None:
-            updates, energy = encoded.updates, encoded.energy
-            if len(rows) < len(clients):
-                updates, clients = updates[list(rows)], [clients[row] for row in rows]
-                energy = sum_of_squares(updates)
-            add_rows(self._scale(updates, clients), self._exact)
-            self._energy += energy
-
-    def _add(self, symbols: Tensor, clients: Sequence[int]) -> Sequence[int]:
-        """Add messages to the sum, and return the rows that are in it: all, unless clients lie."""
-        if self.tampering is not None:
-            return self._sum.add_from_liars(symbols, clients)
-        self._sum.add(symbols, clients)
-        return range(len(clients))
+            add_rows(self._scale(encoded.updates, clients), self._exact)
+            self._energy += encoded.energy
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
         if self.client_weights is None:

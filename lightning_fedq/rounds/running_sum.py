@@ -114,28 +114,6 @@ class RunningSum:
         self._message_size = symbols.shape[1]
         self.received += clients
 
-    def add_from_liars(self, symbols: Tensor, clients: Sequence[int]) -> Sequence[int]:
-        """Take the messages of clients that may lie, and return the rows that were taken.
-
-        A message that does not decode to numbers is refused, as a server refuses it from a wire. All are
-        tried together first, and one by one where that fails.
-
-        Args:
-            symbols: `(len(clients), m)`.
-            clients: Clients that sent the messages.
-
-        Raises:
-            AbortedRoundError: If secure aggregation gives the round up.
-        """
-        try:
-            self.add(symbols, clients, untrusted=True)
-        except UndecodableError:
-            if len(clients) == 1:
-                return ()
-            rows = range(len(clients))
-            return [row for row in rows if self.add_from_liars(symbols[row : row + 1], [clients[row]])]
-        return range(len(clients))
-
     def _keep(self, symbols: Tensor, clients: Sequence[int]) -> None:
         if self.secure is not None:
             self.secure.add(clients, symbols)

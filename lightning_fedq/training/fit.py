@@ -19,8 +19,8 @@ from torch import Tensor
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
-from lightning_fedq.clients.constraints import say_what_is_kept
 from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.forks import aside, why_no_forks
 from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.personal import say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step
@@ -30,7 +30,6 @@ from lightning_fedq.clients.worker import ClientWorker, Trained
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.aside import Aside
 from lightning_fedq.training.averaging import average_by_rounds
 from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory
 from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients
@@ -54,6 +53,7 @@ from lightning_fedq.training.records import (
     log_round,
     say_change,
     say_cost_of_statistics,
+    say_what_is_not_known,
     warn_of,
     warn_of_noise,
 )
@@ -134,18 +134,17 @@ class FederatedFit:
         self._waiting: list[Trained] = []
         self.isolation = said(None) if isinstance(population, SimulatedClients) else ""
         self._clock = Clock(trainer, self._schedule.longest)
-        self._aside, self._beside = Aside(trainer), RecordsBeside()
-        rehearsed, names = population.rehearse(trainer, self._clock, self._aside)
-        self.averages = untried(trainer, self._why_untried(), self._aside.raised)
+        self._no_forks, self._beside = why_no_forks(trainer), RecordsBeside()
+        found = population.rehearse(trainer, self._clock, self._no_forks)
+        self.averages = untried(trainer, self._why_untried(found.failure), found.raised)
         if self.averages:
             rank_zero_info(self.averages)
         saved = loaded or {}
-        rehearsed = rehearsed._replace(constraints={**rehearsed.constraints, **saved.get("constraints", {})})
         self.vector = Vector(
             module,
             lambda: trainer.strategy.optimizers,
             federation.local.buffers,
-            rehearsed,
+            found.rehearsed,
             Members.of(saved["members"]) if "members" in saved else None,
             federation.local.patterns,
             federation.local.shared,
@@ -160,7 +159,6 @@ class FederatedFit:
         self.engine: RoundEngine = self._new_server(loaded) if last is None else self._old_server(last)
         self.vector.own.go_on(None if last is None else last.vector.own, saved.get("own"), loaded is not None)
         say_what_stays(self.vector.members.local, module)
-        say_what_is_kept(self.vector.read_off)
         self._prepare_rounds(loaded)
         self.clients_per_step = saved["clients_per_step"] if saved else self._choose_stack()
         if population.ranks is not None:
@@ -172,7 +170,7 @@ class FederatedFit:
         choice = choose(federation.local.client_metrics, trainer, self.engine)
         group = None if population.ranks is None else population.ranks.group
         self.log = ClientMetrics(choice, trainer, group)
-        self.log.names |= names
+        self.log.names.update(found.names)
         self.log.check_watched()
         self.correction = population.correction = self._begin_algorithm(last, saved.get("algorithm"))
         rule = federation.batch_rule
@@ -204,14 +202,13 @@ class FederatedFit:
 
     # ---- start ------------------------------------------------------------------------------------
 
-    def _why_untried(self) -> str:
+    def _why_untried(self, failed: str) -> str:
         """Why hooks that use averages of one's own were not tried, see `stale_hooks`. "" if they were."""
         if not isinstance(self.population, SimulatedClients):
             return "clients train elsewhere"
         if self._federation.batch_rule is not None or self.population.holdings.holds_streams:
             return "there is no rehearsal"
-        failed = self._aside.failed
-        return self._aside.why or (f"the rehearsal failed: {failed}" if failed else "")
+        return self._no_forks or (f"the rehearsal failed: {failed}" if failed else "")
 
     def _is_at(self, vector: Vector) -> bool:
         """Has this server stepped, and is a model still its own?"""
@@ -311,7 +308,7 @@ class FederatedFit:
             cohort,
             lambda size: max(self._schedule.to_try(0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(population.loader().indices(stack))),
-            self._aside.do,
+            lambda work: aside(self._no_forks, work),
         )
         if population.ranks is None or wanted != "auto":
             return chosen
@@ -547,6 +544,7 @@ class FederatedFit:
             sizes = dict(zip(vector.travelling, vector.segments, strict=True))
             names = vector.normalised
             say_cost_of_statistics(names, sum(sizes[name] for name in names), sum(vector.segments))
+            say_what_is_not_known([n for n in vector.shared if n not in {*names, *vector.constraints}])
 
     def _check_isolation(self) -> None:
         local, population = self._federation.local, self.population
@@ -568,7 +566,7 @@ class FederatedFit:
             clients = [stack for stack in self.coming_stacks() if stack.clients]
             stacks_of = lambda round: clients  # noqa: E731 (a rule draws once)
         trial = Trial(self._trainer, self._clock, population.loader)
-        found = IsolationTrial(self._trainer, trial, self.vector, stacks_of, self._aside)
+        found = IsolationTrial(self._trainer, trial, self.vector, stacks_of, self._no_forks)
         self.isolation = found.check(clients)
 
     def _claims(self) -> bool:
@@ -715,7 +713,6 @@ class FederatedFit:
             **kept,
             "federation": self.identity,
             "plan_seed": federation.planner.seed,
-            **({"constraints": self.vector.read_off} if self.vector.read_off else {}),
             "members": (self.vector.members if start is None else start.members).plain(),
             "clients_per_step": self.clients_per_step,
             "engine": self._state_of_server() if start is None else start.engine,

@@ -30,7 +30,6 @@ from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.training.aside import Aside
 from lightning_fedq.training.rehearsal import Trial
 from lightning_fedq.training.shown import Digests, checkpoint_of, outside, shown_by, unseen
 
@@ -106,7 +105,7 @@ class IsolationTrial:
         trial: Trains one client.
         vector: What travels.
         stacks_of: Returns the stacks of a round, of one client each.
-        aside: Where it is done, and what has been done there.
+        no_forks: Why it is not done in forks. "" if it is.
     """
 
     def __init__(
@@ -115,10 +114,10 @@ class IsolationTrial:
         trial: Trial,
         vector: Vector,
         stacks_of: Callable[[int], Sequence[Stack]],
-        aside: Aside,
+        no_forks: str,
     ) -> None:
         self._home, self._trial, self._vector, self._stacks_of = trainer, trial, vector, stacks_of
-        self._aside = aside
+        self._no_forks = no_forks
         self._own_data = self._one_size = False
         self._unseen = ""
 
@@ -141,7 +140,7 @@ class IsolationTrial:
         size = sum(p.numel() for p in self._home.lightning_module.parameters())
         batches = next((number for limit, number in _BATCHES.items() if size <= limit), 2)
         most = min(batches, len(one.batch_sizes), len(other.batch_sizes))
-        found = (self._in_process if self._aside.why else self._in_forks)(one, other, most)
+        found = (self._in_process if self._no_forks else self._in_forks)(one, other, most)
         if found:
             names = "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
             raise ValueError(
@@ -153,14 +152,14 @@ class IsolationTrial:
                 "log and save only what validation computes; or, where it tells nothing of "
                 "anybody's data, use Federated(check_isolation=False)"
             )
-        way: Way = "one process" if self._aside.why else "forks"
+        way: Way = "one process" if self._no_forks else "forks"
         if self._unseen:
             rank_zero_warn(
                 f"the trial of isolation could not look into {self._unseen}: whether such ones show one "
                 "client's data is not known; let state_dict and hooks work before the first step, "
                 "too"
             )
-        return said(way, self._aside.why, self._own_data, self._one_size, self._unseen)
+        return said(way, self._no_forks, self._own_data, self._one_size, self._unseen)
 
     # ---- in one process -----------------------------------------------------------------------------
 

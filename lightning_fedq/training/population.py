@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import Correction
+from lightning_fedq.clients.forks import aside
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Rehearsed
 from lightning_fedq.data.batches import Stack
@@ -25,7 +26,6 @@ from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.secagg import Aggregation
-from lightning_fedq.training.aside import Aside
 from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
 from lightning_fedq.training.client_evaluation import ClientEvaluator
 from lightning_fedq.training.clock import Clock
@@ -170,8 +170,14 @@ class Population(ABC):
         """
 
     @abstractmethod
-    def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
-        """Tensors beside parameters that a client's first steps change, and names that they log."""
+    def rehearse(self, trainer: pl.Trainer, clock: Clock, no_forks: str) -> Findings:
+        """Tensors beside parameters that a client's first steps change, and what else they tell.
+
+        Args:
+            trainer: Trainer of the fit.
+            clock: Steps so far.
+            no_forks: Why nothing is tried in forks. "" if it is.
+        """
 
     @abstractmethod
     def server(self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks) -> Any:
@@ -288,29 +294,28 @@ class SimulatedClients(Population):
     def check_start(self, trainer: pl.Trainer) -> None:
         """Nothing: a simulation follows every schedule."""
 
-    def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
+    def rehearse(self, trainer: pl.Trainer, clock: Clock, no_forks: str) -> Findings:
         # not where a rule draws the batches, or streams can't be read twice
         buffers, held = self._federation.local.buffers, self.holdings
-        module, names = trainer.lightning_module, dict[str, None]()
-        found = Rehearsed.by_layers(module)
+        module = trainer.lightning_module
+        found = Findings(Rehearsed.by_layers(module))
         if self._federation.batch_rule is None and not held.holds_streams:
             clients = first_clients(lambda round: held.schedule.to_try(round, 1), 1)
 
-            def tried() -> tuple[Findings, dict[str, None]]:
+            def tried() -> Findings:
                 trial = Trial(trainer, clock, self.loader)
-                return rehearse(trial, module, clients, buffers, not aside.why), trial.names
+                return rehearse(trial, module, clients, buffers, not no_forks)._replace(names=trial.names)
 
             def smallest() -> None:
                 indices, sizes = held.client_indices, held.schedule.sizes
                 trial = Trial(trainer, clock, self.loader)
                 check_smallest(trial, self.loader(), indices, sizes, clients[0], buffers)
 
-            findings, names = aside.do(tried)
-            found = findings.told(module)
-            aside.failed, aside.raised = findings.failure, list(findings.raised)
+            found = aside(no_forks, tried)
+            found.told(module)
             if clients:
-                aside.do(smallest)
-        return (Rehearsed() if buffers == "frozen" else found), names
+                aside(no_forks, smallest)
+        return found._replace(rehearsed=Rehearsed()) if buffers == "frozen" else found
 
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks

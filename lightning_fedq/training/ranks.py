@@ -410,8 +410,7 @@ class RankEngine(RoundEngine):
         messages = [message for part in parts for message in part.messages]
         for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
             try:
-                add = total.add if self.tampering is None else total.add_from_liars
-                add(rows.to(self.weights.device), clients)
+                total.add(rows.to(self.weights.device), clients)
             except AbortedRoundError as error:
                 self._aborted = str(error)
                 break

@@ -82,6 +82,20 @@ def say_cost_of_statistics(names: Sequence[str], coordinates: int, dim: int) -> 
         )
 
 
+def say_what_is_not_known(names: Sequence[str]) -> None:
+    """Say, before the first round, which buffers noise may make anything of.
+
+    Args:
+        names: Names of buffers that travel and have no constraint; nothing is said if there are none.
+    """
+    if names:
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        rank_zero_info(
+            f"travel with noise, which may make any number of them: {', '.join(names[:4])}{more}. Where one "
+            f"must stay positive, as a variance, say so: Federated(constraints={{{names[0]!r}: 'positive'}})"
+        )
+
+
 def warn_of_noise(record: RoundRecord, rounds: int | None) -> None:
     """Warn after a first round whose error says that the run can hardly learn.
 

@@ -6,7 +6,7 @@ before anybody has trained. Nobody knows either without trying, because both are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -116,6 +116,7 @@ class Findings(NamedTuple):
         moved: Did any parameter move?
         stale: A hook that uses what training leaves beside the model, see `stale_hooks`. "" is none.
         raised: Hooks of which that is not known, because they raise where they are tried.
+        names: Names of the metrics that were logged.
     """
 
     rehearsed: Rehearsed
@@ -123,6 +124,7 @@ class Findings(NamedTuple):
     moved: bool = True
     stale: str = ""
     raised: Sequence[str] = ()
+    names: Mapping[str, None] = {}
 
     def told(self, module: pl.LightningModule) -> Rehearsed:
         """Say what the user should know.

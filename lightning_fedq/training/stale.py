@@ -8,8 +8,9 @@ to that model with all else as it was before.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import in_fork
 from lightning_fedq.clients.hooks import knows_clients, looks_at_batches, overrides
 from lightning_fedq.data.generator_turns import seed_for_transforms
-from lightning_fedq.training.aside import no_changes
 from lightning_fedq.training.shown import Digests, digests
 
 _HOOKS = (
@@ -29,6 +29,8 @@ _HOOKS = (
     "on_train_end",
     "on_fit_end",
 )
+_CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"}
+_CHANGES |= {"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "socket.connect", "shutil.rmtree"}
 
 
 def stale_hooks(trained: Client, before: Client) -> tuple[str, list[str]]:
@@ -50,7 +52,7 @@ def stale_hooks(trained: Client, before: Client) -> tuple[str, list[str]]:
     return next((hook for hook in one if one[hook] != other[hook]), ""), raised
 
 
-def untried(trainer: Any, why: str, raised: list[str]) -> str:
+def untried(trainer: Any, why: str, raised: Sequence[str]) -> str:
     """Sentence of a run and its page about hooks that are not tried. "" where there are none.
 
     Args:
@@ -59,7 +61,7 @@ def untried(trainer: Any, why: str, raised: list[str]) -> str:
         raised: Those that raised where they were tried, and what.
     """
     module = trainer.lightning_module
-    names = _called([one for one in trainer.callbacks if _is_user_s(one)], module) if why else raised
+    names = _called([one for one in trainer.callbacks if _is_user_s(one)], module) if why else list(raised)
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -78,9 +80,19 @@ def _called(callbacks: list[Any], module: Any) -> list[str]:
     return found + [f"{type(module).__name__}.{hook}" for hook in own]
 
 
+def _no_changes(event: str, args: Any) -> None:
+    """Let Python change no file and reach nobody, as an audit hook of a fork."""
+    if event == "open" and not isinstance(args[0], int):
+        writes = (args[2] or 0) & (os.O_WRONLY | os.O_RDWR) or any(sign in (args[1] or "") for sign in "wax+")
+    else:
+        writes = event in _CHANGES
+    if writes:
+        raise PermissionError("nothing can be written where hooks are tried")
+
+
 def _after_hooks(client: Client) -> tuple[dict[str, Digests], list[str]]:
     """The model as checkpoints would hold it, and after each hook, and which hooks raise."""
-    sys.addaudithook(no_changes)
+    sys.addaudithook(_no_changes)
     seed_for_transforms(0)
     module, trainer, called = client.module, client.trainer, _callbacks(client)
     saved: dict[str, Any] = {"state_dict": dict(module.state_dict())}

@@ -22,14 +22,13 @@ from typing import Any, Final, NamedTuple
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.algorithms.byzantine.attacks import ldp_amplification
 from lightning_fedq.algorithms.byzantine.robust import Rule
-from lightning_fedq.callbacks import ByzantineClients
 from lightning_fedq.mechanisms import CPA
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows
 from reproductions.cpa.data import CIFAR_NETWORKS, Network
+from reproductions.cpa.liars import Liars
 from reproductions.cpa.runs import GAMMA, Options, Run, Task, authors_cpa
 
 PUBLISHED: dict[Network, dict[tuple[float, str], float]] = {
@@ -46,7 +45,7 @@ SUITE = (
     *("alie", "ipm", "mimic", "label_flip", "garbage"),
 )
 SCALES = {"sign_flip": 10.0, "alie": 0.0, "ipm": 1.1}
-"""Strength of each attack, see `ByzantineClients`; 1 for the others."""
+"""Strength of each attack, see `Liars`; 1 for the others."""
 RULES: tuple[Rule, ...] = ("median", "trimmed_mean", "multi_krum", "geometric_median", "centered_clipping")
 
 
@@ -65,7 +64,7 @@ def break_even_fraction(epsilon: float) -> float:
 
     The signal is scaled by 1 - a - a / c, c = tanh(epsilon / 2); .197 at epsilon = 0.5.
     """
-    return 1.0 / (1.0 + ldp_amplification(epsilon))
+    return 1.0 / (1.0 + 1.0 / math.tanh(epsilon / 2.0))
 
 
 def _repaired(epsilon: float) -> tuple[CPA, float]:
@@ -132,7 +131,7 @@ def cpa_table6(
         num_clients: The paper's 1,000; 5 samples each of MNIST, all of CIFAR-10 shared out.
         fractions: Shares of liars; the first one gets the wide suite and the rules.
         epsilon: Per bit.
-        attacks: On the repaired mechanism, by the first fraction; see `ByzantineClients`.
+        attacks: On the repaired mechanism, by the first fraction; see `Liars`.
         rules: Robust rules, over 50 buckets, with nobody lying and against inverted bits without a coin.
         safer: Larger budgets, at which the lever of a liar is shorter.
         published_only: The five rows of the paper, without the attack that breaks it, our repairs and rules.
@@ -176,10 +175,7 @@ def _train(task: Task, case: _Case, num_clients: int, lr: float, model: Network)
         if case.attack == "none":
             return []
         classes = 10 if case.attack == "label_flip" else None
-        attack: Any = case.attack
-        return [
-            ByzantineClients(case.fraction, attack, scale=case.scale, num_classes=classes, seed=task.seed)
-        ]
+        return [Liars(case.fraction, case.attack, scale=case.scale, num_classes=classes, seed=task.seed)]
 
     with warnings.catch_warnings():
         # The rules' breakdown points are exceeded on purpose: the table shows what then happens.

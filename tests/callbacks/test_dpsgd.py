@@ -70,11 +70,11 @@ def test_it_stops_itself_when_the_budget_is_spent():
     run.fit(module)
     assert run.current_epoch < 100
     spent = private.accountant.get_epsilon(1e-3)
-    step = {"noise_multiplier": 1.0, "sample_rate": private.accounts[0].sample_rate}
     assert spent <= 2.0
-    assert private.accountant.would_exceed(2.0, 1e-3, **step)
     assert len(private.accountant) == budget.affordable
     assert len(private.accountant) % 10 != 0  # in mid-epoch
+    private.accountant.step(noise_multiplier=1.0, sample_rate=private.accounts[0].sample_rate)
+    assert private.accountant.get_epsilon(1e-3) > 2.0
 
 
 def test_min_epochs_cannot_overrun_the_budget():
@@ -110,16 +110,18 @@ def test_what_this_process_has_spent_since_the_checkpoint_stays_spent(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_a_checkpoint_of_others_is_paid_for_on_top(tmp_path, seed):
+def test_a_checkpoint_of_others_is_refused_by_a_callback_that_has_spent(tmp_path, seed):
     loud = trainer(dpsgd(0.5, seed), epochs=1)
     loud.fit(Classifier())
     loud.save_checkpoint(tmp_path / "loud.ckpt")
     private = dpsgd(20.0, seed)
     trainer(private, epochs=2).fit(Classifier())
-    trainer(private, epochs=2).fit(Classifier(), ckpt_path=tmp_path / "loud.ckpt")
-    steps = [(noise, number) for noise, _, number in private.accountant.history]
-    assert steps == [(20.0, 20), (0.5, 10), (20.0, 10)]
-    assert private.epsilon(1e-3) > next(c for c in loud.callbacks if isinstance(c, DPSGD)).epsilon(1e-3)
+    with pytest.raises(ValueError, match=r"has spent up to 20 steps on a data set, .* one history"):
+        trainer(private, epochs=2).fit(Classifier(), ckpt_path=tmp_path / "loud.ckpt")
+    assert [(noise, number) for noise, _, number in private.accountant.history] == [(20.0, 20)]
+    fresh = dpsgd(20.0, seed)
+    trainer(fresh, epochs=2).fit(Classifier(), ckpt_path=tmp_path / "loud.ckpt")
+    assert [(noise, number) for noise, _, number in fresh.accountant.history] == [(0.5, 10), (20.0, 10)]
 
 
 def test_a_copy_of_the_callback_draws_noise_of_its_own():

@@ -36,10 +36,6 @@ TESTED = {
     ),
     "a constraint must return finite values of shape {}": _CONSTRAINTS + "test_one_s_own_constraint",
     "and is not finite before training, so that no difference": _CONSTRAINTS + "test_observers",
-    "was taken to be {}, as it is before the training": _CONSTRAINTS
-    + "test_what_was_read_off_and_is_not_so_is_named",
-    "keep something for themselves (local=, buffers='local', an algorithm with memory, DPSGD's": _SAME
-    + "test_what_clients_keep_needs_a_folder",
     "use the model and `local` that it has begun with, or begin a new federation": _SAME
     + "test_a_state_file_that_is_not_the_client_s_is_named",
     "give it its own folder, or": _SAME + "test_a_state_file_that_is_not_the_client_s_is_named",

@@ -156,17 +156,12 @@ row(
     error=RuntimeError,
 )
 row(
-    "a client without a seed keeps keys and the log of its streams in a folder of its own; start",
+    "{} are kept in a folder of the client's own; start",
     lambda: deployed(make(**SECURE), apps=without_home(make(**SECURE))),
     lambda: deployed(make(**SECURE)),
     lambda: deployed(make(**SECURE), apps=with_home(make(**SECURE))),
-    error=RuntimeError,
-)
-row(
-    "secure aggregation keeps its state between messages in a folder of the client's own; start",
-    lambda: deployed(make(**MASKED), apps=without_home(make(**MASKED))),
-    lambda: deployed(make(**MASKED)),
     lambda: deployed(make(**MASKED), apps=with_home(make(**MASKED))),
+    error=RuntimeError,
 )
 row(
     "this client's folder {} is of federation {}, the server's is {}; take a new folder for a new",

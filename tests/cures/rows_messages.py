@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 
-from lightning_fedq.algorithms.byzantine.attacks import alie_shift, sign_flip
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, QSGD, SIGM, LayeredGaussian, SignRR, TopK
 from lightning_fedq.mechanisms.interface import Neighbours
@@ -104,7 +103,6 @@ class Mine(Loss):
         return LaplaceLoss(1.0).curve(epsilons)
 
 
-row("ALIE needs between 1 and n /", lambda: alie_shift(10, 5), lambda: sign_flip(torch.ones(5, 3), 1.0))
 row("{} stage(s) of {} and then {}", lambda: CPA(1.0, stages=41), lambda: received(CPA(1.0, stages=2)))
 row(
     "every block of {} can be overloaded with codebook_radius {}; choose a larger one",

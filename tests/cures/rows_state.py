@@ -11,7 +11,7 @@ from lightning_fedq.algorithms import FedAvgM
 from lightning_fedq.mechanisms import LDPQ, RotatedAxes
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.rounds import BudgetSpentError
-from tests.cures.rows import fed, fit, row
+from tests.cures.rows import dpsgd, fed, fit, row
 from tests.digits_run import Classifier
 from tests.rounds import test_client_budget as budgets
 from tests.rounds.test_engine import DIM, make_engine, run_round
@@ -211,4 +211,27 @@ row(
     lambda: overspent(2),
     lambda: overspent(1, leaves=True),
     error=BudgetSpentError,
+)
+
+
+def spent(private):
+    fit(private).save_checkpoint(f"{id(private)}.ckpt")
+    return f"{id(private)}.ckpt"
+
+
+def goes_on_from_others(private):
+    others = spent(dpsgd())
+    fit(private, ckpt_path=others, max_epochs=2)
+
+
+def has_spent():
+    private = dpsgd()
+    spent(private)
+    return private
+
+
+row(
+    "and an account has one history; give",
+    lambda: goes_on_from_others(has_spent()),
+    lambda: goes_on_from_others(dpsgd()),
 )

@@ -77,9 +77,9 @@ def two_sums(private, **settings):
 
 # ---- callbacks --------------------------------------------------------------------------------------
 row(
-    "{} is an attack on one-bit messages, {} sends others; use garbage",
+    "{} is an attack on one-bit messages, {} sends others; use sign_flip",
     lambda: fit(fed(fedq.GaussianNoise(1.0, 1.0)), fedq.ByzantineClients(0.25, "ones")),
-    lambda: fit(fed(fedq.GaussianNoise(1.0, 1.0)), fedq.ByzantineClients(0.25, "garbage")),
+    lambda: fit(fed(fedq.GaussianNoise(1.0, 1.0)), fedq.ByzantineClients(0.25, "sign_flip")),
 )
 row(
     "the Trainer has two DPSGD callbacks; leave one of them out",

@@ -64,20 +64,34 @@ def test_a_process_that_goes_on_forgets_nothing_unless_it_repeats_everything():
         assert steps(reopened(accounts)) == expected
 
 
-def test_a_history_of_others_is_added_to_ones_own_whatever_its_length():
-    loud, quiet = opened(noise=0.3), opened(noise=20.0)
-    spend(loud, *[0] * 8)
-    spend(quiet, *[0] * 10)
-    quiet.load_state_dict(loud.state_dict(), repeatable=False)
-    reopened(quiet, noise=20.0).charge(0)
-    assert quiet.of_client[0].accountant.history == [(20.0, 0.5, 10), (0.3, 0.5, 8), (20.0, 0.5, 1)]
-    fewer = opened(noise=0.3)
-    spend(fewer, *[0] * 5)
-    fewer.load_state_dict(loud.state_dict(), repeatable=False)
-    assert reopened(fewer, noise=0.3).of_client[0].accountant.history == [(0.3, 0.5, 13)]
+def states(accounts):
+    """What is saved and opened of accounts, but for their names."""
+    return [account.accountant.history for account in accounts.of_client.values()]
 
 
-def test_what_was_added_once_is_part_of_ones_own_history():
+def refused(accounts, state):
+    """Is a state refused, whatever is repeatable, and nothing changed by that?"""
+    for repeatable in (False, True):
+        before = accounts.state_dict()
+        with pytest.raises(ValueError, match=r"no part of the checkpoint's .* give the Trainer a new"):
+            accounts.load_state_dict(state, repeatable)
+        assert accounts.state_dict() == before
+    return True
+
+
+@pytest.mark.parametrize("noise", [0.3, 20.0])
+@pytest.mark.parametrize("steps_of_others", [1, 5, 9])
+def test_a_history_of_others_is_refused_whatever_its_price_and_length(noise, steps_of_others):
+    others, own = opened(noise=noise), opened(noise=0.3)
+    spend(others, *[0] * steps_of_others)
+    spend(own, *[0] * 5)
+    assert refused(own, others.state_dict())
+    assert states(reopened(own, noise=0.3)) == [[(0.3, 0.5, 5)], []]
+    fresh = opened(others.state_dict(), noise=noise)
+    assert states(fresh) == states(others)
+
+
+def test_accounts_go_on_from_their_own_past_and_from_what_they_began_with():
     first = opened()
     spend(first, 0, 1)
     early = first.state_dict()
@@ -85,39 +99,35 @@ def test_what_was_added_once_is_part_of_ones_own_history():
     late = first.state_dict()
     second = opened(early)
     spend(second, 0)
-    for state, expected in (
-        (early, [2, 1]),  # its past
-        (late, [4, 2]),  # what the first has gone on to
-        (late, [4, 2]),
-        (second.state_dict(), [4, 2]),
-    ):
+    own = second.state_dict()
+    spend(second, 1)
+    for state in (early, own, second.state_dict()):
         second.load_state_dict(state, repeatable=False)
-        assert steps(reopened(second)) == expected
-    third = opened(second.state_dict())
-    spend(third, 1)
-    for state in (early, late, second.state_dict()):
-        third.load_state_dict(state, repeatable=False)
-        assert steps(reopened(third)) == [4, 3]
-    second.load_state_dict(third.state_dict(), repeatable=False)  # went on from this one
-    assert steps(reopened(second)) == [4, 3]
-    stranger = opened(noise=2.0)
-    spend(stranger, 0)
-    stranger.load_state_dict(second.state_dict(), repeatable=False)
-    second.load_state_dict(reopened(stranger).state_dict(), repeatable=False)  # did not begin with it
-    assert steps(reopened(second)) == [4 + 1 + 4, 3]
+        assert steps(reopened(second)) == [2, 2]
+    assert refused(second, late)  # the first went on without it
+    assert refused(first, own)  # as it did
+    third = opened(own)
+    assert refused(third, early)
+    for state, then in ((own, [2, 1]), (early, [1, 1])):  # with a seed, each is gone back to
+        second.load_state_dict(state, repeatable=True)
+        assert steps(reopened(second)) == then
 
 
 def test_a_copy_goes_its_own_way():
     first = opened()
     spend(first, 0, 0)
+    early = first.state_dict()
+    spend(first, 0)
     at_the_copy = first.state_dict()
     copied = copy.deepcopy(first)
     spend(copied, 0)
     spend(first, 0)
-    first.load_state_dict(copied.state_dict(), repeatable=False)
-    assert steps(reopened(first)) == [2 + 1 + 1, 0]
-    copied.load_state_dict(at_the_copy, repeatable=False)
-    assert steps(reopened(copied)) == [3, 0]
+    assert states(first) == states(copied)
+    assert refused(first, copied.state_dict())
+    assert refused(copied, first.state_dict())
+    assert refused(copied, early)
+    copied.load_state_dict(at_the_copy, repeatable=False)  # what it began with
+    assert steps(reopened(copied)) == [4, 0]
 
 
 def test_a_checkpoint_of_an_older_version_has_no_name():
@@ -127,8 +137,7 @@ def test_a_checkpoint_of_an_older_version_has_no_name():
     again = opened(state)
     spend(again, 0)
     assert steps(again) == [3, 0]
-    again.load_state_dict(state, repeatable=False)
-    assert steps(reopened(again)) == [5, 0]
+    assert refused(again, state)
 
 
 def test_lost_rounds_are_paid_for_once():
@@ -142,7 +151,7 @@ def test_lost_rounds_are_paid_for_once():
     assert not opened(accounts.state_dict(charges=[1, 1])).charge_lost_rounds([1, 1])
 
 
-def test_rounds_of_one_s_own_are_not_lost_and_those_of_others_hide_none():
+def test_rounds_of_one_s_own_are_not_lost():
     def paid(accounts, state, charges):
         accounts.load_state_dict(state, repeatable=False)
         reopened(accounts).charge_lost_rounds(charges)
@@ -160,9 +169,6 @@ def test_rounds_of_one_s_own_are_not_lost_and_those_of_others_hide_none():
     assert paid(again, state, [1, 0]) == [2, 0]
     spend(again, 0, 0)
     assert paid(again, state, [3, 0]) == [2 + 2 + 2, 0]
-    cheap = opened(noise=20.0)
-    spend(cheap, 0, 0)
-    assert paid(cheap, state, [3, 0]) == [2 + 2 + 2 * 2, 0]  # its own may be in another journal
 
 
 def test_lost_rounds_have_one_price():

@@ -70,13 +70,12 @@ def test_different_steps_add_up():
 
 
 def test_nothing_spent_and_nothing_more_than_fits():
-    fresh = SampledGaussianAccountant()
-    step = {"noise_multiplier": 1.0, "sample_rate": 0.1}
-    assert fresh.get_epsilon(1e-5) == 0.0
-    steps = fresh.steps_within(3.0, 1e-5, **step)
-    assert not fresh.would_exceed(3.0, 1e-5, **step, steps=steps)
-    assert fresh.would_exceed(3.0, 1e-5, **step, steps=steps + 1)
-    assert fresh.steps_within(1e-9, 1e-12, **step) == 0
+    fresh = Account(1.0, 0.1)
+    assert fresh.epsilon(1e-5) == SampledGaussianAccountant().get_epsilon(1e-5) == 0.0
+    steps = fresh.steps_within(3.0, 1e-5)
+    assert accountant(1.0, 0.1, steps).get_epsilon(1e-5) <= 3.0
+    assert accountant(1.0, 0.1, steps + 1).get_epsilon(1e-5) > 3.0
+    assert fresh.steps_within(1e-9, 1e-12) == 0
 
 
 def test_bad_steps_are_refused():

@@ -22,10 +22,10 @@ SECRET = 0.7324
 def failing_above(monkeypatch):
     """Client 2's training fails where the server's weights are above a number that only it knows."""
 
-    def update(self, number, task, weights):
-        if number == 2 and float(weights[0]) > SECRET:
+    def update(self, fields, task, weights):
+        if fields["client"] == 2 and float(weights[0]) > SECRET:
             raise ValueError("the loss of sample 3 is not a number")
-        return update_of(number)
+        return update_of(fields["client"])
 
     monkeypatch.setattr(Still, "update", update)
 
@@ -145,9 +145,9 @@ def test_nobody_trains_for_nothing(lie, tmp_path, monkeypatch):
     played.round()
     _, asked = played.questions()
 
-    def update(self, number, task, weights):
-        trained.append(number)
-        return update_of(number)
+    def update(self, fields, task, weights):
+        trained.append(fields["client"])
+        return update_of(fields["client"])
 
     monkeypatch.setattr(Still, "update", update)
     task = RoundTask.from_bytes(asked[2]["task"])

@@ -232,6 +232,6 @@ def test_words_of_a_client_are_one_short_line_of_the_server_s_log(answer):
     asked = Message(RecordDict(), dst_node_id=2, message_type="train")
     content = to_record({"refused": words}) if answer == "refused" else Error(2, words)
     content = RecordDict({words: ConfigRecord()}) if answer == "names" else content
-    Exchange(None, 1.0, warned.append).fields(2, Message(content, reply_to=asked))
+    Exchange(None, 1.0, warned.append)._read(2, Message(content, reply_to=asked))
     (line,) = warned
     assert line.startswith("node 2") and line.isprintable() and len(line) < 3_000

@@ -7,9 +7,8 @@ import torch
 from flwr.app import Message
 
 from lightning_fedq import ClientEvaluation
-from lightning_fedq.flower.client_app import DeployedClient
 from lightning_fedq.flower.records import to_record
-from lightning_fedq.flower.remote_client import Own
+from lightning_fedq.flower.remote_client import Own, RemoteClient
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin, FedAvg, GaussianNoise
 from lightning_fedq.secagg import SecAgg
@@ -103,14 +102,14 @@ def test_one_client_that_says_nonsense_is_left_out(words, tmp_path):
     assert server.client_evaluations[0].clients == (1, 2, 3)
 
 
-class Fails(DeployedClient):
+class Fails(RemoteClient):
     """A client whose measurement fails, which follows from its data."""
 
-    def measured(self, number, round, weights):
+    def _locally(self, *args):
         raise ZeroDivisionError("sample 7 is bad")
 
 
-def client_of(federated_, folder, kind=DeployedClient):
+def client_of(federated_, folder, kind=RemoteClient):
     from tests.flower.loop import OwnDigits
 
     return kind(Own(federated_, Store(folder), 0), module, lambda: OwnDigits(0), {"accelerator": "cpu"})

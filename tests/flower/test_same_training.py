@@ -15,7 +15,6 @@ from lightning_fedq.flower.remote_client import RefusedError
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits, simulate
-from tests.training.test_constraints import ActNorm
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"
@@ -166,14 +165,6 @@ class ByCourse(Classifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
 
-def normalised():
-    """A layer that sets its scale by its first batch, and a flag that says so."""
-    torch.manual_seed(0)
-    return Classifier(
-        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), ActNorm(), torch.nn.Linear(8, 10))
-    )
-
-
 def averaging():
     """BatchNorm's running statistics are the mean of all batches, so that their count enters."""
     torch.manual_seed(0)
@@ -181,9 +172,6 @@ def averaging():
     return Classifier(
         torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), norm, torch.nn.Linear(8, 10))
     )
-
-
-FLAG = {"constraints": {"*.initialized": "flag"}}
 
 
 def swa():
@@ -196,7 +184,6 @@ STEPS = {"local_steps": 3}
 KEEPS = {
     "local biases, some": (module, {"local": ["*.bias"], **SOME}, dict),
     "local buffers": (Scaled, {"buffers": "local"}, dict),
-    "a flag, some": (normalised, {**FLAG, **SOME}, dict),
     "a mean of all batches, some": (averaging, {**STEPS, **SOME}, lambda: {"accumulate_grad_batches": 2}),
     "a mean of all batches, cut": (averaging, STEPS, lambda: {"max_steps": 8}),
     "a mean of all batches, kept": (averaging, {"buffers": "local", **SOME}, dict),
@@ -341,7 +328,7 @@ def test_max_steps_needs_to_know_the_steps_of_a_round(tmp_path):
 
 def test_what_clients_keep_needs_a_folder(tmp_path):
     new = lambda: federated(COIN, local=["backbone.3.*"])  # noqa: E731
-    with pytest.warns(UserWarning, match=r"keep something for themselves .*give client_app\(home="):
+    with pytest.warns(UserWarning, match=r"tensors of local=, .* in a folder .*give client_app\(home="):
         _, server = deployment(new(), 1, tmp_path).run(LoopGrid(*clients(new, tmp_path, home=False)))
     assert server.records[0].num_received == 0
 

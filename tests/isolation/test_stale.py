@@ -206,7 +206,7 @@ def test_an_average_that_the_fit_never_gets_is_refused(kind):
 
 
 def test_where_it_is_not_tried_the_run_and_its_page_say_so(monkeypatch, caplog):
-    monkeypatch.setattr("lightning_fedq.training.aside.why_no_forks", lambda trainer: "no forks here")
+    monkeypatch.setattr("lightning_fedq.training.fit.why_no_forks", lambda trainer: "no forks here")
     said = "AtTheEnd.on_train_end were not tried (no forks here): weights that such hooks put in"
     module, fed = federate(row(AtTheEnd), 1)
     assert said in caplog.text

@@ -58,7 +58,7 @@ def fit(row, data=None, **settings):
 
 def test_the_page_of_a_run_says_which_trial_ran(monkeypatch):
     assert fit(Shape).fit.isolation == said("forks")
-    monkeypatch.setattr("lightning_fedq.training.aside.why_no_forks", lambda trainer: "no memory")
+    monkeypatch.setattr("lightning_fedq.training.fit.why_no_forks", lambda trainer: "no memory")
     fed = fit(Shape)
     assert fed.fit.isolation == said("one process", "no memory")
     assert "can't be forked here (no memory)" in fed.lets_out(fed.fit._trainer)
@@ -154,7 +154,7 @@ def test_a_fork_that_is_killed_is_no_size_that_is_not_taken(monkeypatch):
 
 @pytest.mark.parametrize("row", [ClassAttribute, OfAClass, BigTable, BufferOfOutliers])
 def test_without_forks_updates_lengths_and_checkpoints_are_compared(row, monkeypatch):
-    monkeypatch.setattr("lightning_fedq.training.aside.why_no_forks", lambda trainer: "no memory")
+    monkeypatch.setattr("lightning_fedq.training.fit.why_no_forks", lambda trainer: "no memory")
     with pytest.raises(ValueError, match="clients are not isolated"):
         fit(row)
 
