@@ -135,7 +135,7 @@ class Problem:
                 may_be_silent=self.may_be_silent,
             ),
             threat=ThreatModel(
-                secure_sum=None if secagg is None else secagg.guarantee(cohort, self.rounds),
+                secure_sum=None if secagg is None else secagg.guarantee(self.clients, cohort, self.rounds),
                 plain_sum=self.plain_sum,
                 num_byzantine=min(self.num_byzantine, cohort),
                 secure_keys=True,

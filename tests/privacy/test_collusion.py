@@ -69,7 +69,7 @@ def test_a_lying_server_may_ask_all_colluders_at_once():
 def test_one_colludes_at_least_where_a_fraction_may():
     assert drawn(LDPQ(1.0), 40, 40, 0.001).num_corrupt == 1
     few, one = (SecAgg(degree="auto", max_corrupt=share, max_dropout=0.1) for share in (0.001, 0.01))
-    assert few.rules(100) == one.rules(100)
+    assert few.rules(100, 100) == one.rules(100, 100)
 
 
 def test_the_report_says_how_many_count():
