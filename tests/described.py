@@ -38,7 +38,7 @@ class Setting:
     def run(self, mechanism):
         size, lying = len(self.context.cohort), self.min_survivors is not None
         sums = SecureSum(
-            colluders=Colluders(self.max_corrupt, self.num_clients or size, size, lying),
+            colluders=Colluders(self.max_corrupt, self.num_clients or size, size, lying, self.num_byzantine),
             opened_log2=self.opened_log2,
             min_survivors=self.min_survivors,
             min_summands=self.fewest_answers or 1,

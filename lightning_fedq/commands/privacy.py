@@ -25,7 +25,7 @@ from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.journal import Journal
-from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.ledger import Ledger, check_terms
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
@@ -90,7 +90,8 @@ def report_of_checkpoint(
         kind: Class of its mechanism, where that is no installed one.
 
     Raises:
-        ValueError: If the checkpoint holds no federation, or weights alone.
+        ValueError: If the checkpoint holds no federation, or weights alone, or rounds that were charged on
+            other terms than those that would be priced here.
     """
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if "callbacks" not in checkpoint:
@@ -138,6 +139,7 @@ def report_of_checkpoint(
         charges=None if ledger is None else ledger.charges,
         broken="",
     )
+    check_terms(terms or None, run.terms)
     report = _report(run, delta, secagg)
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)

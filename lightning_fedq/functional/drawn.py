@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import special
 
 
 def num_marked(fraction: float, items: int) -> int:
@@ -28,7 +28,10 @@ def most_drawn(items: int, marked: int, drawn: int, chance: float) -> int:
         >>> most_drawn(1000, 20, 100, 1e-6)
         10
     """
-    return int(stats.hypergeom.isf(chance, items, marked, drawn))
+    counts = np.arange(min(marked, drawn), 0, -1)
+    # by log-chances: scipy's quantile takes 1 - chance, and 1e-16 and less is lost in that
+    beyond = np.logaddexp2.accumulate(log2_drawn(items, marked, drawn, counts))
+    return len(counts) - int((beyond <= math.log2(chance)).sum())
 
 
 def log2_choose(n: ArrayLike, k: ArrayLike) -> NDArray[np.float64]:

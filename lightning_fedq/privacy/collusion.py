@@ -29,6 +29,8 @@ class Colluders:
         clients: Clients in the federation, >= `cohort`.
         cohort: Clients of a round.
         chosen: May the server choose the cohort, as it may lie? Else that is a uniformly random set.
+        byzantine: Clients of a cohort, at most, that do not run the protocol. They may tell everything, their
+            shares too, so they count as colluders of every cohort.
 
     Example:
         >>> Colluders(0.02, 1000, 100, chosen=False).most(CHANCE * 1e-9)
@@ -39,6 +41,7 @@ class Colluders:
     clients: int
     cohort: int
     chosen: bool
+    byzantine: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.fraction < 1.0:
@@ -46,7 +49,7 @@ class Colluders:
 
     @property
     def known(self) -> int:
-        """Colluders of the federation."""
+        """Clients of the federation that collude and are not Byzantine."""
         return num_marked(self.fraction, self.clients)
 
     @property
@@ -56,10 +59,11 @@ class Colluders:
 
     def most(self, chance: float) -> int:
         """Colluders of a cohort with one that is none, the victim: with this chance there are more."""
-        if not self.drawn:
-            return min(self.known, self.cohort)
-        marked, others = min(self.known, self.clients - 1), self.cohort - 1
-        return min(most_drawn(self.clients - 1, marked, others, chance), others)
+        count = self.known
+        if self.drawn:
+            marked = min(count, self.clients - 1)
+            count = min(most_drawn(self.clients - 1, marked, self.cohort - 1, chance), self.cohort - 1)
+        return min(count + self.byzantine, self.cohort)
 
     @cached_property
     def law(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -69,9 +73,10 @@ class Colluders:
         counts as the worst number, so that sums of what grows with the number are no smaller than they are.
         """
         if not self.drawn:
-            return np.array([min(self.known, self.cohort)]), np.zeros(1)
-        counts = np.arange(min(self.known, self.cohort) + 1)
-        chances = log2_drawn(self.clients, self.known, self.cohort, counts)
+            return np.array([min(self.known + self.byzantine, self.cohort)]), np.zeros(1)
+        drawn = np.arange(min(self.known, self.cohort) + 1)
+        chances = log2_drawn(self.clients, self.known, self.cohort, drawn)
+        counts = np.minimum(drawn + self.byzantine, self.cohort)
         kept = chances > _LEFT_OUT
         rest = np.log2(len(counts)) + _LEFT_OUT
         return np.append(counts[kept], counts[-1]), np.append(chances[kept], rest)

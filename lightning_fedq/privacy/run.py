@@ -153,11 +153,12 @@ class Run:
                     raise ValueError(
                         f"{name} must be in [1, cohort = {size}], got {value}; SecAgg.guarantee knows it"
                     )
-            counted = sums.colluders.clients, sums.colluders.cohort
-            if sums.colluders.known and counted != (self.num_clients, size):
+            counted = sums.colluders.clients, sums.colluders.cohort, sums.colluders.byzantine
+            here = self.num_clients, size, self.threat.num_byzantine
+            if sums.colluders != NOBODY and counted != here:
                 raise ValueError(
-                    f"colluders are counted in cohorts of {counted[1]} of {counted[0]} clients, and these "
-                    f"are of {size} of {self.num_clients}; SecAgg.guarantee knows it"
+                    "colluders are counted in cohorts of {1} of {0} clients, {2} Byzantine, and these are of "
+                    "{4} of {3}, {5} Byzantine; SecAgg.guarantee knows it".format(*counted, *here)
                 )
         if self.num_clients < size:
             raise ValueError(
@@ -191,8 +192,11 @@ class Run:
 
     @property
     def colluders(self) -> Colluders:
-        """Clients that may collude with the server behind secure aggregation."""
-        return NOBODY if self.threat.secure_sum is None else self.threat.secure_sum.colluders
+        """Clients that may collude with the server behind secure aggregation, and those that lie."""
+        sums = self.threat.secure_sum
+        if sums is None or sums.colluders == NOBODY:
+            return Colluders(0.0, self.num_clients, self.cohort_size, False, self.threat.num_byzantine)
+        return sums.colluders
 
     @property
     def masks_open(self) -> float:

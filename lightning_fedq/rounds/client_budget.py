@@ -138,4 +138,5 @@ def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget |
         terms += f"; {context.dim} coordinates"
     if budget is None or (sums := budget.insists) is None:
         return terms
-    return f"{terms}; {sums.min_survivors} confirm a sum, a share of {sums.colluders.fraction:g} may collude"
+    terms += f"; {sums.min_survivors} confirm a sum, a share of {sums.colluders.fraction:g} may collude"
+    return terms if sums.colluders.clients == sums.colluders.cohort else f"{terms}; {sums.settings}"

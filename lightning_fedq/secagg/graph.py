@@ -56,6 +56,8 @@ RUN_BITS = 10
 GRINDING_BITS = 80
 """An active server is given 2^80 tries, at each ring, at a roster whose order suits it."""
 CORRECTNESS_BITS = 20
+_ROUNDING = 1e-4
+"""Above what float64 can add to log2 of a chance: logarithms of 10^9! have 12 digits before the point."""
 
 
 def neighbours(order: Sequence[int], degree: int, place: int) -> tuple[int, ...]:
@@ -150,21 +152,19 @@ def security_log2(colluders: Colluders, degree: int, threshold: int, dropped: in
     others = size - dropped - 1
     if degree >= size - 1:
         bounds = np.where(corrupt < threshold, -math.inf, 0.0)
-    elif degree > others:
-        return 0.0
     else:
         few = np.minimum(corrupt, others)
-        # n P[Hyp(n - d - 1, c, k) >= t]: a union bound
-        opened = math.log2(size) + log2_tail(others, few, degree, threshold)
+        # n P[Hyp(n - d - 1, c, k) >= t]: a union bound; with few left, all are neighbours
+        opened = math.log2(size) + log2_tail(others, few, min(degree, others), threshold)
         if colluders.chosen:
             run = degree // 2
             # two runs of k / 2 a client, one on either side
-            split = math.log2(2 * size) + log2_tail(others, few, run, threshold - run - 1)
+            split = math.log2(2 * size) + log2_tail(others, few, min(run, others), threshold - run - 1)
         else:
             # With nobody corrupt the survivors themselves see that they are split, and nothing is opened.
             split = np.where(corrupt > 0, _log2_split(size, degree, corrupt + dropped), -math.inf)
         bounds = np.where(corrupt > others, 0.0, np.minimum(np.logaddexp2(opened, split), 0.0))
-    return min(float(np.logaddexp2.reduce(chances + bounds)), 0.0)
+    return min(float(np.logaddexp2.reduce(chances + bounds)) + _ROUNDING, 0.0)
 
 
 def correctness_log2(size: int, degree: int, threshold: int, dropped: int) -> float:

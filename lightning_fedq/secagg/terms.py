@@ -163,7 +163,7 @@ class SecAgg:
         )
         return f"{ran}, {server}"
 
-    def guarantee(self, num_clients: int, cohort: int, rounds: int) -> SecureSum:
+    def guarantee(self, num_clients: int, cohort: int, rounds: int, num_byzantine: int = 0) -> SecureSum:
         """Return the guarantee about the sums of a run, for a `Run`.
 
         A lying server may declare all but `min_survivors` dropped, and choose whom.
@@ -172,35 +172,49 @@ class SecAgg:
             num_clients: Clients of the federation.
             cohort: Clients of a round.
             rounds: Attempts at rounds, those that were given up included.
+            num_byzantine: Clients of a cohort, at most, that do not run the protocol and may hand out their
+                shares. The graph is made without them, as no client knows of them; the chance counts them.
 
         Raises:
             ValueError: See `rules`.
         """
-        colluders, (degree, threshold, survivors) = self._rules(num_clients, cohort)
-        dropped = math.floor((self.max_dropout or 0.0) * cohort)
-        opened = security_log2(colluders, degree, threshold, dropped) + GRINDING_BITS * self.active
-        chance = self._chance(opened, rounds, degree < cohort - 1, threshold)
+        colluders, rules = self._rules(num_clients, cohort)
+        counted, settings = replace(colluders, byzantine=num_byzantine), repr(self)
+        opened = min(self._opened_log2(counted, *rules) + GRINDING_BITS * self.active, 0.0)
+        if colluders.known and num_clients > cohort:  # earlier versions made the graph for a cohort's share
+            graph = "{} neighbours, {} shares open a secret".format(*rules)
+            settings += f" with {graph}, for {colluders.known} colluders of {num_clients} clients"
         return SecureSum(
-            colluders=colluders,
-            opened_log2=min(opened, 0.0),
-            min_survivors=survivors if self.active else None,
-            min_summands=survivors,
+            colluders=counted,
+            opened_log2=opened,
+            min_survivors=rules[2] if self.active else None,
+            min_summands=rules[2],
             ran=self.run == "masked",
-            settings=repr(self),
-            statement=self.statement + chance,
+            settings=settings,
+            statement=self.statement + self._chance(opened, rounds, rules[0] < cohort - 1, rules[1]),
         )
+
+    def _opened_log2(self, colluders: Colluders, degree: int, threshold: int, survivors: int) -> float:
+        """log2 of the chance that an attempt shows more than its sum, at each roster that a server tries."""
+        if self.active and 2 * survivors - colluders.cohort <= colluders.law[0][-1]:
+            return 0.0  # two lists of survivors overlap in so many, who could confirm both
+        dropped = self._dropped(colluders.cohort)
+        return security_log2(colluders, degree, threshold, dropped)
+
+    def _dropped(self, cohort: int) -> int:
+        """Dropouts that are allowed for, rounded down: more than the fraction must not be missing."""
+        return math.floor((self.max_dropout or 0.0) * cohort)
 
     def _chance(self, opened: float, rounds: int, sparse: bool, threshold: int) -> str:
         """Chance that a run shows more than its sums, in words. Nothing where it can't."""
         if opened == -math.inf:
             return ""
         tries = max(rounds, 1)
-        power = max(math.floor(-10 * (opened + math.log2(tries))) / 10, 0.0)
         if sparse:
             how = f"draws a graph of neighbours, and the chance that any of {tries} shows more than its sum"
         else:
             how = f"has a cohort, and the chance that {threshold} of any of {tries} collude, who open all,"
-        below = f"below 2^-{power:g}" if power else "up to 1"
+        below = _below(-opened - math.log2(tries))
         lying = ", if the server tries at most 2^80 rosters for each" if self.active else ""
         return f"; each attempt at a round {how} is {below}{lying}"
 
@@ -219,9 +233,8 @@ class SecAgg:
                 f"secure aggregation needs a cohort of 2 or more to hide in, got {cohort} of {num_clients}"
             )
         colluders = Colluders(self.max_corrupt or 0.0, num_clients, cohort, chosen=self.active)
-        # rounded down: more than the fraction must not be missing
-        dropped = math.floor((self.max_dropout or 0.0) * cohort)
-        degree, threshold, survivors, safe = self._graph(colluders, dropped)
+        dropped, rules = self._dropped(cohort), self._graph(colluders)
+        degree, threshold, survivors = rules
         holders = degree + 1
         if not holders // 2 < threshold <= holders:
             raise ValueError(
@@ -233,30 +246,46 @@ class SecAgg:
                 f"{survivors} of {cohort} clients must survive, which {dropped} dropouts do not leave; "
                 "lower max_dropout or the threshold"
             )
-        if not safe:
-
-            def unsafe(known: int) -> bool:
-                return not self._graph(replace(colluders, fraction=known / num_clients), dropped)[3]
-
-            wanted = f"2^{wanted_log2(self.active)}" if degree < cohort - 1 else "1/2"
-            most = bisect_left(range(colluders.known), True, key=unsafe) - 1
-            raise ValueError(
-                f"{colluders.known} corrupt clients of {num_clients} could see more than the sum of a cohort "
-                f"of {cohort}, with probability above {wanted} a round, at degree {degree} and "
-                f"threshold {threshold}; keep max_corrupt <= {most} / {num_clients}"
-                + ("; or raise them, or use degree='auto'" if isinstance(self.degree, int) else "")
-            )
+        if not self._is_safe(colluders, rules):
+            raise ValueError(self._unsafe(colluders, rules))
         if correctness_log2(cohort, degree, threshold, dropped) > -CORRECTNESS_BITS:
             raise ValueError(
                 f"{dropped} dropouts of {cohort} lose the sum with probability above "
                 f"2^-{CORRECTNESS_BITS} at degree {degree} and threshold {threshold}; raise degree, "
                 "lower threshold, or use degree='auto'"
             )
-        return colluders, (degree, threshold, survivors)
+        return colluders, rules
 
-    def _graph(self, colluders: Colluders, dropped: int) -> tuple[int, int, int, bool]:
-        """Degree, threshold and survivors, and whether they are safe, as given ones need not be."""
-        size, threshold = colluders.cohort, self.threshold
+    def _is_safe(self, colluders: Colluders, rules: tuple[int, int, int]) -> bool:
+        # what the complete graph risks is paid for by the account
+        wanted = wanted_log2(self.active) if rules[0] < colluders.cohort - 1 else -1
+        return self._opened_log2(colluders, *rules) <= wanted
+
+    def _unsafe(self, colluders: Colluders, rules: tuple[int, int, int]) -> str:
+        """Why a graph is refused, with the most colluders that are safe, and what the complete one gives."""
+
+        def too_many(known: int) -> bool:
+            fewer = replace(colluders, fraction=known / colluders.clients)
+            return self._opened_log2(fewer, *self._graph(fewer)) > wanted_log2(self.active)
+
+        most = bisect_left(range(colluders.known), True, key=too_many) - 1
+        complete = replace(self, degree=None, threshold=None)
+        whole = complete._graph(colluders)
+        opened = complete._opened_log2(colluders, *whole)
+        wanted = f"2^{wanted_log2(self.active)}" if rules[0] < colluders.cohort - 1 else "1/2"
+        cures = [f"keep max_corrupt <= {most} / {colluders.clients}"] if most >= 0 else []
+        cures += ["raise them, or use degree='auto'"] if isinstance(self.degree, int) else []
+        known, clients, size = colluders.known, colluders.clients, colluders.cohort
+        return (
+            f"{known} corrupt clients of {clients} could see more than the sum of a cohort of {size}, with "
+            f"probability above {wanted} a round, at degree {rules[0]} and threshold {rules[1]}; "
+            f"{'; or '.join(cures)}. In the complete graph, at threshold {whole[1]}, that probability is "
+            f"{'0' if opened == -math.inf else _below(-opened)}"
+        )
+
+    def _graph(self, colluders: Colluders) -> tuple[int, int, int]:
+        """Degree, threshold and survivors, safe or not where they are given."""
+        size, threshold, dropped = colluders.cohort, self.threshold, self._dropped(colluders.cohort)
         if self.degree == "auto":
             degree, threshold = smallest_graph(colluders, dropped, threshold)
         else:
@@ -269,11 +298,7 @@ class SecAgg:
         if self.active:
             # more than two thirds: two lists share more than a third
             survivors = max(survivors, default_threshold(size, True))
-        # what the complete graph risks is paid for by the account; two lists overlap in 2 s - n at least
-        wanted = wanted_log2(self.active) if degree < size - 1 else -1
-        safe = security_log2(colluders, degree, threshold, dropped) <= wanted
-        one_list = not self.active or 2 * survivors - size > colluders.law[0][-1]
-        return degree, threshold, survivors, safe and one_list
+        return degree, threshold, survivors
 
     def layout(self, mechanism: Mechanism, context: RoundContext, rand: PublicRandomness) -> Layout:
         """Choose the moduli for one round of a mechanism.
@@ -358,6 +383,12 @@ class SecAgg:
         wanted = 0 if max_silent is None else len(cohort) - max_silent
         members = tuple(sorted(cohort))
         return Terms(session, round, attempt, members, layout, *rules, self.active, max(wanted, 0))
+
+
+def _below(bits: float) -> str:
+    """A chance of at most 2^-bits, in words."""
+    power = math.floor(10 * bits) / 10
+    return f"below 2^-{power:g}" if power > 0.0 else "up to 1"
 
 
 def _bound(bound: int | Tensor) -> int | NDArray[np.int64]:

@@ -49,7 +49,8 @@ def described(
         around = RoundContext(0, planner.expected(0, mechanism).groups, (around,), 0.0 * one, one)
     sampling = planner.sampling(broken)
     if isinstance(secure_sum, SecAgg):
-        secure_sum = secure_sum.guarantee(planner.num_clients, planner.cohort_size, rounds)
+        size = planner.cohort_size
+        secure_sum = secure_sum.guarantee(planner.num_clients, size, rounds, num_byzantine)
     return Run(
         mechanism=mechanism,
         context=around,
