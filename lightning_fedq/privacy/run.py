@@ -153,12 +153,13 @@ class Run:
                     raise ValueError(
                         f"{name} must be in [1, cohort = {size}], got {value}; SecAgg.guarantee knows it"
                     )
-            counted = sums.colluders.clients, sums.colluders.cohort, sums.colluders.byzantine
+            those = sums.colluders
             here = self.num_clients, size, self.threat.num_byzantine
-            if sums.colluders != NOBODY and counted != here:
+            if those != NOBODY and (those.clients, those.cohort, those.byzantine) != here:
                 raise ValueError(
-                    "colluders are counted in cohorts of {1} of {0} clients, {2} Byzantine, and these are of "
-                    "{4} of {3}, {5} Byzantine; SecAgg.guarantee knows it".format(*counted, *here)
+                    f"colluders are counted in cohorts of {those.cohort} of {those.clients} clients, "
+                    f"{those.byzantine} Byzantine, and these are of {size} of {self.num_clients}, {here[2]} "
+                    "Byzantine; SecAgg.guarantee knows it"
                 )
         if self.num_clients < size:
             raise ValueError(

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,7 +247,7 @@ class SecAgg:
                 "lower max_dropout or the threshold"
             )
         if not self._is_safe(colluders, rules):
-            raise ValueError(self._unsafe(colluders, rules))
+            self._refuse(colluders, rules)
         if correctness_log2(cohort, degree, threshold, dropped) > -CORRECTNESS_BITS:
             raise ValueError(
                 f"{dropped} dropouts of {cohort} lose the sum with probability above "
@@ -261,8 +261,8 @@ class SecAgg:
         wanted = wanted_log2(self.active) if rules[0] < colluders.cohort - 1 else -1
         return self._opened_log2(colluders, *rules) <= wanted
 
-    def _unsafe(self, colluders: Colluders, rules: tuple[int, int, int]) -> str:
-        """Why a graph is refused, with the most colluders that are safe, and what the complete one gives."""
+    def _refuse(self, colluders: Colluders, rules: tuple[int, int, int]) -> NoReturn:
+        """Say why it is not safe, with the most colluders that are, and what the complete graph gives."""
 
         def too_many(known: int) -> bool:
             fewer = replace(colluders, fraction=known / colluders.clients)
@@ -276,7 +276,7 @@ class SecAgg:
         cures = [f"keep max_corrupt <= {most} / {colluders.clients}"] if most >= 0 else []
         cures += ["raise them, or use degree='auto'"] if isinstance(self.degree, int) else []
         known, clients, size = colluders.known, colluders.clients, colluders.cohort
-        return (
+        raise ValueError(
             f"{known} corrupt clients of {clients} could see more than the sum of a cohort of {size}, with "
             f"probability above {wanted} a round, at degree {rules[0]} and threshold {rules[1]}; "
             f"{'; or '.join(cures)}. In the complete graph, at threshold {whole[1]}, that probability is "
