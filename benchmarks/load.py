@@ -40,7 +40,8 @@ def play(clients: int, options: dict[str, Any], silent: int, liars: int) -> dict
     from lightning_fedq.secagg import Client, SecAgg, Server
     from lightning_fedq.secagg.layout import sum_layout
 
-    terms = SecAgg(**options).terms(b"load", 0, 0, range(clients), sum_layout(DIM, 0, 1, clients))
+    layout = sum_layout(DIM, 0, 1, clients)
+    terms = SecAgg(**options).terms(b"load", 0, 0, range(clients), layout, num_clients=clients)
     server = Server(terms, bytes(32))
     machines = {client: Client(client, terms, bytes(32)) for client in terms.cohort}
     order = np.random.default_rng(0).permutation(clients)

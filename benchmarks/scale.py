@@ -131,7 +131,7 @@ def secagg(dim: int) -> None:
     """What secure aggregation asks of one client, by its cohort: on paper, from the rules of the protocol."""
     head("Secure aggregation, 10% corrupt and 10% dropouts", *(f"{size:,}" for size in SIZES))
     settings = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
-    degrees = [settings.rules(size)[0] for size in SIZES]
+    degrees = [settings.rules(size, size)[0] for size in SIZES]
     row("neighbours = key agreements and masks of a client", *degrees)
     row("in the complete graph", *(f"{size - 1:,}" for size in SIZES))
     planners = [RoundPlanner(size, 0) for size in SIZES]

@@ -36,7 +36,7 @@ def sharing(terms, model_hash=bytes(32)):
 
 def pairs_per_second(num_pairs: int = 10_000) -> float:
     """CPU seconds of the set-up of `num_pairs` pairs: 400 clients with 50 neighbours each."""
-    base = SecAgg().terms(b"pairs", 0, 0, range(400), sum_layout(1, 0, 1, 400))
+    base = SecAgg().terms(b"pairs", 0, 0, range(400), sum_layout(1, 0, 1, 400), num_clients=400)
     degree = 2 * num_pairs // 400
     terms = replace(base, degree=degree, threshold=degree // 2 + 1, min_survivors=degree // 2 + 1)
     start = time.process_time()
@@ -56,7 +56,7 @@ def main() -> None:
 
     secagg = SecAgg() if args.complete else SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
     n, dim = args.clients, args.dim
-    terms = secagg.terms(b"benchmark", 0, 0, range(n), sum_layout(dim, 0, 1, n))
+    terms = secagg.terms(b"benchmark", 0, 0, range(n), sum_layout(dim, 0, 1, n), num_clients=n)
     print(
         f"{n} clients x {dim} one-bit symbols: degree {terms.degree}, threshold {terms.threshold}, "
         f"{terms.layout.blocks[0].width} bits a symbol"

@@ -162,7 +162,9 @@ def play(num_clients: int, dim: int, kills: dict[int, str], active: bool, limit:
     """
     spawn = mp.get_context("spawn" if sys.platform == "darwin" else "fork")
     layout = sum_layout(dim, 0, HIGHEST, num_clients)
-    terms = SecAgg(active=active).terms(os.urandom(32), 0, 0, range(num_clients), layout)
+    terms = SecAgg(active=active).terms(
+        os.urandom(32), 0, 0, range(num_clients), layout, num_clients=num_clients
+    )
     secrets = {c: os.urandom(32) for c in terms.cohort} if active else {}
     directory = {
         c: Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw()

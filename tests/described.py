@@ -1,11 +1,13 @@
 """Runs by the few facts that a test is about; everything else is the plainest."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.privacy import report, target
 from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.collusion import Colluders
 from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
 
 
@@ -31,10 +33,13 @@ class Setting:
     charges: Any = None
     participates: str = "random"
     broken: str = ""
+    opened_log2: float = -math.inf
 
     def run(self, mechanism):
+        size, lying = len(self.context.cohort), self.min_survivors is not None
         sums = SecureSum(
-            max_corrupt=self.max_corrupt,
+            colluders=Colluders(self.max_corrupt, self.num_clients or size, size, lying, self.num_byzantine),
+            opened_log2=self.opened_log2,
             min_survivors=self.min_survivors,
             min_summands=self.fewest_answers or 1,
             ran=True,

@@ -34,8 +34,13 @@ ALLOWED = {
         "imports",
         *ARRAYS,
     },
-    "privacy.run": {"mechanisms.interface", "torch"},
-    "secagg": {"mechanisms.interface", "privacy.run", "wire", "keys", "functional", "cryptography", *ARRAYS},
+    "privacy.collusion": {"functional", "numpy"},
+    "privacy.run": {"mechanisms.interface", "privacy.collusion", "torch"},
+    "secagg": {
+        *("mechanisms.interface", "privacy.collusion", "privacy.run", "wire", "keys", "functional"),
+        "cryptography",
+        *ARRAYS,
+    },
     "privacy.verdict": set(),
     "privacy.grid": {"privacy.losses", *ARRAYS},
     "privacy.accounting": {"mechanisms.interface", "privacy.losses", "privacy.grid", *ARRAYS},
@@ -45,6 +50,7 @@ ALLOWED = {
         *("mechanisms.interface", "imports", "functional", "keys", "dpsgd.opacus", "dpsgd.statement"),
         "gone",
         *("privacy.losses", "privacy.grid", "privacy.accounting", "privacy.verdict", "privacy.run"),
+        "privacy.collusion",
         *ARRAYS,
     },
     "privacy.planning": {

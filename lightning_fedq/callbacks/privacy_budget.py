@@ -96,6 +96,11 @@ class PrivacyBudget(pl.Callback):
         self._began = self._counts_samples = self._seeded = False
 
     @property
+    def clients_delta(self) -> float | None:
+        """Delta of the run's clients, where they are what the budget is of."""
+        return None if self.unit == "sample" else self.delta
+
+    @property
     def statement(self) -> str:
         """Budget and spending in words.
 
@@ -300,6 +305,7 @@ class PrivacyBudget(pl.Callback):
         self.epsilon_spent = self._spent_by_now()
         if not self._counts_samples and not trainer.barebones:
             log_figure(pl_module, self._key, self.epsilon_spent, prog_bar=True)
+            log_figure(pl_module, "fed/delta", self.delta)
         if why := self._blocked():
             self._end(trainer, why)
 

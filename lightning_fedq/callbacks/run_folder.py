@@ -42,7 +42,7 @@ from lightning_fedq.reports.runs import (
     write_summary,
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord, metric_name
-from lightning_fedq.training.figures import FIGURES
+from lightning_fedq.training.figures import FIGURES, delta_of
 from lightning_fedq.training.spending import noise_over_signal, report_of, view_of
 from lightning_fedq.training.statement import privacy_summary
 from lightning_fedq.training.unprotected import lengths_tell, what_left
@@ -74,7 +74,8 @@ class RunFolder(pl.Callback):
         mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name: losses
             and errors are better small.
         delta: Chance with which the reported privacy guarantee may fail, in (0, 1 / num_clients); the fit
-            refuses another at its start.
+            refuses another at its start, and one that is not the privacy target's or budget's. None is
+            theirs, or min(1e-5, 0.1 / num_clients). Loggers have it as `fed/delta`.
         show: Print the summary when the training ends.
         baseline: A value of the metric to draw as a line, such as that of a central training.
 
@@ -90,7 +91,7 @@ class RunFolder(pl.Callback):
         root: str = "runs",
         monitor: str | None = None,
         mode: Literal["max", "min"] | None = None,
-        delta: float = 1e-5,
+        delta: float | None = None,
         show: bool = True,
         baseline: float | None = None,
     ) -> None:
@@ -112,11 +113,16 @@ class RunFolder(pl.Callback):
         """Refuse a delta that the report at the end could not use."""
         if stage != "fit":
             return
-        num_clients = federated_of(trainer, "RunFolder").clients.num_clients
+        federated = federated_of(trainer, "RunFolder")
         try:
-            check_delta(self.delta, num_clients, "clients")
+            check_delta(delta_of(federated, trainer), federated.clients.num_clients, "clients")
         except ValueError as error:
             raise ValueError(f"RunFolder(delta={self.delta!r}): {error}") from None
+
+    @property
+    def clients_delta(self) -> float | None:
+        """Delta of the run's clients that is asked for."""
+        return self.delta
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""
@@ -242,7 +248,7 @@ class RunFolder(pl.Callback):
 
     def _write(self, trainer: pl.Trainer, ended: str = "") -> None:
         federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
-        privacy = report_of(federated, trainer, self.delta)
+        privacy = report_of(federated, trainer, delta_of(federated, trainer))
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
         privacy = replace(privacy, leaves=what_left(trainer, federated, columns))
         for callback in callbacks_of(trainer):

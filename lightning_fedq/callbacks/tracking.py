@@ -19,6 +19,7 @@ from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.imports import extra
 from lightning_fedq.reports.runs import first_metric
+from lightning_fedq.training.figures import delta_of
 from lightning_fedq.training.spending import noise_over_signal
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def _settings_of(trainer: pl.Trainer, federated: Federated, asking: str) -> dict
         "mechanism": repr(engine.mechanism),
         "mechanism_name": type(engine.mechanism).__name__,
         "epsilon": None if target is None else target.epsilon,
-        "delta": None if target is None else target.delta,
+        "delta": delta_of(federated, trainer),
         "adversary": None if target is None else target.against.name.lower(),
         "num_clients": federated.clients.num_clients,
         "clients_per_round": engine.planner.cohort_size,

@@ -19,6 +19,16 @@ _ARGUMENTS = {"PrivacyTarget": "Federated.privacy", "SecAgg": "Federated.secure_
 """Classes that a configuration writes as settings of an argument, without a name of their own."""
 
 
+def check_rounds(rounds: int | None) -> None:
+    """Refuse a run of no rounds.
+
+    Raises:
+        ValueError: If there are less than one; None is no word on them.
+    """
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"--rounds must be >= 1, got {rounds}; nothing is sent in a run of none")
+
+
 def parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
     """`name=value` each. The value is YAML.
 

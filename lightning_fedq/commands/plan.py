@@ -15,6 +15,7 @@ from rich.table import Table
 
 from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.commands.mechanism_text import parse_call
+from lightning_fedq.commands.options import check_rounds
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path, installed, mechanism_class
 from lightning_fedq.privacy.account import Account
@@ -104,6 +105,7 @@ def main(
         why: Say for each mechanism that is not possible why it is not.
         picture: Picture to draw, of error against epsilon, bits and clients.
     """
+    check_rounds(rounds)
     given: dict[str, Any] = {"clients": clients, "params": params, "rounds": rounds}
     more = {"dropout_probability": dropout_probability, "clients_per_round": clients_per_round}
     sizes = {name: value for name, value in {**given, **more}.items() if value is not None}

@@ -18,12 +18,12 @@ from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.mechanism_text import parse_call, parse_mechanism
-from lightning_fedq.commands.options import parse_changes
+from lightning_fedq.commands.options import check_rounds, parse_changes
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.journal import Journal
-from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.ledger import Ledger, check_terms
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
@@ -61,11 +61,12 @@ def report_of_config(
     from lightning_fedq.callbacks.of_trainer import federated_of
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
 
+    check_rounds(rounds)
     cli = FedqCLI(["--config", config], run=False, changes=changes)
     federated = federated_of(cli.trainer, "fedq privacy")
     limit = cli.trainer.max_epochs if rounds is None else rounds
-    if limit is None or limit < 0:
-        raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")
+    if limit is None or limit < 1:
+        raise ValueError(f"{config} has no trainer.max_epochs >= 1, got {limit}; say how many --rounds")
     dim = (
         num_coordinates(cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared)
         if params is None
@@ -88,8 +89,10 @@ def report_of_checkpoint(
         kind: Class of its mechanism, where that is no installed one.
 
     Raises:
-        ValueError: If the checkpoint holds no federation, or weights alone.
+        ValueError: If the checkpoint holds no federation, or weights alone, or rounds that were charged on
+            other terms than those that would be priced here.
     """
+    check_rounds(rounds)
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if "callbacks" not in checkpoint:
         page = path.with_name("privacy.md")
@@ -136,6 +139,7 @@ def report_of_checkpoint(
         charges=None if ledger is None else ledger.paid[1],
         broken="",
     )
+    check_terms(terms or None, run.terms)
     report = _report(run, delta, secagg)
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)

@@ -26,7 +26,7 @@ def wait_for_enough(server: RoundServer, roster: Roster, secagg: SecAgg | None) 
     silent = server.mechanism.tolerated_dropouts(server.context(plan))
     needed = 1 if silent is None else len(plan.cohort) - silent
     if secagg is not None:
-        needed = max(needed, secagg.rules(len(plan.cohort))[2])
+        needed = max(needed, secagg.rules(server.planner.num_clients, len(plan.cohort))[2])
     if server.aggregator is not None:
         needed = max(needed, server.aggregator.min_clients)
     roster.wait_for(plan.cohort, needed, f"round {plan.round + 1}")

@@ -500,7 +500,8 @@ class RemoteClient:
         public = PublicRandomness(keys, task.round, task.attempt)
         layout, session = secagg.layout(self.mechanism(), context, public), session_of(keys.public(), task)
         silent = self.mechanism().tolerated_dropouts(context)
-        terms = secagg.terms(session, task.round, task.attempt, context.cohort, layout, silent)
+        clients = self._federated.clients.num_clients
+        terms = secagg.terms(session, task.round, task.attempt, context.cohort, layout, clients, silent)
         if not secagg.active:
             return Client(fields["client"], terms, digest)
         identities = self._identities

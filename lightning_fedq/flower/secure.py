@@ -37,6 +37,7 @@ class RemoteSum:
     Args:
         mechanism: Homomorphic.
         weights: The model that is sent out.
+        num_clients: Clients of the federation.
         directory: Everybody's verification key, where the configuration is active; else None.
     """
 
@@ -49,11 +50,14 @@ class RemoteSum:
         *,
         session: bytes,
         weights: Tensor,
+        num_clients: int,
         directory: Mapping[int, Ed25519PublicKey] | None = None,
     ) -> None:
         layout, name = secagg.layout(mechanism, context, rand), session_of(session, RoundTask.of(context))
         silent = mechanism.tolerated_dropouts(context)
-        terms = secagg.terms(name, context.round, context.attempt, context.cohort, layout, silent)
+        terms = secagg.terms(
+            name, context.round, context.attempt, context.cohort, layout, num_clients, silent
+        )
         self.machine = Server(terms, model_digest(weights), directory=directory)
         self.traffic = Traffic()
 

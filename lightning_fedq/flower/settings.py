@@ -206,8 +206,9 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
             "their keys could know them: give the client identities, so that its partner's key is signed, or "
             "a budget with adversary='server_and_partner'"
         )
-    sums = None if secagg is None else secagg.guarantee(size, 1)
-    return ClientBudget(target, federated.clients.num_clients, sums)
+    clients = federated.clients.num_clients
+    sums = None if secagg is None else secagg.guarantee(clients, size, 1)
+    return ClientBudget(target, clients, sums)
 
 
 def check_client_callbacks(callbacks: Sequence[object], federated: Federated) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from scipy import stats
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 
 def num_marked(fraction: float, items: int) -> int:
@@ -26,4 +28,20 @@ def most_drawn(items: int, marked: int, drawn: int, chance: float) -> int:
         >>> most_drawn(1000, 20, 100, 1e-6)
         10
     """
-    return int(stats.hypergeom.isf(chance, items, marked, drawn))
+    counts = np.arange(min(marked, drawn), 0, -1)
+    # by log-chances: scipy's quantile takes 1 - chance, and 1e-16 and less is lost in that
+    beyond = np.logaddexp2.accumulate(log2_drawn(items, marked, drawn, counts))
+    return len(counts) - int((beyond <= math.log2(chance)).sum())
+
+
+def log2_choose(n: ArrayLike, k: ArrayLike) -> NDArray[np.float64]:
+    """log2 of n over k, -inf outside of 0 <= k <= n. n >= 0."""
+    n, k = np.asarray(n, float), np.asarray(k, float)
+    ways = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    return np.asarray(ways / math.log(2))
+
+
+def log2_drawn(items: int, marked: ArrayLike, drawn: int, counts: ArrayLike) -> NDArray[np.float64]:
+    """log2 of the chance that so many of the drawn are marked (hypergeometric)."""
+    rest = log2_choose(items - np.asarray(marked), drawn - np.asarray(counts))
+    return log2_choose(marked, counts) + rest - log2_choose(items, drawn)

@@ -9,21 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lightning_fedq.functional.drawn import num_marked
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import Spending, spent
-from lightning_fedq.privacy.collusion import CHANCE, num_corrupt_in_cohort
+from lightning_fedq.privacy.collusion import CHANCE
 from lightning_fedq.privacy.grid import SMALLEST_DELTA
 from lightning_fedq.privacy.losses import GaussianLoss, Loss
 from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.sampled import secret_epsilon
 
-_WIDER_VIEW = {
-    Adversary.SECAGG_SERVER: Adversary.SERVER,
-    Adversary.OUTSIDER: Adversary.SERVER,
-    Adversary.CLIENT: Adversary.SERVER_AND_PARTNER,
-}
-"""A view that sees at least as much and depends on no aggregation."""
+_OF_SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
 
 _HONEST = "every other client runs its coins"
 
@@ -45,10 +39,16 @@ class Account:
 
         In a drawn cohort a quantile; see `privacy.collusion`.
         """
-        run, size = self.run, self.run.cohort_size
-        honest = run.min_survivors is None
-        colluding = num_corrupt_in_cohort(run.max_corrupt, run.num_clients, size, self.delta, honest)
-        return min(colluding + run.threat.num_byzantine, size)
+        return self.run.colluders.most(CHANCE * self.delta)
+
+    @property
+    def masks_hold(self) -> bool:
+        """Can delta pay for the rounds in which masks may be opened? Else they count as open.
+
+        Half of it, or half of what dropouts leave, so that something is left for the mechanism.
+        """
+        share = 0.25 if self.run.sampling.dropout_probability else 0.5
+        return max(self.run.horizon, 1) * self.run.masks_open <= share * self.delta
 
     def _known_to(self, adversary: Adversary) -> int:
         """Clients whose part of a sum hides nobody from an adversary, as far as it comes from the setting."""
@@ -57,19 +57,30 @@ class Account:
         curious = adversary is Adversary.CLIENT and self.run.threat.num_byzantine > 0
         return min(self.run.threat.num_byzantine + curious, len(self.run.context.cohort))
 
+    def _wider(self, adversary: Adversary) -> Adversary | None:
+        """A view that sees at least as much and depends on no aggregation. None: it depends on none itself.
+
+        Whoever is known to the adversary may be the one that a client shares its bits with.
+        """
+        if adversary not in _OF_SUMS:
+            return None
+        alone = adversary is not Adversary.CLIENT and not self._known_to(adversary)
+        return Adversary.SERVER if alone else Adversary.SERVER_AND_PARTNER
+
     def available(self, claim: PrivacyClaim, rounds: int = 0) -> float:
         """Delta that is left for the mechanism.
 
-        Dropouts of a sum take half, and every round in which more may collude than are counted `CHANCE`.
+        Dropouts of a sum take half, every round in which more may collude than are counted `CHANCE`, and
+        every one in which masks may be opened the chance of that.
         """
         run = self.run
         after_drops = claim.loss.counts_answers and run.sampling.dropout_probability > 0.0
-        if claim.adversary in _WIDER_VIEW and run.min_survivors is not None:
+        if claim.adversary in _OF_SUMS and run.min_survivors is not None:
             after_drops = False  # whoever is missing, so many are there
         share = 0.5 if after_drops else 1.0
-        bets_on_the_draw = run.num_clients > run.cohort_size and run.min_survivors is None
-        if claim.adversary is Adversary.SECAGG_SERVER and run.max_corrupt > 0.0 and bets_on_the_draw:
-            share -= CHANCE * max(rounds, run.horizon)
+        if claim.adversary is Adversary.SECAGG_SERVER and self.masks_hold:
+            more = CHANCE * run.colluders.drawn + run.masks_open / self.delta
+            share -= more * max(rounds, run.horizon)
         return max(share, 0.0) * self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
@@ -162,10 +173,10 @@ class Account:
     def claims(self, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
         """The claim that fits, for every adversary: about every client, or about one."""
         own = self._claims(client, self.num_corrupt)
-        if self.run.max_corrupt and self.run.num_clients > len(self.run.context.cohort):
+        if self.run.colluders.known and self.run.num_clients > self.run.cohort_size:
             own[Adversary.SECAGG_SERVER] = _given(own[Adversary.SECAGG_SERVER], self._colluders())
         if self.run.threat.num_byzantine:
-            own |= {who: self._among_byzantine(client, own, who) for who in _WIDER_VIEW}
+            own |= {who: self._among_byzantine(client, own, who) for who in _OF_SUMS}
         return {who: self._fitting(own, who) for who in Adversary}
 
     def _claims(self, client: int | None, num_corrupt: int) -> dict[Adversary, PrivacyClaim]:
@@ -175,10 +186,9 @@ class Account:
         return {claim.adversary: claim for claim in claims}
 
     def _colluders(self) -> str:
-        clients, size = self.run.num_clients, len(self.run.context.cohort)
-        known = num_marked(self.run.max_corrupt, clients)
+        clients, size, known = self.run.num_clients, self.run.cohort_size, self.run.colluders.known
         count = self.num_corrupt - self.run.threat.num_byzantine
-        if self.run.min_survivors is not None:
+        if not self.run.colluders.drawn:
             return f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
         return (
             f"{known} of {clients} clients may collude; {count} count in a cohort of {size}, drawn at "
@@ -193,7 +203,7 @@ class Account:
         They may tell everything, so the view is within that of a server behind secure aggregation with which
         they collude. Where the mechanism does not say what that one sees, the claim is of all messages.
         """
-        wider, known = own[_WIDER_VIEW[adversary]], self._known_to(adversary)
+        wider, known = own[Adversary.SERVER_AND_PARTNER], self._known_to(adversary)
         if own[adversary].loss == wider.loss:
             return own[adversary]
         count = self.run.threat.num_byzantine
@@ -205,13 +215,16 @@ class Account:
         return replace(_given(colluding, lie), adversary=adversary)
 
     def _fitting(self, claims: dict[Adversary, PrivacyClaim], adversary: Adversary) -> PrivacyClaim:
-        claim, run, wider_view = claims[adversary], self.run, _WIDER_VIEW.get(adversary)
+        claim, run, wider_view = claims[adversary], self.run, self._wider(adversary)
         if wider_view is None:
             return claim
         wider = claims[wider_view]
         if adversary is Adversary.SECAGG_SERVER and run.threat.secure_sum is None:
             off = f"secure aggregation is off: see the row of {wider_view.value}"
             return replace(claim, loss=NonPrivate(off))
+        if adversary is Adversary.SECAGG_SERVER and not self.masks_hold:
+            why = f"colluders open masks with chance {run.masks_open:.0e} a round, more than delta can pay"
+            return _as_wider(wider, adversary, why)
         if not run.threat.plain_sum:
             why = "the mean is weighted, or no mean"
             return _as_wider(wider, adversary, why, "; weights (sample counts) are public")

@@ -1,33 +1,86 @@
-"""Colluders that count in a cohort, where a fraction of the federation's clients may collude.
+"""Who colludes with the server: the one count of a run, for its noise, its masks and all that it says.
 
-A cohort that is drawn holds more of them now and then than its share: of 40 drawn from 1,000 of whom 20
-collude, none only with chance 0.44. So a quantile of the hypergeometric law is counted, and delta pays for
-what is above it. A server that may lie may draw as it likes: then as many count as there are.
+A cohort that is drawn holds more colluders now and then than its share: of 40 drawn from 1,000 of whom 20
+collude, none only with chance 0.44. So the noise counts a quantile of the hypergeometric law, and delta pays
+for what is above it, and the graph of masks averages over the law. A server that may lie may draw as it
+likes: then as many count as there are. Who colludes is assumed to be settled before the draw is known.
 """
 
-from lightning_fedq.functional.drawn import most_drawn, num_marked
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_fedq.functional.drawn import log2_drawn, most_drawn, num_marked
 
 CHANCE = 2.0**-24
 """Chance that more collude in a round than are counted, in units of delta."""
+_LEFT_OUT = -100.0
+"""log2 of the chance below which a number of colluders is lumped together with the worst."""
 
 
-def num_corrupt_in_cohort(
-    fraction: float, clients: int, cohort: int, delta: float, drawn_at_random: bool
-) -> int:
-    """Colluders that count in a cohort with one client, the victim, that does not collude.
+@dataclass(frozen=True)
+class Colluders:
+    """Clients that may collude with the server behind secure aggregation, in the cohorts of one run.
 
     Args:
         fraction: Fraction of the clients that may collude, in [0, 1).
         clients: Clients in the federation, >= `cohort`.
         cohort: Clients of a round.
-        delta: Delta of the guarantee; more collude in a round with chance `CHANCE * delta` at most.
-        drawn_at_random: Is the cohort a uniformly random set, whoever colludes?
+        chosen: May the server choose the cohort, as it may lie? Else that is a uniformly random set.
+        byzantine: Clients of a cohort, at most, that do not run the protocol. They may tell everything, their
+            shares too, so they count as colluders of every cohort.
 
     Example:
-        >>> num_corrupt_in_cohort(0.02, 1000, 100, 1e-9, True)
+        >>> Colluders(0.02, 1000, 100, chosen=False).most(CHANCE * 1e-9)
         17
     """
-    marked = num_marked(fraction, clients)
-    if clients == cohort or not marked or not drawn_at_random:
-        return min(marked, cohort)
-    return min(most_drawn(clients - 1, min(marked, clients - 1), cohort - 1, CHANCE * delta), cohort - 1)
+
+    fraction: float
+    clients: int
+    cohort: int
+    chosen: bool
+    byzantine: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.fraction < 1.0:
+            raise ValueError(f"max_corrupt must be in [0, 1), got {self.fraction}")
+
+    @property
+    def known(self) -> int:
+        """Clients of the federation that collude and are not Byzantine."""
+        return num_marked(self.fraction, self.clients)
+
+    @property
+    def drawn(self) -> bool:
+        """Is it chance how many are in a cohort?"""
+        return bool(self.known) and self.clients > self.cohort and not self.chosen
+
+    def most(self, chance: float) -> int:
+        """Colluders of a cohort with one that is none, the victim: with this chance there are more."""
+        count = self.known
+        if self.drawn:
+            marked = min(count, self.clients - 1)
+            count = min(most_drawn(self.clients - 1, marked, self.cohort - 1, chance), self.cohort - 1)
+        return min(count + self.byzantine, self.cohort)
+
+    @cached_property
+    def law(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Numbers of colluders in a cohort and log2 of their chances, whoever is in it.
+
+        A victim that is known to be there makes fewer of them (in stochastic order). What is very unlikely
+        counts as the worst number, so that sums of what grows with the number are no smaller than they are.
+        """
+        if not self.drawn:
+            return np.array([min(self.known + self.byzantine, self.cohort)]), np.zeros(1)
+        drawn = np.arange(min(self.known, self.cohort) + 1)
+        chances = log2_drawn(self.clients, self.known, self.cohort, drawn)
+        counts = np.minimum(drawn + self.byzantine, self.cohort)
+        kept = chances > _LEFT_OUT
+        rest = np.log2(len(counts)) + _LEFT_OUT
+        return np.append(counts[kept], counts[-1]), np.append(chances[kept], rest)
+
+
+NOBODY = Colluders(0.0, 0, 0, chosen=False)
+"""None collude, in any run."""

@@ -120,6 +120,8 @@ class Problem:
     def run(self, mechanism: Mechanism, cohort: int, participation: Participation) -> Run:
         """The run that is asked about, by a mechanism and cohorts of a size."""
         secagg = self.secure_aggregation if self.behind_masks else None
+        byzantine = min(self.num_byzantine, cohort)
+        sums = None if secagg is None else secagg.guarantee(self.clients, cohort, self.rounds, byzantine)
         drawn: Literal["random", "cyclic"] = "cyclic" if self.in_turn else "random"
         return Run(
             mechanism=mechanism,
@@ -135,10 +137,7 @@ class Problem:
                 may_be_silent=self.may_be_silent,
             ),
             threat=ThreatModel(
-                secure_sum=None if secagg is None else secagg.guarantee(cohort, self.rounds),
-                plain_sum=self.plain_sum,
-                num_byzantine=min(self.num_byzantine, cohort),
-                secure_keys=True,
+                secure_sum=sums, plain_sum=self.plain_sum, num_byzantine=byzantine, secure_keys=True
             ),
             charges=None,
         )

@@ -6,6 +6,7 @@ whoever describes a run has to say each thing, so the weakest adversary is never
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -13,6 +14,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
+from lightning_fedq.privacy.collusion import NOBODY, Colluders
 
 Participation = Literal["random", "once", "cyclic", "poisson", "allocated"]
 """How cohorts come about: each drawn anew from all clients; all disjoint, for one turn or for ever; or by a
@@ -61,10 +63,11 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum:
-    """Guarantee of a secure aggregation for one cohort. `SecAgg.guarantee(cohort)` knows it.
+    """Guarantee of a secure aggregation for the cohorts of a run. `SecAgg.guarantee` knows it.
 
     Args:
-        max_corrupt: Fraction of the clients that may collude with the server, in [0, 1).
+        colluders: Clients that may collude with the server, which masks, noise and statement count alike.
+        opened_log2: log2 of the chance that an attempt shows more than its sum; delta pays for it.
         min_survivors: Clients that confirm a sum, where the server may lie about who dropped out (malicious);
             it may leave out all others. None is a server that follows the protocol (honest but curious).
         min_summands: Messages without which no sum is opened, >= 1.
@@ -73,20 +76,18 @@ class SecureSum:
         statement: All of it in words.
     """
 
-    max_corrupt: float
+    colluders: Colluders
+    opened_log2: float
     min_survivors: int | None
     min_summands: int
     ran: bool
     settings: str
     statement: str
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.max_corrupt < 1.0:
-            raise ValueError(f"max_corrupt must be in [0, 1), got {self.max_corrupt}")
-
 
 ASSUMED = SecureSum(
-    max_corrupt=0.0,
+    colluders=NOBODY,
+    opened_log2=-math.inf,
     min_survivors=None,
     min_summands=1,
     ran=False,
@@ -150,9 +151,16 @@ class Run:
                 value = getattr(sums, name)
                 if value is not None and not 1 <= value <= size:
                     raise ValueError(
-                        f"{name} must be in [1, cohort = {size}], got {value}; "
-                        "SecAgg.guarantee(cohort) knows it"
+                        f"{name} must be in [1, cohort = {size}], got {value}; SecAgg.guarantee knows it"
                     )
+            those = sums.colluders
+            here = self.num_clients, size, self.threat.num_byzantine
+            if those != NOBODY and (those.clients, those.cohort, those.byzantine) != here:
+                raise ValueError(
+                    f"colluders are counted in cohorts of {those.cohort} of {those.clients} clients, "
+                    f"{those.byzantine} Byzantine, and these are of {size} of {self.num_clients}, {here[2]} "
+                    "Byzantine; SecAgg.guarantee knows it"
+                )
         if self.num_clients < size:
             raise ValueError(
                 f"num_clients >= the cohort is needed, got {self.num_clients} for a cohort of {size}"
@@ -184,9 +192,17 @@ class Run:
         return 1 if self.threat.secure_sum is None else self.threat.secure_sum.min_summands
 
     @property
-    def max_corrupt(self) -> float:
-        """Fraction of the clients that may collude with the server behind secure aggregation."""
-        return 0.0 if self.threat.secure_sum is None else self.threat.secure_sum.max_corrupt
+    def colluders(self) -> Colluders:
+        """Clients that may collude with the server behind secure aggregation, and those that lie."""
+        sums = self.threat.secure_sum
+        if sums is None or sums.colluders == NOBODY:
+            return Colluders(0.0, self.num_clients, self.cohort_size, False, self.threat.num_byzantine)
+        return sums.colluders
+
+    @property
+    def masks_open(self) -> float:
+        """Chance that one attempt shows more than its sum to the server behind secure aggregation."""
+        return 0.0 if self.threat.secure_sum is None else 2.0**self.threat.secure_sum.opened_log2
 
     @property
     def most_rounds(self) -> int | None:

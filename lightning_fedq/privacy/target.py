@@ -184,9 +184,14 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
         near: A level that is nearly right. What is found is then up to 2% more private than it could be.
 
     Raises:
-        ValueError: If the mechanism has no free parameter, claims nothing against the adversary in this
-            setting, or can't be made private enough; with what could be.
+        ValueError: If the run has no rounds, or the mechanism has no free parameter, claims nothing against
+            the adversary in this setting, or can't be made private enough; with what could be.
     """
+    if target.over == "run" and run.rounds < 1:
+        raise ValueError(
+            f"a privacy target over the run needs rounds >= 1, got {run.rounds}; say how many, or "
+            "PrivacyTarget(over='round')"
+        )
     account = account_of(target, run)
     run, mechanism, adversary = account.run, account.run.mechanism, target.against
     dropped, charges = allowed_dropouts(run), planned_charges(run, target.secret)

@@ -109,9 +109,12 @@ class ClientBudget:
                 "that of the old one"
             )
         # what it can't see, others' weights, lies and silence, no view of its own message hangs on
-        run = Run.ideal(mechanism, pad_segments(context, log.dim), charges + 1, self.insists)
-        clients = max(self.num_clients, len(context.cohort))
-        run = replace(run, sampling=replace(run.sampling, num_clients=clients))
+        run = Run.ideal(mechanism, pad_segments(context, log.dim), charges + 1, None)
+        clients, sums = max(self.num_clients, run.cohort_size), self.insists
+        if sums is not None:
+            sums = replace(sums, colluders=replace(sums.colluders, clients=clients, cohort=run.cohort_size))
+        sampling, threat = replace(run.sampling, num_clients=clients), replace(run.threat, secure_sum=sums)
+        run = replace(run, sampling=sampling, threat=threat)
         spent = spent_on(target, run, charges + 1)
         if spent > target.epsilon:
             raise BudgetSpentError(
@@ -135,4 +138,5 @@ def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget |
         terms += f"; {context.dim} coordinates"
     if budget is None or (sums := budget.insists) is None:
         return terms
-    return f"{terms}; {sums.min_survivors} confirm a sum, a share of {sums.max_corrupt:g} may collude"
+    terms += f"; {sums.min_survivors} confirm a sum, a share of {sums.colluders.fraction:g} may collude"
+    return terms if sums.colluders.clients == sums.colluders.cohort else f"{terms}; {sums.settings}"

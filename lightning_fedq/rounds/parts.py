@@ -69,8 +69,9 @@ class SecureSums(Protocol):
         *,
         session: bytes,
         weights: Tensor,
+        num_clients: int,
     ) -> SecureSum:
-        """Open a round for the clients of `context`, who have all received the model `weights`."""
+        """Open a round for the clients of `context`, some of `num_clients`, who all received `weights`."""
 
 
 class UpdateTransform(Protocol):

@@ -270,8 +270,10 @@ class RoundServer:
         self._aborted = ""
         public, secure = PublicRandomness(self.keys, plan.round, self.attempt), None
         if self.secure_sums is not None:
-            session, weights = self.keys.public(), self.weights
-            secure = self.secure_sums(self.mechanism, self._context, public, session=session, weights=weights)
+            session, weights, clients = self.keys.public(), self.weights, self.planner.num_clients
+            secure = self.secure_sums(
+                self.mechanism, self._context, public, session=session, weights=weights, num_clients=clients
+            )
         self._sum = RunningSum(
             self.mechanism,
             self._context,

@@ -5,9 +5,11 @@ the clients stand on a ring in an order drawn from the hash of all their keys, a
 with `degree / 2` on either side. Its failure probabilities are bounded here for a finite cohort, by
 hypergeometric tails and a union bound, in place of the asymptotic statement of the paper.
 
-Let a cohort of n have at most c corrupt clients and d dropouts, and k = degree, t = threshold; a client's
+Let a cohort of n have c corrupt clients and at most d dropouts, and k = degree, t = threshold; a client's
 secrets are shared with itself and its k neighbours. Against a *curious* server, c and d are fixed before the
-order is drawn, so neighbours are a random sample. What must not happen:
+order is drawn, so neighbours are a random sample. c itself is drawn with the cohort, of `Colluders.law`: each
+bound below is that of one c, and what is stated is its mean (the expectation of min(1, bound), as a cohort
+with many is as good as open). What must not happen:
 
 * a client has t corrupt neighbours, who could open its secrets: P <= n P[Hyp(n - d - 1, c, k) >= t], the ring
   being shortest when all d are gone before it is drawn;
@@ -16,12 +18,15 @@ order is drawn, so neighbours are a random sample. What must not happen:
 * more than k - t neighbours of a client are gone, or the survivors are split without the corrupt ones' help,
   so that the sum is lost: P <= n P[Hyp(n - 1, d, k) > k - t] + C(n, 2) (d / n)^k.
 
-An *active* server chooses who "drops out" after it saw the order. Then only corrupt clients are random. If
+An *active* server chooses the cohort, with all the corrupt clients in it, and who "drops out" after it saw
+the order. Then only where the corrupt ones stand is random. If
 the honest survivors were split, some honest survivor would have a run of k / 2 neighbours without any; at
 most k / 2 + 1 + (corrupt ones in the run) holders of its secrets would answer, so with fewer than t of them
 its self-mask stays on the sum. It takes a run with t - k / 2 - 1 corrupt clients: P <= 2 n P[Hyp(n - d - 1,
 c, k / 2) >= t - k / 2 - 1]. And as it can try many rosters for a bad order, 80 bits are added to the security
 wanted.
+
+With the complete graph c >= t opens every secret, and c < t none.
 
 A run draws a new order in each attempt at each round, and what one ring shows stays shown. The union bound
 over R attempts is R times that of one ring; so one ring is allowed 2^-50, and 2^10 attempts stay below
@@ -39,12 +44,20 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_fedq.functional.drawn import log2_choose, log2_drawn
+from lightning_fedq.privacy.collusion import Colluders
+
 SECURITY_BITS = 40
 RUN_BITS = 10
 """Every attempt at a round draws a ring: 2^10 of them together stay below 2^-40."""
 GRINDING_BITS = 80
 """An active server is given 2^80 tries, at each ring, at a roster whose order suits it."""
 CORRECTNESS_BITS = 20
+_ROUNDING = 1e-4
+"""Above what float64 can add to log2 of a chance: logarithms of 10^9! have 12 digits before the point."""
 
 
 def neighbours(order: Sequence[int], degree: int, place: int) -> tuple[int, ...]:
@@ -102,70 +115,56 @@ def is_connected(order: Sequence[int], degree: int, alive: Collection[int]) -> b
     return sum(b - a > degree // 2 for a, b in zip(places, following, strict=True)) < 2
 
 
-def _log2_choose(n: int, k: int) -> float:
-    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
-
-
-def log2_tail(population: int, marked: int, drawn: int, at_least: int) -> float:
-    """log2 of P[Hyp(population, marked, drawn) >= at_least]. -inf where it can't happen.
+def log2_tail(population: int, marked: ArrayLike, drawn: int, at_least: int) -> NDArray[np.float64]:
+    """log2 of P[Hyp(population, marked, drawn) >= at_least], for each of `marked`. -inf where it can't be.
 
     Raises:
         ValueError: If more are marked or drawn than there are.
 
     Example:
-        >>> round(log2_tail(1000, 20, 60, 10), 1)
+        >>> log2_tail(1000, 20, 60, 10).round(1).item()
         -24.9
     """
-    if not (0 <= marked <= population and 0 <= drawn <= population):
-        raise ValueError(f"need 0 <= marked, drawn <= population, got {marked}, {drawn}, {population}")
-    low, high = max(at_least, 0, marked + drawn - population), min(marked, drawn)
-    if at_least <= max(0, marked + drawn - population):
-        return 0.0
-    total = _log2_choose(population, drawn)
-    terms = [
-        _log2_choose(marked, i) + _log2_choose(population - marked, drawn - i) - total
-        for i in range(low, high + 1)
-    ]
-    if not terms:
-        return -math.inf
-    top = max(terms)
-    return min(top + math.log2(sum(2.0 ** (term - top) for term in terms)), 0.0)  # rounding may exceed 1
+    numbers = np.asarray(marked)
+    if not (numbers.min() >= 0 and numbers.max() <= population and 0 <= drawn <= population):
+        raise ValueError(f"need 0 <= marked, drawn <= population, got {numbers}, {drawn}, {population}")
+    counts = np.arange(max(at_least, 0), drawn + 1)
+    terms = log2_drawn(population, numbers[..., None], drawn, counts)
+    return np.asarray(np.minimum(np.logaddexp2.reduce(terms, axis=-1), 0.0))  # rounding may exceed 1
 
 
-def _log2_add(*terms: float) -> float:
-    top = max(terms)
-    return top if top == -math.inf else top + math.log2(sum(2.0 ** (term - top) for term in terms))
-
-
-def _log2_split(size: int, degree: int, gone: int) -> float:
+def _log2_split(size: int, degree: int, gone: ArrayLike) -> NDArray[np.float64]:
     # (gone / n)^k is above the chance of k draws without replacement
-    return _log2_choose(size, 2) + degree * math.log2(min(gone, size) / size) if gone else -math.inf
+    with np.errstate(divide="ignore"):  # nobody gone: -inf
+        return np.asarray(log2_choose(size, 2) + degree * np.log2(np.minimum(gone, size) / size))
 
 
-def security_log2(size: int, degree: int, threshold: int, corrupt: int, dropped: int, active: bool) -> float:
-    """log2 of the chance that a graph lets the server and the corrupt clients see more than the sum.
+def security_log2(colluders: Colluders, degree: int, threshold: int, dropped: int) -> float:
+    """log2 of the chance that one attempt lets the server and the corrupt clients see more than the sum.
 
-    The module's docstring derives the bound; with the complete graph it is 0 or 1.
+    The module's docstring derives the bound. It holds for every client that does not collude, too.
 
     Example:
-        >>> round(security_log2(1000, 60, 31, 20, 20, False))
+        >>> round(security_log2(Colluders(0.02, 1000, 1000, chosen=False), 60, 31, 20))
         -260
     """
-    if degree >= size - 1:
-        return -math.inf if corrupt < threshold else 0.0
+    size, (corrupt, chances) = colluders.cohort, colluders.law
     others = size - dropped - 1
-    if corrupt > others or degree > others:
-        return 0.0
-    # n P[Hyp(n - d - 1, c, k) >= t]: a union bound
-    opened = math.log2(size) + log2_tail(others, corrupt, degree, threshold)
-    if active:
-        run = degree // 2
-        # two runs of k / 2 a client, one on either side
-        split = math.log2(2 * size) + log2_tail(others, corrupt, run, threshold - run - 1)
+    if degree >= size - 1:
+        bounds = np.where(corrupt < threshold, -math.inf, 0.0)
     else:
-        # With nobody corrupt the survivors themselves see that they are split, and nothing is opened.
-        split = _log2_split(size, degree, corrupt + dropped) if corrupt else -math.inf
-    return min(_log2_add(opened, split), 0.0)
+        few = np.minimum(corrupt, others)
+        # n P[Hyp(n - d - 1, c, k) >= t]: a union bound; with few left, all are neighbours
+        opened = math.log2(size) + log2_tail(others, few, min(degree, others), threshold)
+        if colluders.chosen:
+            run = degree // 2
+            # two runs of k / 2 a client, one on either side
+            split = math.log2(2 * size) + log2_tail(others, few, min(run, others), threshold - run - 1)
+        else:
+            # With nobody corrupt the survivors themselves see that they are split, and nothing is opened.
+            split = np.where(corrupt > 0, _log2_split(size, degree, corrupt + dropped), -math.inf)
+        bounds = np.where(corrupt > others, 0.0, np.minimum(np.logaddexp2(opened, split), 0.0))
+    return min(float(np.logaddexp2.reduce(chances + bounds)) + _ROUNDING, 0.0)
 
 
 def correctness_log2(size: int, degree: int, threshold: int, dropped: int) -> float:
@@ -174,7 +173,7 @@ def correctness_log2(size: int, degree: int, threshold: int, dropped: int) -> fl
         return -math.inf if size - dropped >= threshold else 0.0
     # the owner may be gone itself, so its neighbours alone must reach the threshold
     lost = math.log2(size) + log2_tail(size - 1, dropped, degree, degree - threshold + 1)
-    return min(_log2_add(lost, _log2_split(size, degree, dropped)), 0.0)
+    return min(float(np.logaddexp2(lost, _log2_split(size, degree, dropped))), 0.0)
 
 
 def default_threshold(holders: int, active: bool) -> int:
@@ -193,14 +192,14 @@ def wanted_log2(active: bool) -> int:
 
 
 @lru_cache(maxsize=1024)
-def safe_threshold(size: int, degree: int, corrupt: int, dropped: int, active: bool) -> int | None:
+def safe_threshold(colluders: Colluders, degree: int, dropped: int) -> int | None:
     """Smallest threshold at which a graph of this degree is safe and loses few sums. None is none.
 
     A higher threshold makes secrets harder to open, for those who may not and for those who should; so the
     highest one that loses few enough sums tells whether there is any.
 
     Example:
-        >>> safe_threshold(1000, 60, 20, 20, False)
+        >>> safe_threshold(Colluders(0.02, 1000, 1000, chosen=False), 60, 20)
         31
     """
 
@@ -212,12 +211,12 @@ def safe_threshold(size: int, degree: int, corrupt: int, dropped: int, active: b
         return high
 
     def loses(threshold: int) -> bool:
-        return correctness_log2(size, degree, threshold, dropped) > -CORRECTNESS_BITS
+        return correctness_log2(colluders.cohort, degree, threshold, dropped) > -CORRECTNESS_BITS
 
     def safe(threshold: int) -> bool:
-        return security_log2(size, degree, threshold, corrupt, dropped, active) <= wanted_log2(active)
+        return security_log2(colluders, degree, threshold, dropped) <= wanted_log2(colluders.chosen)
 
-    lowest = default_threshold(degree + 1, active)
+    lowest = default_threshold(degree + 1, colluders.chosen)
     if loses(lowest):
         return None
     # degree + 2 always loses, so the search has an end
@@ -228,33 +227,32 @@ def safe_threshold(size: int, degree: int, corrupt: int, dropped: int, active: b
 
 @lru_cache(maxsize=256)
 def smallest_graph(
-    size: int, corrupt: int, dropped: int, active: bool, threshold: int | None = None
-) -> tuple[int, int]:
-    """Smallest safe degree, and the smallest safe threshold at it. Else the complete graph's.
+    colluders: Colluders, dropped: int, threshold: int | None = None
+) -> tuple[int, int | None]:
+    """Smallest safe degree, and the smallest safe threshold at it. Else the complete graph, and None.
 
     The failure probability is below 2^-50 a ring (2^-130 if active), a sum is lost with less than 2^-20.
 
     Args:
-        size: Clients of a cohort.
-        corrupt: How many may collude with the server.
+        colluders: Those of a cohort.
         dropped: How many may drop out.
-        active: The server may lie.
         threshold: One that is given; None searches it with the degree.
 
     Example:
-        >>> smallest_graph(1000, 20, 20, False)
+        >>> smallest_graph(Colluders(0.02, 1000, 1000, chosen=False), 20)
         (20, 13)
+        >>> smallest_graph(Colluders(0.02, 50000, 1000, chosen=False), 20)
+        (22, 14)
     """
+    size, wanted = colluders.cohort, wanted_log2(colluders.chosen)
     for degree in range(2, size - 1, 2):
         if threshold is None:
-            found = safe_threshold(size, degree, corrupt, dropped, active)
+            found = safe_threshold(colluders, degree, dropped)
         else:
             fits = default_threshold(degree + 1, False) <= threshold <= degree + 1
             fits = fits and correctness_log2(size, degree, threshold, dropped) <= -CORRECTNESS_BITS
-            fits = fits and (
-                security_log2(size, degree, threshold, corrupt, dropped, active) <= wanted_log2(active)
-            )
+            fits = fits and security_log2(colluders, degree, threshold, dropped) <= wanted
             found = threshold if fits else None
         if found is not None:
             return degree, found
-    return size - 1, default_threshold(size, active) if threshold is None else threshold
+    return size - 1, threshold

@@ -121,6 +121,7 @@ class Aggregation:
         context: The round; its cohort is asked.
         rand: What the server knows; symbol ranges may hang on it.
         weights: `(dim,)` the model that was sent out.
+        num_clients: Clients of the federation.
 
     Raises:
         TypeError: If the mechanism is not homomorphic.
@@ -136,11 +137,14 @@ class Aggregation:
         *,
         session: bytes,
         weights: Tensor,
+        num_clients: int,
     ) -> None:
         layout = secagg.layout(mechanism, context, rand)
         self.secagg = secagg
         silent = mechanism.tolerated_dropouts(context)
-        self.terms = secagg.terms(session, context.round, context.attempt, context.cohort, layout, silent)
+        self.terms = secagg.terms(
+            session, context.round, context.attempt, context.cohort, layout, num_clients, silent
+        )
         self._received: set[int] = set()
         self._sum = layout.zeros()
         self._server: Server | None = None

@@ -2,22 +2,24 @@
 
 import hashlib
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.checks import check_fields
-from lightning_fedq.functional.drawn import num_marked
 from lightning_fedq.keys.randomness import PublicRandomness, pack_fields
 from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
+from lightning_fedq.privacy.collusion import Colluders
 from lightning_fedq.privacy.run import SecureSum
 from lightning_fedq.secagg.graph import (
     CORRECTNESS_BITS,
+    GRINDING_BITS,
     correctness_log2,
     default_threshold,
     safe_threshold,
@@ -78,15 +80,15 @@ class Terms:
 class SecAgg:
     """Secure aggregation around a homomorphic mechanism: the server sees the sum of the symbols only.
 
-    Say how many of the clients may collude and drop out, and the graph is the cheapest that is safe for them:
-    with 2% of each, keys and shares take 0.9 kB of each of 1,000 clients in a round. Unsaid, everybody shares
-    with everybody, which is safe for nearly half of them and takes 36 kB, 3.8 kB of each of 100.
+    Say how many of the clients may collude and drop out, and the graph is the cheapest that is safe for them,
+    and for the cohorts that are drawn: with 2% of each, keys and shares take 0.9 kB of each of 1,000 clients
+    in a round, if they are all that there are. Unsaid, everybody shares with everybody, which is safe for
+    nearly half of a cohort and takes 36 kB, 3.8 kB of each of 100.
 
-    With the complete graph a curious server together with fewer than `threshold` clients learns
-    no more than the sum over the others; an active one together with at most `max_corrupt` of the clients.
-    A sparse graph makes the cost of a client independent of the cohort, and then security is statistical:
-    2^-50 an attempt at a round, 2^-40 for a run of up to 1,024 of them, for corrupt clients and dropouts up
-    to the fractions stated.
+    With the complete graph a server together with fewer than `threshold` clients of the cohort learns no
+    more than the sum over the others. A sparse graph makes the cost of a client independent of the cohort,
+    and then security is statistical: 2^-50 an attempt at a round, 2^-40 for a run of up to 1,024 of them, for
+    corrupt clients and dropouts up to the fractions stated. Reports say what it is in their run.
 
     Args:
         threshold: Shares that open a secret, of the degree + 1 that there are. None takes the smallest number
@@ -108,10 +110,12 @@ class SecAgg:
         Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020.
 
     Example:
-        >>> SecAgg().rules(10)
+        >>> SecAgg().rules(10, 10)
         (9, 6, 6)
-        >>> SecAgg(max_corrupt=0.1, max_dropout=0.1).rules(1000)
+        >>> SecAgg(max_corrupt=0.1, max_dropout=0.1).rules(1000, 1000)
         (52, 31, 900)
+        >>> SecAgg(max_corrupt=0.1, max_dropout=0.1).rules(20000, 1000)  # may hold more than its share
+        (56, 34, 900)
     """
 
     threshold: int | None = None
@@ -159,105 +163,142 @@ class SecAgg:
         )
         return f"{ran}, {server}"
 
-    def statement_of(self, rounds: int) -> str:
-        """`statement`, and how likely the graphs of a run show more than the sums.
-
-        Args:
-            rounds: Attempts at rounds, those that were given up included.
-        """
-        if self.degree is None or not self.max_corrupt:
-            return self.statement
-        rings = max(rounds, 1)
-        power = math.floor(10 * (-wanted_log2(False) - math.log2(rings))) / 10
-        return (
-            f"{self.statement}; each attempt at a round draws a graph of neighbours, and the chance that any "
-            f"of {rings} shows more than its sum is below 2^-{power:g}"
-            + (", if the server tries at most 2^80 rosters for each" if self.active else "")
-        )
-
-    def guarantee(self, num_clients: int, rounds: int) -> SecureSum:
-        """Return the guarantee about the sums of a cohort, for a `Run`.
+    def guarantee(self, num_clients: int, cohort: int, rounds: int, num_byzantine: int = 0) -> SecureSum:
+        """Return the guarantee about the sums of a run, for a `Run`.
 
         A lying server may declare all but `min_survivors` dropped, and choose whom.
 
         Args:
-            num_clients: Clients of a cohort.
+            num_clients: Clients of the federation.
+            cohort: Clients of a round.
             rounds: Attempts at rounds, those that were given up included.
+            num_byzantine: Clients of a cohort, at most, that do not run the protocol and may hand out their
+                shares. The graph is made without them, as no client knows of them; the chance counts them.
 
         Raises:
             ValueError: See `rules`.
         """
-        survivors = self.rules(num_clients)[2]
+        colluders, rules = self._rules(num_clients, cohort)
+        counted, settings = replace(colluders, byzantine=num_byzantine), repr(self)
+        opened = min(self._opened_log2(counted, *rules) + GRINDING_BITS * self.active, 0.0)
+        if colluders.known and num_clients > cohort:  # earlier versions made the graph for a cohort's share
+            graph = "{} neighbours, {} shares open a secret".format(*rules)
+            settings += f" with {graph}, for {colluders.known} colluders of {num_clients} clients"
         return SecureSum(
-            max_corrupt=self.max_corrupt or 0.0,
-            min_survivors=survivors if self.active else None,
-            min_summands=survivors,
+            colluders=counted,
+            opened_log2=opened,
+            min_survivors=rules[2] if self.active else None,
+            min_summands=rules[2],
             ran=self.run == "masked",
-            settings=repr(self),
-            statement=self.statement_of(rounds),
+            settings=settings,
+            statement=self.statement + self._chance(opened, rounds, rules[0] < cohort - 1, rules[1]),
         )
 
-    def rules(self, num_clients: int) -> tuple[int, int, int]:
-        """Return (degree, threshold, min_survivors) for a cohort, all checked.
+    def _opened_log2(self, colluders: Colluders, degree: int, threshold: int, survivors: int) -> float:
+        """log2 of the chance that an attempt shows more than its sum, at each roster that a server tries."""
+        if self.active and 2 * survivors - colluders.cohort <= colluders.law[0][-1]:
+            return 0.0  # two lists of survivors overlap in so many, who could confirm both
+        dropped = self._dropped(colluders.cohort)
+        return security_log2(colluders, degree, threshold, dropped)
+
+    def _dropped(self, cohort: int) -> int:
+        """Dropouts that are allowed for, rounded down: more than the fraction must not be missing."""
+        return math.floor((self.max_dropout or 0.0) * cohort)
+
+    def _chance(self, opened: float, rounds: int, sparse: bool, threshold: int) -> str:
+        """Chance that a run shows more than its sums, in words. Nothing where it can't."""
+        if opened == -math.inf:
+            return ""
+        tries = max(rounds, 1)
+        if sparse:
+            how = f"draws a graph of neighbours, and the chance that any of {tries} shows more than its sum"
+        else:
+            how = f"has a cohort, and the chance that {threshold} of any of {tries} collude, who open all,"
+        below = _below(-opened - math.log2(tries))
+        lying = ", if the server tries at most 2^80 rosters for each" if self.active else ""
+        return f"; each attempt at a round {how} is {below}{lying}"
+
+    def rules(self, num_clients: int, cohort: int) -> tuple[int, int, int]:
+        """Return (degree, threshold, min_survivors) for cohorts of so many of the clients, all checked.
 
         Raises:
             ValueError: If the cohort is below 2, the threshold can't be met, or the graph is not safe.
         """
-        if num_clients < 2:
-            raise ValueError(f"secure aggregation needs a cohort of 2 or more to hide in, got {num_clients}")
-        corrupt = num_marked(self.max_corrupt or 0.0, num_clients)
-        # rounded down: more than the fraction must not be missing
-        dropped = math.floor((self.max_dropout or 0.0) * num_clients)
-        degree, threshold = self._graph(num_clients, corrupt, dropped)
+        return self._rules(num_clients, cohort)[1]
+
+    def _rules(self, num_clients: int, cohort: int) -> tuple[Colluders, tuple[int, int, int]]:
+        """The colluders that all of a run counts, and what is made for them."""
+        if not 2 <= cohort <= num_clients:
+            raise ValueError(
+                f"secure aggregation needs a cohort of 2 or more to hide in, got {cohort} of {num_clients}"
+            )
+        colluders = Colluders(self.max_corrupt or 0.0, num_clients, cohort, chosen=self.active)
+        dropped, rules = self._dropped(cohort), self._graph(colluders)
+        degree, threshold, survivors = rules
         holders = degree + 1
         if not holders // 2 < threshold <= holders:
             raise ValueError(
                 f"threshold must be in [{holders // 2 + 1}, {holders}], more than half of the {holders} "
-                f"holders of a secret in a cohort of {num_clients}, got {threshold}"
+                f"holders of a secret in a cohort of {cohort}, got {threshold}"
             )
-        survivors = threshold if self.degree is None else max(threshold, num_clients - dropped)
-        if self.active:
-            # more than two thirds: two lists share more than a third
-            survivors = max(survivors, default_threshold(num_clients, True))
-        self._check(num_clients, degree, threshold, survivors, corrupt, dropped)
-        return degree, threshold, survivors
-
-    def _graph(self, num_clients: int, corrupt: int, dropped: int) -> tuple[int, int]:
-        """Degree and threshold, safe or not where one is given."""
-        if self.degree == "auto":
-            return smallest_graph(num_clients, corrupt, dropped, self.active, self.threshold)
-        degree = num_clients - 1 if self.degree is None else min(self.degree, num_clients - 1)
-        threshold = self.threshold
-        if threshold is None and degree < num_clients - 1:
-            threshold = safe_threshold(num_clients, degree, corrupt, dropped, self.active)
-        return degree, default_threshold(degree + 1, self.active) if threshold is None else threshold
-
-    def _check(
-        self, num_clients: int, degree: int, threshold: int, survivors: int, corrupt: int, dropped: int
-    ) -> None:
-        if self.max_dropout is not None and num_clients - dropped < survivors:
+        if self.max_dropout is not None and cohort - dropped < survivors:
             raise ValueError(
-                f"{survivors} of {num_clients} clients must survive, which {dropped} dropouts do not leave; "
+                f"{survivors} of {cohort} clients must survive, which {dropped} dropouts do not leave; "
                 "lower max_dropout or the threshold"
             )
-        if self.active and 2 * survivors - num_clients <= corrupt:  # two lists overlap in 2 s - n at least
+        if not self._is_safe(colluders, rules):
+            self._refuse(colluders, rules)
+        if correctness_log2(cohort, degree, threshold, dropped) > -CORRECTNESS_BITS:
             raise ValueError(
-                f"{corrupt} corrupt clients of {num_clients} could confirm two lists of {survivors} survivors"
-                "; against an active server keep max_corrupt below 1/3"
-            )
-        wanted = wanted_log2(self.active)
-        if security_log2(num_clients, degree, threshold, corrupt, dropped, self.active) > wanted:
-            raise ValueError(
-                f"{corrupt} corrupt clients of {num_clients} could see more than the sum, with probability "
-                f"above 2^{wanted} a round, at degree {degree} and threshold {threshold}; raise them, or use "
-                "degree='auto'"
-            )
-        if correctness_log2(num_clients, degree, threshold, dropped) > -CORRECTNESS_BITS:
-            raise ValueError(
-                f"{dropped} dropouts of {num_clients} lose the sum with probability above "
+                f"{dropped} dropouts of {cohort} lose the sum with probability above "
                 f"2^-{CORRECTNESS_BITS} at degree {degree} and threshold {threshold}; raise degree, "
                 "lower threshold, or use degree='auto'"
             )
+        return colluders, rules
+
+    def _is_safe(self, colluders: Colluders, rules: tuple[int, int, int]) -> bool:
+        # what the complete graph risks is paid for by the account
+        wanted = wanted_log2(self.active) if rules[0] < colluders.cohort - 1 else -1
+        return self._opened_log2(colluders, *rules) <= wanted
+
+    def _refuse(self, colluders: Colluders, rules: tuple[int, int, int]) -> NoReturn:
+        """Say why it is not safe, with the most colluders that are, and what the complete graph gives."""
+
+        def too_many(known: int) -> bool:
+            fewer = replace(colluders, fraction=known / colluders.clients)
+            return self._opened_log2(fewer, *self._graph(fewer)) > wanted_log2(self.active)
+
+        most = bisect_left(range(colluders.known), True, key=too_many) - 1
+        complete = replace(self, degree=None, threshold=None)
+        whole = complete._graph(colluders)
+        opened = complete._opened_log2(colluders, *whole)
+        wanted = f"2^{wanted_log2(self.active)}" if rules[0] < colluders.cohort - 1 else "1/2"
+        cures = [f"keep max_corrupt <= {most} / {colluders.clients}"] if most >= 0 else []
+        cures += ["raise them, or use degree='auto'"] if isinstance(self.degree, int) else []
+        known, clients, size = colluders.known, colluders.clients, colluders.cohort
+        raise ValueError(
+            f"{known} corrupt clients of {clients} could see more than the sum of a cohort of {size}, with "
+            f"probability above {wanted} a round, at degree {rules[0]} and threshold {rules[1]}; "
+            f"{'; or '.join(cures)}. In the complete graph, at threshold {whole[1]}, that probability is "
+            f"{'0' if opened == -math.inf else _below(-opened)}"
+        )
+
+    def _graph(self, colluders: Colluders) -> tuple[int, int, int]:
+        """Degree, threshold and survivors, safe or not where they are given."""
+        size, threshold, dropped = colluders.cohort, self.threshold, self._dropped(colluders.cohort)
+        if self.degree == "auto":
+            degree, threshold = smallest_graph(colluders, dropped, threshold)
+        else:
+            degree = size - 1 if self.degree is None else min(self.degree, size - 1)
+        if threshold is None and self.max_dropout is not None:
+            threshold = safe_threshold(colluders, degree, dropped)
+        if threshold is None:
+            threshold = default_threshold(degree + 1, self.active)
+        survivors = threshold if self.degree is None else max(threshold, size - dropped)
+        if self.active:
+            # more than two thirds: two lists share more than a third
+            survivors = max(survivors, default_threshold(size, True))
+        return degree, threshold, survivors
 
     def layout(self, mechanism: Mechanism, context: RoundContext, rand: PublicRandomness) -> Layout:
         """Choose the moduli for one round of a mechanism.
@@ -320,6 +361,7 @@ class SecAgg:
         attempt: int,
         cohort: Sequence[int],
         layout: Layout,
+        num_clients: int,
         max_silent: int | None = None,
     ) -> Terms:
         """Fix one attempt at one round.
@@ -327,6 +369,7 @@ class SecAgg:
         Args:
             attempt: Earlier attempts at this round.
             cohort: The clients that are asked.
+            num_clients: Clients of the federation, of whom the cohort was drawn.
             max_silent: `Mechanism.tolerated_dropouts`: with more clients missing no sum is opened. None does
                 not count.
 
@@ -336,9 +379,16 @@ class SecAgg:
         # id + 1 is a client's point, in 64 bits
         if len(set(cohort)) != len(cohort) or any(not 0 <= client < 2**64 - 1 for client in cohort):
             raise ValueError("clients must be distinct integers in [0, 2^64 - 1)")
-        rules, wanted = self.rules(len(cohort)), 0 if max_silent is None else len(cohort) - max_silent
+        rules = self.rules(num_clients, len(cohort))
+        wanted = 0 if max_silent is None else len(cohort) - max_silent
         members = tuple(sorted(cohort))
         return Terms(session, round, attempt, members, layout, *rules, self.active, max(wanted, 0))
+
+
+def _below(bits: float) -> str:
+    """A chance of at most 2^-bits, in words."""
+    power = math.floor(10 * bits) / 10
+    return f"below 2^-{power:g}" if power > 0.0 else "up to 1"
 
 
 def _bound(bound: int | Tensor) -> int | NDArray[np.int64]:

@@ -48,14 +48,16 @@ def described(
         one = torch.ones(1, dtype=torch.float64)
         around = RoundContext(0, planner.expected(0, mechanism).groups, (around,), 0.0 * one, one)
     sampling = planner.sampling(broken)
-    sums = secure_sum.guarantee(planner.cohort_size, rounds) if isinstance(secure_sum, SecAgg) else secure_sum
+    if isinstance(secure_sum, SecAgg):
+        size = planner.cohort_size
+        secure_sum = secure_sum.guarantee(planner.num_clients, size, rounds, num_byzantine)
     return Run(
         mechanism=mechanism,
         context=around,
         rounds=rounds,
         sampling=sampling,
         threat=ThreatModel(
-            secure_sum=sums, plain_sum=plain_sum, num_byzantine=num_byzantine, secure_keys=secure_keys
+            secure_sum=secure_sum, plain_sum=plain_sum, num_byzantine=num_byzantine, secure_keys=secure_keys
         ),
         charges=None if sampling.secret else charges,
     )

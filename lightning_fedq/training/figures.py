@@ -17,17 +17,32 @@ from lightning_fedq.training.described import whole_run
 if TYPE_CHECKING:
     from lightning_fedq.training.federation import Federation
 
-FIGURES = ("fed/epsilon", "fed/sim_epsilon", "fed/bits_per_parameter", "fed/megabytes_up")
+FIGURES = ("fed/epsilon", "fed/sim_epsilon", "fed/delta", "fed/bits_per_parameter", "fed/megabytes_up")
 _LARGEST_DELTA = 1e-5
 _FIRST_PRICED = 32
 """A grid's epsilon takes half a round of 1,000 clients: from here on, below 2% of all rounds before it."""
 
 
-def delta_of(federation: Federation) -> float:
-    """Delta of what is said without being asked: the target's, or else the largest that is usual."""
+def delta_of(federation: Federation, trainer: pl.Trainer) -> float:
+    """Delta of all epsilons of a run's clients: its target's, budget's or folder's, or else the usual one.
+
+    Args:
+        trainer: Its callbacks ask for a delta by `clients_delta`.
+
+    Raises:
+        ValueError: If two of them ask for different ones.
+    """
     target = federation.privacy_target
-    usual = min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
-    return usual if target is None or target.delta is None else target.delta
+    asked = [(type(one).__name__, getattr(one, "clients_delta", None)) for one in callbacks_of(trainer)]
+    asked += [("PrivacyTarget", None if target is None else target.delta)]
+    said = [(name, delta) for name, delta in asked if delta is not None]
+    if len({delta for _, delta in said}) > 1:
+        several = " and ".join(f"{name}(delta={delta:g})" for name, delta in said)
+        raise ValueError(
+            f"the epsilons of a run's clients are all said at one delta, got {several}; give the same one, "
+            "or leave the RunFolder's out"
+        )
+    return said[0][1] if said else min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
 
 
 class RunFigures:
@@ -62,7 +77,7 @@ class RunFigures:
         horizon = max(federation.engine.ledger.paid[0] + to_come, 1)
         byzantine = num_byzantine_of(self._trainer, federation.planner)
         run = whole_run(federation, federation.engine, byzantine, horizon)
-        account = Account(run, delta_of(federation))
+        account = Account(run, delta_of(federation, self._trainer))
         groups = run.mechanism.protection_groups(run.num_clients)
         if len(groups) > 1:
             return  # every kind of clients has an epsilon of its own: the report says them
@@ -88,6 +103,7 @@ class RunFigures:
         sparse = count == last or (count >= _FIRST_PRICED and count & (count - 1) == 0)
         charges = int(engine.ledger.paid[1].max())
         for name, (account, claim) in self._costs.items():
+            values["fed/delta"] = account.delta
             known = sparse or closed_form(claim.loss)
             values[name] = account.between_any_two(claim, charges) if known else math.nan
         return values

@@ -42,7 +42,7 @@ from lightning_fedq.training.client_metrics import (
 from lightning_fedq.training.clock import Clock, Taken
 from lightning_fedq.training.described import run_to_charge
 from lightning_fedq.training.federation import Federation
-from lightning_fedq.training.figures import RunFigures
+from lightning_fedq.training.figures import RunFigures, delta_of
 from lightning_fedq.training.isolation import IsolationTrial, said
 from lightning_fedq.training.journal import keep_journal, keep_journal_of_checkpoint, say_at_start
 from lightning_fedq.training.metrics import ClientMetrics
@@ -223,6 +223,7 @@ class FederatedFit:
         """Hold the ledger to the terms of the rounds to come."""
         federation = self._federation
         byzantine = num_byzantine_of(self._trainer, federation.planner)
+        delta_of(federation, self._trainer)  # refuses two of them before anything is charged
         engine.agree(run_to_charge(engine, federation.server.secure_aggregation, byzantine))
 
     def _old_server(self, last: FederatedFit) -> RoundEngine:

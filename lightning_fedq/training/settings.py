@@ -229,7 +229,7 @@ def check_together(
     check_aggregation(mechanism, size, server.weighting != "uniform", server.aggregator, secagg is not None)
     if secagg is not None:
         secagg.check(mechanism)
-        secagg.rules(size)  # refuses a cohort that does not suit
+        secagg.rules(planner.num_clients, size)  # refuses a cohort that does not suit
     _check_algorithm(local.algorithm, clients, server)
 
 

@@ -66,7 +66,7 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
     if not claims_something(engine.mechanism, context):
         yield f"privacy: no client is protected, because {name} claims nothing against anybody"
         return
-    delta = delta_of(federated)
+    delta = delta_of(federated, trainer)
     report = report_of(federated, trainer, delta)
     masked = masks_ran(federated)
     if not trainer.barebones and trainer.is_global_zero and federated.clients.cohorts != "secret":

@@ -112,9 +112,14 @@ def deleted():
 
 
 row(
-    "{} has no trainer.max_epochs; say how many --rounds",
+    "{} has no trainer.max_epochs >= 1, got {}; say how many --rounds",
     lambda: fedq("privacy", small(rounds=-1)),
     lambda: fedq("privacy", small(rounds=-1), "--rounds", "2"),
+)
+row(
+    "--rounds must be >= 1, got {}; nothing is sent in a run of none",
+    lambda: fedq("privacy", small(), "--rounds", "0"),
+    lambda: fedq("privacy", small(), "--rounds", "1"),
 )
 row(
     "{} holds no privacy.md, which RunFolder writes when a run ends; give a checkpoint of the run, or",

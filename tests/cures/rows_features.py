@@ -1,6 +1,7 @@
 """Cures that personalisation, evaluation by client, splits, LEAF files and secret cohorts name."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from lightning_fedq.comparison.bench.tasks import tasks
 from lightning_fedq.comparison.commands.bench import reference
 from lightning_fedq.data.datasets.leaf import leaf_clients
 from lightning_fedq.flower.settings import check_deployable, time_limit
+from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.run import Run
+from lightning_fedq.privacy.target import calibrate
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
 from tests.cures.rows import dpsgd, fed, fit, row
 from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
@@ -26,6 +30,7 @@ from tests.leakage.test_monitor import Scores
 HEAD = ["backbone.bias"]
 LIMIT = fedq.Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
+SERVER = fedq.PrivacyTarget(80.0, delta=1e-3, adversary="server")
 SECRET = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
 
 
@@ -44,6 +49,11 @@ def known(**settings):
     return fedq.Federated(
         fedq.GaussianNoise(1.0, 1.0), 8, clients_per_round=2, clients_per_step=1, **settings
     )
+
+
+def no_rounds():
+    noise = fedq.GaussianNoise(1.0, 1.0)
+    return Run.ideal(noise, context_of(noise, 40, 20), 0, None)
 
 
 def held_out(amount=0.5):
@@ -220,6 +230,18 @@ row(
     lambda: time_limit(fed(deadline=LIMIT), None),
 )
 # ---- secret cohorts ---------------------------------------------------------------------------------
+row(
+    "the epsilons of a run's clients are all said at one delta, got {}; give the same one, or leave the",
+    lambda: fit(known(privacy=SERVER), fedq.PrivacyBudget(90.0, 1e-4, "server")),
+    lambda: fit(known(privacy=SERVER), fedq.PrivacyBudget(90.0, 1e-3, "server")),
+    lambda: fit(known(privacy=SERVER), fedq.RunFolder(show=False)),
+)
+row(
+    "a privacy target over the run needs rounds >= 1, got {}; say how many, or",
+    lambda: calibrate(SERVER, no_rounds()),
+    lambda: calibrate(SERVER, replace(no_rounds(), rounds=1)),
+    lambda: calibrate(replace(SERVER, over="round"), no_rounds()),
+)
 row(
     "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
     lambda: known(privacy=SECRET),

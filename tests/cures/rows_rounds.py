@@ -162,22 +162,22 @@ row(
 )
 row(
     "{} of {} clients must survive, which {} dropouts do not leave; lower max_dropout or the threshold",
-    lambda: fedq.SecAgg(threshold=9, max_dropout=0.5).rules(10),
-    lambda: fedq.SecAgg(threshold=9, max_dropout=0.1).rules(10),
-    lambda: fedq.SecAgg(threshold=6, max_dropout=0.4).rules(10),
+    lambda: fedq.SecAgg(threshold=9, max_dropout=0.5).rules(10, 10),
+    lambda: fedq.SecAgg(threshold=9, max_dropout=0.1).rules(10, 10),
+    lambda: fedq.SecAgg(threshold=6, max_dropout=0.4).rules(10, 10),
 )
 row(
-    "could see more than the sum, with probability above 2^{} a round, at degree {} and threshold {}",
-    lambda: sparse(20, 11, 0.3).rules(1000),
-    lambda: sparse(300, 180, 0.3).rules(1000),
-    lambda: sparse("auto", None, 0.3).rules(1000),
+    "could see more than the sum of a cohort of {}, with probability above {} a round, at degree {} and",
+    lambda: sparse(20, 11, 0.3).rules(1000, 1000),
+    lambda: sparse(300, 180, 0.3).rules(1000, 1000),
+    lambda: sparse("auto", None, 0.3).rules(1000, 1000),
 )
 row(
     "lose the sum with probability above 2^-{} at degree {} and threshold {}; raise degree, lower",
-    lambda: sparse(100, 80, 0.01).rules(1000),
-    lambda: sparse(150, 80, 0.01).rules(1000),
-    lambda: sparse(100, 51, 0.01).rules(1000),
-    lambda: sparse("auto", None, 0.01).rules(1000),
+    lambda: sparse(100, 80, 0.01).rules(1000, 1000),
+    lambda: sparse(150, 80, 0.01).rules(1000, 1000),
+    lambda: sparse(100, 51, 0.01).rules(1000, 1000),
+    lambda: sparse("auto", None, 0.01).rules(1000, 1000),
 )
 row(
     "sums modulo {}, got modulus={}; leave it out",

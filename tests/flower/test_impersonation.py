@@ -38,7 +38,8 @@ class Impersonator(Still):
         public = PublicRandomness(SeededKeys(0), task.round, task.attempt)
         layout = secagg.layout(COIN, task.context(), public)
         session = session_of(fields["federation"], task)
-        terms = secagg.terms(session, task.round, task.attempt, task.context().cohort, layout)
+        cohort, clients = task.context().cohort, self._federated.clients.num_clients
+        terms = secagg.terms(session, task.round, task.attempt, cohort, layout, num_clients=clients)
         type(self).machine = Client(fields["client"], terms, model_digest(weights))
         return {"secagg": self.machine.advertise(fields["invitation"])}
 

@@ -18,7 +18,8 @@ def carried_through(mechanism, num_silent):
     one = torch.ones(1, dtype=torch.float64)
     context = RoundContext(0, tuple((c,) for c in range(CLIENTS)), (DIM,), 0.0 * one, one)
     public, weights = PublicRandomness(SeededKeys(0), 0), torch.zeros(DIM)
-    remote = RemoteSum(SecAgg(), mechanism, context, public, session=b"s", weights=weights)
+    given = {"session": b"s", "weights": weights, "num_clients": CLIENTS}
+    remote = RemoteSum(SecAgg(), mechanism, context, public, **given)
     terms = remote.machine.terms
     clients = {c: Client(c, terms, model_digest(weights)) for c in range(CLIENTS)}
     first = {c: client.advertise(remote.invitation(c)) for c, client in clients.items()}

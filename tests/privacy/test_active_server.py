@@ -25,7 +25,7 @@ from tests.privacy.test_setting import context
 from tests.secagg.play import Round, make_terms
 
 SIZE, DIM = 20, 2_000
-FEWEST = SecAgg(active=True).guarantee(SIZE, 1).min_survivors
+FEWEST = SecAgg(active=True).guarantee(SIZE, SIZE, 1).min_survivors
 
 
 def behind(mechanism, clients, dim=1, **settings):
@@ -34,7 +34,7 @@ def behind(mechanism, clients, dim=1, **settings):
 
 
 def liar(clients):
-    return {"min_survivors": SecAgg(active=True).guarantee(clients, 1).min_survivors}
+    return {"min_survivors": SecAgg(active=True).guarantee(clients, clients, 1).min_survivors}
 
 
 def test_the_sum_of_the_pairs_opens_when_the_lone_clients_are_declared_dropped():
@@ -72,8 +72,11 @@ def test_the_sum_of_the_pairs_opens_when_the_lone_clients_are_declared_dropped()
 
 @pytest.mark.parametrize("clients", [20, 21, 50])
 def test_clients_insist_on_so_many_survivors(clients):
-    assert SecAgg(active=True).guarantee(clients, 1).min_survivors == SecAgg(active=True).rules(clients)[2]
-    assert SecAgg().guarantee(clients, 1).min_survivors is None
+    assert (
+        SecAgg(active=True).guarantee(clients, clients, 1).min_survivors
+        == SecAgg(active=True).rules(clients, clients)[2]
+    )
+    assert SecAgg().guarantee(clients, clients, 1).min_survivors is None
 
 
 def test_the_numbers_of_the_worst_cohort():

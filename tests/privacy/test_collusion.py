@@ -7,7 +7,7 @@ import pytest
 
 from lightning_fedq.mechanisms import LDPQ, PairedCoins, RotatedCoins
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.collusion import CHANCE
+from lightning_fedq.privacy.collusion import CHANCE, Colluders
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.secagg import SecAgg
 from tests.described import Setting, privacy_report
@@ -40,6 +40,13 @@ def test_a_quantile_of_the_draw_is_counted_and_no_more(clients, cohort, fraction
     assert counted == 1 or beyond(clients, colluders, cohort, counted - 1) > CHANCE * DELTA
 
 
+def test_the_quantile_holds_for_chances_that_one_minus_them_forgets():
+    """Of 10,000 clients 4,000 collude: beyond 79 of 99 stood for 6e-17, and it is more."""
+    counted = Colluders(0.4, 10000, 100, chosen=False).most(CHANCE * 1e-9)
+    assert beyond(10000, 4000, 100, counted) <= CHANCE * 1e-9 < beyond(10000, 4000, 100, counted - 1)
+    assert counted == 80
+
+
 def test_delta_pays_for_cohorts_with_more():
     setting = drawn(LDPQ(1.0))
     claim = setting.claims(LDPQ(1.0))[Adversary.SECAGG_SERVER]
@@ -69,7 +76,7 @@ def test_a_lying_server_may_ask_all_colluders_at_once():
 def test_one_colludes_at_least_where_a_fraction_may():
     assert drawn(LDPQ(1.0), 40, 40, 0.001).num_corrupt == 1
     few, one = (SecAgg(degree="auto", max_corrupt=share, max_dropout=0.1) for share in (0.001, 0.01))
-    assert few.rules(100) == one.rules(100)
+    assert few.rules(100, 100) == one.rules(100, 100)
 
 
 def test_the_report_says_how_many_count():
@@ -89,3 +96,35 @@ def test_the_report_says_how_many_count():
     assert any(
         f"20 of 1000 clients may collude; {counted} count in a cohort of 40" in a for a in row.assumptions
     )
+
+
+WIDER = [
+    {"equal_weights": False},
+    {"opened_log2": -3.0},
+    {"dropout_probability": 0.1},
+    {"fewest_answers": 30},
+    {"min_survivors": 30},
+    {"equal_weights": False, "num_clients": 1000},
+]
+
+
+@pytest.mark.parametrize("settings", WIDER)
+@pytest.mark.parametrize("who", ["colluders", "liars", "nobody"])
+def test_who_colludes_may_be_the_partner_in_a_view_of_all_messages(monkeypatch, settings, who):
+    """`PairedCoins(0.5)`, 20 coordinates, one round: 9.86 to the server alone, 13.8 with the partner."""
+    mechanism = PairedCoins(0.5)
+    context = context_of(mechanism, 40, 20)
+    given = {"colluders": {"max_corrupt": 0.05}, "liars": {"num_byzantine": 2}, "nobody": {}}[who]
+    setting = Setting(context, 1, DELTA, secure_aggregation=True, **given, **settings)
+    for loss in {type(claim.loss) for claim in mechanism.claims(context)}:  # as one that knows no smaller sum
+        for name in ("left_out", "after_dropouts"):
+            monkeypatch.setattr(loss, name, lambda self, *given: None)
+    claims = setting.claims(mechanism)
+    alone, partner = (claims[who].loss for who in (Adversary.SERVER, Adversary.SERVER_AND_PARTNER))
+    honest = Setting(context, 1, DELTA)
+    for row, epsilon in ((Adversary.SERVER, 9.86), (Adversary.SERVER_AND_PARTNER, 13.8)):
+        assert honest.spent(claims[row], 1).epsilon == pytest.approx(epsilon, abs=0.01)
+    assert claims[Adversary.SECAGG_SERVER].loss == (alone if who == "nobody" else partner)
+    if "opened_log2" not in settings:
+        assert claims[Adversary.OUTSIDER].loss == (partner if who == "liars" else alone)
+        assert claims[Adversary.CLIENT].loss == partner

@@ -129,7 +129,7 @@ def test_what_a_server_that_may_lie_releases_is_planned_as_the_run_counts_it(who
             rounds=4,
             delta=1e-5,
             secure_aggregation=True,
-            min_survivors=SecAgg(active=True).guarantee(700, 1).min_survivors,
+            min_survivors=SecAgg(active=True).guarantee(700, 700, 1).min_survivors,
         )
         assert 1.99 <= counted.row(who).epsilon_run <= 2.0
 

@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields, replace
 import pytest
 
 from lightning_fedq.mechanisms import LDPQ, FedAvg, RotatedAxes
+from lightning_fedq.privacy.collusion import NOBODY
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
 from lightning_fedq.secagg import SecAgg
@@ -44,8 +45,8 @@ def test_nobody_changes_it(part):
     ("part", "change", "why"),
     [
         (RUN.sampling, {"dropout_probability": 1.0}, r"dropout_probability must be in \[0, 1\), got 1.0"),
-        (ASSUMED, {"max_corrupt": 1.0}, r"max_corrupt must be in \[0, 1\), got 1.0"),
-        (ASSUMED, {"max_corrupt": -0.1}, r"max_corrupt must be in \[0, 1\), got -0.1"),
+        (NOBODY, {"fraction": 1.0}, r"max_corrupt must be in \[0, 1\), got 1.0"),
+        (NOBODY, {"fraction": -0.1}, r"max_corrupt must be in \[0, 1\), got -0.1"),
         (RUN.threat, {"num_byzantine": -1}, "num_byzantine must be >= 0, got -1"),
         (RUN, {"rounds": -1}, "rounds must be >= 0, got -1"),
         (RUN, {"sampling": replace(RUN.sampling, num_clients=3)}, "num_clients >= the cohort .* got 3"),
@@ -86,7 +87,7 @@ def test_what_follows_from_a_run():
         ("threat", {"secure_keys": False}, "keys"),
         ("threat", {"plain_sum": False}, "mean"),
         ("threat", {"secure_sum": None}, "secure_aggregation"),
-        ("threat", {"secure_sum": SecAgg(active=True).guarantee(4, 3)}, "secure_aggregation"),
+        ("threat", {"secure_sum": SecAgg(active=True).guarantee(4, 4, 3)}, "secure_aggregation"),
         ("threat", {"num_byzantine": 1}, "num_byzantine"),
         ("context", context_of(LDPQ(1.0), 3, 10), "clients_per_round"),
     ],

@@ -60,7 +60,10 @@ def of_protocols():
     kinds = [SecAgg(), SecAgg(run="accounted"), SecAgg(active=True)]
     sparse = SecAgg(degree=58, max_corrupt=0.05, max_dropout=0.1)
     assert isinstance(sparse, terms.SecAgg)
-    said = {kind.statement for kind in kinds} | {sparse.statement_of(10)}
+    said = {kind.statement for kind in kinds} | {
+        sparse.guarantee(1000, 1000, 10).statement,
+        SecAgg(max_corrupt=0.3).guarantee(1000, 100, 10).statement,
+    }
     return said | {run.ASSUMED.statement}
 
 

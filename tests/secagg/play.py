@@ -17,7 +17,8 @@ ACTIVE_STAGES = (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.
 
 def make_terms(num_clients=6, size=5, *, active=False, layout=None, **changes):
     layout = layout or sum_layout(size, -3, 12, num_clients)
-    return replace(SecAgg(active=active).terms(b"test", 0, 0, range(num_clients), layout), **changes)
+    terms = SecAgg(active=active).terms(b"test", 0, 0, range(num_clients), layout, num_clients=num_clients)
+    return replace(terms, **changes)
 
 
 def make_inputs(terms, seed=0):

@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import hypergeom
 
 from lightning_fedq.keys.randomness import SeededKeys, Stream
+from lightning_fedq.privacy.collusion import Colluders
 from lightning_fedq.secagg.graph import (
     correctness_log2,
     default_threshold,
@@ -19,6 +20,12 @@ from lightning_fedq.secagg.graph import (
     smallest_graph,
     wanted_log2,
 )
+
+
+def whole(size, corrupt, active):
+    """A cohort of everybody, so many of them corrupt."""
+    return Colluders(corrupt / size, size, size, active)
+
 
 ORDER = [7, 3, 11, 0, 5, 2, 9, 4, 1]
 
@@ -85,7 +92,7 @@ def test_bounds_hold_in_simulation():
         unsafe += opened or not is_connected(ring, degree, alive)
         lost += any(degree - len(near[client] & gone) < threshold for client in ring)
     for count, log2_bound in (
-        (unsafe, security_log2(size, degree, threshold, corrupt, dropped, active=False)),
+        (unsafe, security_log2(whole(size, corrupt, False), degree, threshold, dropped)),
         (lost, correctness_log2(size, degree, threshold, dropped)),
     ):
         bound = 2.0**log2_bound
@@ -99,25 +106,25 @@ def test_bounds_hold_in_simulation():
 )
 def test_smallest_graph_is_safe_and_smallest(size, corrupt, dropped, active):
     """Against a search through every degree and threshold."""
-    degree, threshold = smallest_graph(size, corrupt, dropped, active)
+    degree, threshold = smallest_graph(whole(size, corrupt, active), dropped)
     wanted = wanted_log2(active)
     assert wanted == (-130 if active else -50)
     for k in range(max(degree - 6, 2), degree + 1, 2):
         holds = [
             t
             for t in range(default_threshold(k + 1, active), k + 2)
-            if security_log2(size, k, t, corrupt, dropped, active) <= wanted
+            if security_log2(whole(size, corrupt, active), k, t, dropped) <= wanted
             and correctness_log2(size, k, t, dropped) <= -20
         ]
-        assert safe_threshold(size, k, corrupt, dropped, active) == (holds[0] if holds else None)
+        assert safe_threshold(whole(size, corrupt, active), k, dropped) == (holds[0] if holds else None)
         assert bool(holds) == (k == degree)
         if holds:
             assert holds[0] == threshold
 
 
 def test_no_ring_is_safe_for_too_many_corrupt_clients():
-    assert smallest_graph(100, 40, 10, True) == (99, 67)
-    assert smallest_graph(100, 60, 10, False, threshold=70) == (99, 70)
+    assert smallest_graph(whole(100, 40, True), 10) == (99, None)
+    assert smallest_graph(whole(100, 60, False), 10, threshold=70) == (99, 70)
 
 
 @pytest.mark.parametrize("degree", [2, 4, 6, 8, 100])
@@ -133,11 +140,11 @@ def test_an_owner_has_threshold_less_one_free_holders(degree, threshold):
 
 
 def test_complete_graph_is_certain():
-    assert security_log2(10, 9, 6, 5, 0, True) == -math.inf
-    assert security_log2(10, 9, 6, 6, 0, True) == 0.0
+    assert security_log2(whole(10, 5, True), 9, 6, 0) == -math.inf
+    assert security_log2(whole(10, 6, True), 9, 6, 0) == 0.0
     assert correctness_log2(10, 9, 6, 4) == -math.inf
     assert correctness_log2(10, 9, 6, 5) == 0.0
     # Nobody corrupt: the survivors themselves see whether they hang together.
-    assert security_log2(10, 4, 3, 0, 5, False) == -math.inf
+    assert security_log2(whole(10, 0, False), 4, 3, 5) == -math.inf
     # More corrupt clients than a ring can hold.
-    assert security_log2(10, 4, 3, 9, 2, False) == 0.0
+    assert security_log2(whole(10, 9, False), 4, 3, 2) == 0.0

@@ -118,7 +118,7 @@ def test_w7_half_of_the_holders_are_told_the_one_and_half_the_other(threshold):
         assert seed is not None and root is not None
         assert peeled(played, masked[VICTIM], seed, root) == inputs[VICTIM].tolist()
         with pytest.raises(ValueError, match="more than half of the 6 holders"):
-            SecAgg(threshold=3).rules(6)
+            SecAgg(threshold=3).rules(6, 6)
     else:
         assert seed is None and root is None
 

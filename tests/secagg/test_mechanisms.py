@@ -18,7 +18,8 @@ def summed(mechanism, run, updates=None):
     silent = None if mechanism.tolerated_dropouts(context) == 0 else context.cohort[1]
     rows = [row for row, client in enumerate(context.cohort) if client != silent]
     clients = [context.cohort[row] for row in rows]
-    secure = Aggregation(SecAgg(run=run), mechanism, context, rand, session=b"s", weights=torch.zeros(1))
+    given = {"session": b"s", "weights": torch.zeros(1), "num_clients": len(context.cohort)}
+    secure = Aggregation(SecAgg(run=run), mechanism, context, rand, **given)
     secure.add(clients, message.symbols[rows])
     total = secure.finish()
     expected = message.symbols[rows].sum(0, dtype=torch.int64)

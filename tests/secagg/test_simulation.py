@@ -22,7 +22,13 @@ def context(num_clients, dim):
 def aggregation(secagg, num_clients=7, dim=300):
     rand = PublicRandomness(KEYS, 2)
     return Aggregation(
-        secagg, MECHANISM, context(num_clients, dim), rand, session=b"s", weights=torch.zeros(1)
+        secagg,
+        MECHANISM,
+        context(num_clients, dim),
+        rand,
+        session=b"s",
+        weights=torch.zeros(1),
+        num_clients=num_clients,
     )
 
 

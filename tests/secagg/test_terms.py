@@ -53,31 +53,35 @@ class Unbounded(LDPQ):
     ],
 )
 def test_complete_graph(num_clients, active, expected):
-    assert SecAgg(active=active).rules(num_clients) == expected
+    assert SecAgg(active=active).rules(num_clients, num_clients) == expected
 
 
 def test_sparse_graph():
     secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
-    assert secagg.rules(1000) == (52, 31, 900)
+    assert secagg.rules(1000, 1000) == (52, 31, 900)
     # In a small cohort the complete graph is the only safe one.
-    assert secagg.rules(20)[0] == 19
+    assert secagg.rules(20, 20)[0] == 19
     active = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1, active=True)
-    assert active.rules(1000) == (234, 185, 900)  # a threshold of two thirds would take 548 neighbours
-    assert SecAgg(degree=100, max_corrupt=0.1, max_dropout=0.1).rules(1000) == (100, 51, 900)
+    assert active.rules(1000, 1000) == (234, 185, 900)  # a threshold of two thirds would take 548 neighbours
+    assert SecAgg(degree=100, max_corrupt=0.1, max_dropout=0.1).rules(1000, 1000) == (100, 51, 900)
     # One of the two is given: the other one is searched.
     given = {"max_corrupt": 0.1, "max_dropout": 0.1}
-    assert SecAgg(degree=56, **given).rules(1000) == (56, 33, 900)
-    assert SecAgg(degree="auto", threshold=34, **given).rules(1000)[:2] == (56, 34)
+    assert SecAgg(degree=56, **given).rules(1000, 1000) == (56, 33, 900)
+    assert SecAgg(degree="auto", threshold=34, **given).rules(1000, 1000)[:2] == (56, 34)
 
 
 def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said():
     """Both fractions said: the smallest for them. Else everybody, by the name that ledgers know."""
     said = {"max_corrupt": 0.02, "max_dropout": 0.02}
-    assert SecAgg(**said) == SecAgg(degree="auto", **said) and SecAgg(**said).rules(1000) == (20, 13, 980)
-    assert SecAgg(degree=None, **said).rules(1000) == (999, 501, 501)
+    assert SecAgg(**said) == SecAgg(degree="auto", **said) and SecAgg(**said).rules(1000, 1000) == (
+        20,
+        13,
+        980,
+    )
+    assert SecAgg(degree=None, **said).rules(1000, 1000) == (999, 501, 501)
     for unsaid in ({}, {"max_corrupt": 0.02}, {"max_dropout": 0.02}):
         assert SecAgg(**unsaid) == SecAgg(degree=None, **unsaid) == replace(SecAgg(**unsaid))
-        assert SecAgg(**unsaid).rules(1000)[0] == 999 and "degree=None" in repr(SecAgg(**unsaid))
+        assert SecAgg(**unsaid).rules(1000, 1000)[0] == 999 and "degree=None" in repr(SecAgg(**unsaid))
 
 
 @pytest.mark.parametrize(
@@ -95,28 +99,41 @@ def test_the_default_is_the_smallest_graph_that_is_safe_for_what_is_said():
         (lambda: SecAgg(max_corrupt=1.0), r"max_corrupt must be in \[0, 1\), got 1.0"),
         (lambda: SecAgg(max_dropout=-0.1), r"max_dropout must be in \[0, 1\), got -0.1"),
         (lambda: SecAgg(run="really"), "run of SecAgg must be one of masked, accounted, got 'really'"),
-        (lambda: SecAgg().rules(1), "cohort of 2 or more to hide in, got 1"),
-        (lambda: SecAgg().rules(0), "got 0"),
-        (lambda: SecAgg(threshold=11).rules(10), r"threshold must be in \[6, 10\].*got 11"),
-        (lambda: SecAgg(threshold=5).rules(10), "more than half of the 10 holders"),
+        (lambda: SecAgg().rules(1, 1), "cohort of 2 or more to hide in, got 1"),
+        (lambda: SecAgg().rules(0, 0), "got 0"),
+        (lambda: SecAgg(threshold=11).rules(10, 10), r"threshold must be in \[6, 10\].*got 11"),
+        (lambda: SecAgg(threshold=5).rules(10, 10), "more than half of the 10 holders"),
         (
-            lambda: SecAgg(threshold=8, max_dropout=0.3).rules(10),
+            lambda: SecAgg(threshold=8, max_dropout=0.3).rules(10, 10),
             "8 of 10 clients must survive, which 3 dropouts",
         ),
-        (lambda: SecAgg(max_corrupt=0.6).rules(10), "6 corrupt clients of 10 could see more than the sum"),
-        (lambda: SecAgg(active=True, max_corrupt=0.4).rules(10), "keep max_corrupt below 1/3"),
         (
-            lambda: SecAgg(degree=10, max_corrupt=0.1, max_dropout=0.1).rules(1000),
+            lambda: SecAgg(max_corrupt=0.6).rules(10, 10),
+            "6 corrupt clients of 10 could see .* keep max_corrupt <= 5 / 10. In the complete graph, at "
+            "threshold 6, that probability is up to 1$",
+        ),
+        (
+            lambda: SecAgg(active=True, max_corrupt=0.4).rules(10, 10),
+            "could see .* above 1/2 .* keep max_corrupt <= 3 / 10",
+        ),
+        (
+            lambda: SecAgg(degree=10, max_corrupt=0.1, max_dropout=0.1).rules(1000, 1000),
             r"above 2\^-50 a round, at degree 10",
         ),
-        (lambda: SecAgg(degree=10, max_corrupt=0.0, max_dropout=0.3).rules(1000), r"lose the sum.*2\^-20"),
         (
-            lambda: SecAgg(degree=58, max_corrupt=0.1, max_dropout=0.1, active=True).rules(1000),
+            lambda: SecAgg(degree=10, max_corrupt=0.0, max_dropout=0.3).rules(1000, 1000),
+            r"lose the sum.*2\^-20",
+        ),
+        (
+            lambda: SecAgg(degree=58, max_corrupt=0.1, max_dropout=0.1, active=True).rules(1000, 1000),
             r"above 2\^-130",
         ),
-        (lambda: SecAgg().terms(b"s", 0, 0, (1, 1, 2), sum_layout(1, 0, 1, 3)), "clients must be distinct"),
         (
-            lambda: SecAgg().terms(b"s", 0, 0, (1, -2), sum_layout(1, 0, 1, 3)),
+            lambda: SecAgg().terms(b"s", 0, 0, (1, 1, 2), sum_layout(1, 0, 1, 3), 3),
+            "clients must be distinct",
+        ),
+        (
+            lambda: SecAgg().terms(b"s", 0, 0, (1, -2), sum_layout(1, 0, 1, 3), 3),
             "clients must be distinct integers",
         ),
     ],
@@ -157,10 +174,10 @@ def test_refused_mechanisms(mechanism, match):
 
 def test_terms_and_digest():
     layout = sum_layout(4, 0, 1, 3)
-    terms = SecAgg().terms(b"s", 3, 1, (5, 2, 9), layout)
+    terms = SecAgg().terms(b"s", 3, 1, (5, 2, 9), layout, 3)
     assert (terms.cohort, terms.degree, terms.threshold) == ((2, 5, 9), 2, 2)
     digests = {
-        SecAgg().terms(session, number, attempt, cohort, layout).digest
+        SecAgg().terms(session, number, attempt, cohort, layout, 3).digest
         for session, number, attempt, cohort in (
             (b"s", 3, 1, (5, 2, 9)),
             (b"t", 3, 1, (5, 2, 9)),
@@ -170,20 +187,28 @@ def test_terms_and_digest():
         )
     }
     assert len(digests) == 5
-    assert SecAgg(active=True).terms(b"s", 3, 1, (5, 2, 9), layout).digest not in digests
+    assert SecAgg(active=True).terms(b"s", 3, 1, (5, 2, 9), layout, 3).digest not in digests
+
+
+def said(secagg, rounds, clients=1000, cohort=1000):
+    return secagg.guarantee(clients, cohort, rounds).statement
 
 
 def test_the_report_says_how_likely_the_run_shows_more_than_sums():
-    given = {"degree": "auto", "max_corrupt": 0.1, "max_dropout": 0.1}
-    assert SecAgg(**given).statement_of(1024).endswith("of 1024 shows more than its sum is below 2^-40")
-    assert SecAgg(**given).statement_of(25).endswith("below 2^-45.3")
-    assert SecAgg(**given).statement_of(10**6).endswith("below 2^-30")  # more rounds are more chances
-    said = SecAgg(active=True, **given).statement_of(0)
-    assert said.endswith("below 2^-50, if the server tries at most 2^80 rosters for each")
-    assert SecAgg().statement_of(25) == SecAgg().statement  # the complete graph leaves nothing to chance
+    secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
+    assert said(secagg, 1024).endswith("of 1024 shows more than its sum is below 2^-40")
+    assert said(secagg, 25).endswith("below 2^-45.3")
+    assert said(secagg, 10**6).endswith("below 2^-30")  # more rounds are more chances
+    lying = said(replace(secagg, active=True), 0)
+    assert lying.endswith("below 2^-52.2, if the server tries at most 2^80 rosters for each")
+    assert said(SecAgg(), 25) == SecAgg().statement  # the complete graph leaves nothing to chance
+    # but whom it is drawn for
+    assert said(SecAgg(max_corrupt=0.4), 25) == SecAgg().statement
+    some = said(SecAgg(max_corrupt=0.3), 25, 10000, 100)
+    assert some.endswith("the chance that 51 of any of 25 collude, who open all, is below 2^-12.2")
 
 
 def test_configuration_pickles():
     secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1, active=True, run="accounted")
     assert pickle.loads(pickle.dumps(secagg)) == secagg
-    assert np.isfinite(secagg.rules(50)).all()
+    assert np.isfinite(secagg.rules(50, 50)).all()

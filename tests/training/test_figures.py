@@ -1,11 +1,12 @@
 """Loggers get epsilons that hold as the run was run; what masks would give has another name."""
 
+import json
 import math
 
 import pytest
 from pytorch_lightning.loggers import CSVLogger
 
-from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -18,9 +19,9 @@ from tests.training.test_statement import DDG
 TARGET = PrivacyTarget(8.0, 1e-5, "secagg_server")
 
 
-def logged(folder, federated):
+def logged(folder, federated, *callbacks):
     """The last value of everything that a fit with a CSV logger has logged."""
-    trainer = make_trainer(federated, logger=CSVLogger(folder, "", ""))
+    trainer = make_trainer(federated, *callbacks, logger=CSVLogger(folder, "", ""))
     trainer.fit(Classifier(), datamodule=Digits(200))
     found = {}
     for row in read_rows(folder / "metrics.csv"):
@@ -39,6 +40,40 @@ def test_what_masks_would_give_is_no_epsilon_of_a_run_without(run, tmp_path):
     assert would not in values and f"{would}_secagg_server" not in values
     assert 7.9 < values["fed/epsilon_outsider"] <= 8.0  # whoever sees released models sees no message
     assert values["fed/delta"] == 1e-5 and values["fed/megabytes_up"] > 0 < values["fed/bits_per_parameter"]
+
+
+@pytest.mark.parametrize(
+    ("target", "delta", "budget", "true"),
+    [
+        (None, None, None, 1e-5),
+        (None, 1e-3, None, 1e-3),
+        (None, None, 1e-4, 1e-4),
+        (1e-6, None, None, 1e-6),
+        (1e-6, 1e-6, 1e-6, 1e-6),
+    ],
+)
+def test_one_epsilon_has_one_delta_in_loggers_and_in_the_folder(target, delta, budget, true, tmp_path):
+    """Loggers said theirs at 1e-5 and no delta, and the folder at its own."""
+    target = None if target is None else PrivacyTarget(90.0, target, "server")
+    folder = RunFolder("run", str(tmp_path), delta=delta, show=False)
+    more = [] if budget is None else [PrivacyBudget(1000.0, budget, "server")]
+    values = logged(tmp_path, Federated(GaussianNoise(1.0, 1.0), 20, privacy=target), folder, *more)
+    saved = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert values["fed/delta"] == pytest.approx(true) and saved["delta"] == true
+    stated = {row["adversary"].lower(): row["epsilon_run"] for row in saved["rows"]}
+    assert values["fed/epsilon_server"] == pytest.approx(stated["server"], rel=1e-6)
+    assert values["fed/epsilon_outsider"] == pytest.approx(stated["outsider"], rel=1e-6)
+    if target is not None or more:
+        assert values["fed/epsilon"] == pytest.approx(stated["server"], rel=1e-6)
+
+
+def test_two_deltas_are_refused_before_anything_is_charged(tmp_path):
+    target = PrivacyTarget(90.0, 1e-6, "server")
+    for other in (PrivacyBudget(1000.0, 1e-5, "server"), RunFolder("run", str(tmp_path), delta=1e-5)):
+        fed = Federated(GaussianNoise(1.0, 1.0), 20, privacy=target)
+        with pytest.raises(ValueError, match=r"at one delta, got .*\(delta=1e-05\) and .*\(delta=1e-06\)"):
+            logged(tmp_path, fed, other)
+        assert fed.ledger.rounds == 0
 
 
 def test_secret_cohorts_log_no_epsilon(tmp_path):

@@ -93,7 +93,7 @@ def test_the_bits_are_those_of_the_protocol():
     plan = engine.planner.plan(0, engine.mechanism)
     rand, context = PublicRandomness(engine.keys, 0), engine.context(plan)
     layout = fedq.SecAgg().layout(engine.mechanism, context, rand)
-    terms = fedq.SecAgg().terms(engine.keys.public(), 0, 0, plan.cohort, layout)
+    terms = fedq.SecAgg().terms(engine.keys.public(), 0, 0, plan.cohort, layout, num_clients=CLIENTS)
     expected = expected_traffic(terms, len(plan.survivors))
     record, dim = federated.records[0], engine.weights.numel()
     assert record.uplink_bits == expected.uplink_bits

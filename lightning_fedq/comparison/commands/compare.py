@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.commands.configs import find
-from lightning_fedq.commands.options import change_setting
+from lightning_fedq.commands.options import change_setting, check_rounds
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, format_epsilon, masks_ran
 from lightning_fedq.reports.runs import (
     Row,
@@ -256,6 +256,7 @@ def main(
     # import torch, which whoever lists commands need not wait for
     from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
 
+    check_rounds(rounds)
     if bool(mechanisms) != (epsilon is not None):
         raise ValueError(
             "--mechanisms and --epsilon go together: --mechanisms CorBin GaussianNoise --epsilon 8"

@@ -14,7 +14,8 @@ DIM, SIZE = 20_000, 6
 
 def aggregation(mechanism, context):
     rand = PublicRandomness(SeededKeys(0), 0)
-    return Aggregation(fedq.SecAgg(), mechanism, context, rand, session=b"s" * 16, weights=torch.zeros(1))
+    given = {"session": b"s" * 16, "weights": torch.zeros(1), "num_clients": SIZE}
+    return Aggregation(fedq.SecAgg(), mechanism, context, rand, **given)
 
 
 @pytest.mark.parametrize(
