@@ -42,8 +42,8 @@ class SparseEmbedding(Training):
 class Moco(Training):
     """A queue of keys in a buffer, a pointer into it, and an encoder that follows.
 
-    The pointer is an integer, which no update carries. So an epoch goes twice around the queue, and ends where
-    it began; with another length the next round differs by what a wrong place in the queue does.
+    The pointer is an integer, which no update carries. So an epoch goes twice around the queue and ends where
+    it began; with another length, the next round would write into other places of the queue.
     """
 
     def build(self):
