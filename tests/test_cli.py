@@ -31,6 +31,7 @@ from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.reports.runs import epsilon_of_label, read_rows, write_rows, write_summary
 from tests.callbacks.runs import small_run
+from tests.changed import changed
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -192,7 +193,9 @@ def test_a_module_of_the_current_folder_is_found(tmp_path, capsys):
     """As with `python train.py fit`."""
     Path("my_own_training.py").write_text("from lightning_fedq.data.models import Classifier as Mine\n")
     path = configuration(tmp_path)
-    path.write_text(path.read_text().replace("lightning_fedq.data.models.Classifier", "my_own_training.Mine"))
+    path.write_text(
+        changed(path.read_text(), ("lightning_fedq.data.models.Classifier", "my_own_training.Mine"))
+    )
     assert main(["privacy", str(path)]) == 0
     assert "CorBin(epsilon=1.0" in capsys.readouterr().out
 
@@ -261,7 +264,9 @@ class Failing(Classifier):
 def test_errors_in_code_of_ones_own_keep_their_trace(tmp_path, capsys):
     Path("my_failing.py").write_text(OWN_MODEL)
     path = configuration(tmp_path)
-    path.write_text(path.read_text().replace("lightning_fedq.data.models.Classifier", "my_failing.Failing"))
+    path.write_text(
+        changed(path.read_text(), ("lightning_fedq.data.models.Classifier", "my_failing.Failing"))
+    )
     with pytest.raises(ValueError, match="of my own"):
         main(["fit", str(path)])
 

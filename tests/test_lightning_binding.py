@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from lightning_fedq._lightning import pl
+from tests.changed import changed
 
 PROGRAM = """
 import sys
@@ -70,7 +71,7 @@ def test_the_other_package_from_the_command_to_the_fit(tmp_path):
     assert pl.__name__ == "pytorch_lightning"
     (tmp_path / "own_training.py").write_text(MODULE)
     (tmp_path / "mine.yaml").write_text(CONFIG)
-    mixed = CONFIG.replace("logger: false", "logger: {class_path: pytorch_lightning.loggers.CSVLogger}")
+    mixed = changed(CONFIG, ("logger: false", "logger: {class_path: pytorch_lightning.loggers.CSVLogger}"))
     (tmp_path / "mixed.yaml").write_text(mixed)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.replace("FEW", repr(FEW)).replace("FILE", repr(str(FILE)))],

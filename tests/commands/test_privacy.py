@@ -15,6 +15,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.secagg import SecAgg
+from tests.changed import changed
 from tests.digits_run import Classifier, Digits, make_trainer
 
 # Lightning's command line calls what jsonargparse has deprecated
@@ -118,7 +119,7 @@ def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path)
     rows = []
     for run in ("{run: masked}", "{run: masked, active: true}"):
         path = tmp_path / "config.yaml"
-        path.write_text(text.replace("{run: masked}", run).replace("0.05", "0.0"))
+        path.write_text(changed(text, ("{run: masked}", run), ("0.05", "0.0")))
         report = report_of_config(str(path), 1, 1e-5, secagg=False, params=100)
         rows.append(report.row(Adversary.SECAGG_SERVER))
     assert rows[1].epsilon_run > 1.1 * rows[0].epsilon_run

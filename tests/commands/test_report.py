@@ -13,6 +13,7 @@ from lightning_fedq.commands.report import write_report
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.html.charts import Line, line_chart, nice_ticks, whole_ticks
 from tests.callbacks.runs import small_data, small_model, small_run
+from tests.changed import changed
 from tests.digits_run import make_trainer
 
 
@@ -227,7 +228,8 @@ def test_nothing_that_a_run_wrote_becomes_an_element(private, evil, tmp_path):
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "privacy.json").write_text(json.dumps(privacy))
     (folder / "config.yaml").write_text(evil)
-    table = (private / "metrics.csv").read_text().replace("val_acc", '"' + evil.replace('"', '""') + '"')
+    quoted = '"' + evil.replace('"', '""') + '"'
+    table = changed((private / "metrics.csv").read_text(), ("val_acc", quoted))
     (folder / "metrics.csv").write_text(table)
     write_report([folder], tmp_path / "page.html", evil)
     write_report([private], tmp_path / "plain.html")

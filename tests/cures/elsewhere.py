@@ -4,6 +4,7 @@ _TARGET = "training/test_privacy_target.py::"
 _SAME = "flower/test_same_training.py::"
 _LEDGER = "callbacks/test_federated_ledger.py::"
 _CONSTRAINTS = "training/test_constraints.py::"
+_LAST = "flower/test_store.py::test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure"
 _RECORDS = "training/test_linear_bytes.py::test_records_that_are_not_the_checkpoint_s_are_named"
 TESTED = {
     "parameters in the optimiser are not the module's (shapes {}), so that no update carries": (
@@ -66,6 +67,15 @@ TESTED = {
     ),
     "rounds, is missing; put it back": _RECORDS,
     "it is not what this checkpoint's {} rounds have written": _RECORDS,
+    "{} has charges and {} is missing: put a whole copy of it back. Without one, begin a new": _LAST,
+    "{} is cut off or damaged ({} bytes): put a whole copy of it back. Without one, begin a new": _LAST,
+    "{} is damaged in its part {}: put a whole copy of it back. Without one, begin a new": _LAST,
+    "are connected and have not answered; look at their logs, or start more SuperNodes": (
+        "flower/test_registration.py::test_who_is_missing_is_named_after_the_time_to_wait"
+    ),
+    "is not begun and nobody is charged for it: {}; {}; then start this run again with the same home": (
+        "flower/test_too_few.py::test_a_round_that_would_be_given_up_is_not_charged"
+    ),
     "AES by this CPU's instructions is not AES by OpenSSL": (
         "keys/test_keystream.py::test_other_cpus_draw_the_same_words"
     ),

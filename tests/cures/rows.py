@@ -1,10 +1,10 @@
 """A row for a refusal: what is refused, and every cure that its words name.
 
-`words` is a piece of the refusal as it stands in the source, with {} where a value goes. It finds the line
-that raises, and what is raised must match it. Every cure is run after the refusal and must not raise.
+`words` is a piece of the refusal as `tests.cures.words` reads it from the source, with {} where a value goes.
+It finds the line that raises, or that calls what raises, and what is raised must match it. Every cure is run
+after the refusal and must not raise.
 """
 
-import ast
 import functools
 import re
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import torch
 
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.mechanisms import FedAvg
+from tests.cures.words import Words
 from tests.digits_run import Classifier, Digits, make_trainer
 
 ROOT = Path(__file__).parents[2] / "lightning_fedq"
@@ -49,31 +50,24 @@ def row(words, refused, *cures, **more):
     ROWS.append(Row(words, refused, cures, **more))
 
 
-def _text(node):
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join("{}" if isinstance(part, ast.FormattedValue) else part.value for part in node.values)
-    if isinstance(node, ast.BinOp):
-        return _text(node.left) + _text(node.right)
-    return ""
-
-
 @functools.cache
 def raised():
-    """Every error of the package: `file:line` and its words."""
-    found = []
-    for path in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                words = " ".join(_text(argument) for argument in node.exc.args)
-                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", words))
-    return tuple(found)
+    """Every error of the package: `file:line` and the texts that it can have."""
+    return tuple(
+        (f"{path.relative_to(ROOT)}:{line}", texts)
+        for path in sorted(ROOT.rglob("*.py"))
+        for line, texts in Words(path.read_text(encoding="utf-8")).errors()
+    )
 
 
 def sites():
     """Where an error names a cure."""
-    return ((where, words) for where, words in raised() if _CURE.search(words))
+    return ((where, texts) for where, texts in raised() if any(map(_CURE.search, texts)))
+
+
+def says(texts, part):
+    """Is this a piece of what an error can say?"""
+    return any(part in text for text in texts)
 
 
 def fed(mechanism=None, num_clients=4, **settings):

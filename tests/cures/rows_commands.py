@@ -11,6 +11,7 @@ import yaml
 from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.cli import main
 from lightning_fedq.commands import plan as plan_command
+from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.plan import candidates
 from lightning_fedq.comparison.bench.tasks import MeanEstimation
 from lightning_fedq.comparison.commands import bench as bench_command
@@ -175,4 +176,24 @@ row(
     lambda: CIFAR10DataModule(download=True, image_folder=True),
     lambda: CIFAR10DataModule(download=True),
     lambda: CIFAR10DataModule(image_folder=True),
+)
+row(
+    "can't read the mechanism {} from the checkpoint; give the configuration of its run instead",
+    lambda: parse_mechanism("LDPQ(speed=3)"),
+    lambda: fedq("privacy", small()),
+)
+row(
+    "and not what they cost; give one of Lightning's own checkpoints of the run",
+    lambda: fedq("privacy", str(without("privacy.md") / "model.ckpt")),
+    lambda: fedq("privacy", "one.ckpt"),
+)
+row(
+    "{} is no folder; give the folder of a finished run",
+    lambda: fedq("report", "runs/none", "--out", "page.html"),
+    lambda: fedq("report", str(finished()), "--out", "page.html"),
+)
+row(
+    "there is no {} in {}; give the folder of a finished run",
+    lambda: fedq("report", str(without("summary.json")), "--out", "page.html"),
+    lambda: fedq("report", str(finished()), "--out", "page.html"),
 )

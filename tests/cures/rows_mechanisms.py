@@ -32,12 +32,14 @@ from lightning_fedq.mechanisms import (
     SubtractiveDither,
     TernGrad,
 )
+from lightning_fedq.mechanisms.contract import BrokenContractError, check_claims
 from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.privacy.losses import LaplaceLoss
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_rounds import TURNS, handed
+from tests.one_round import context_of
 
 BEHIND = PrivacyTarget(8.0, delta=1e-5, adversary="secagg_server")
 TARGET = PrivacyTarget(8.0, delta=1e-5, adversary="server")
@@ -61,6 +63,16 @@ def claim(unit):
     return PrivacyClaim(Adversary.SERVER, LaplaceLoss(1.0), 10, unit=unit, unit_losses=5)
 
 
+def claims_of(*more):
+    return [*LDPQ(1.0).claims(context_of(LDPQ(1.0), range(4))), *more]
+
+
+row(
+    "claims() speaks more than once about {}; give the worst case",
+    lambda: check_claims(claims_of(PrivacyClaim(Adversary.SERVER, LaplaceLoss(1.0), 1))),
+    lambda: check_claims(claims_of()),
+    error=BrokenContractError,
+)
 row(
     "has no privacy parameter that a target could set; leave the target out",
     lambda: fit(fed(FedAvg(), seed=None, privacy=TARGET)),

@@ -3,12 +3,18 @@
 import torch
 from torch import nn
 
+import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.data import FederatedDataModule
+from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.privacy.accounting import check_delta
-from tests.callbacks.test_dpsgd_guards import NoisyBackward
+from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.target import PrivacyTarget
+from tests.callbacks.test_dpsgd_guards import NoisyBackward, Writes
+from tests.callbacks.test_privacy import trainer
 from tests.cures.rows import Tunable, dpsgd, fed, fit, row
 from tests.cures.rows_data import part
+from tests.described import Setting, calibrate
 from tests.digits_run import Classifier, Digits, ManualSteps
 
 
@@ -120,6 +126,27 @@ def held(*clients):
     )
 
 
+def writes(how):
+    trainer(dpsgd(), epochs=1).fit(Writes(how))
+
+
+def noisy_clients():
+    return fed(fedq.GaussianNoise(1.0, 1.0), seed=None)
+
+
+def budgeted(epsilon):
+    """A run of one round, and one that goes on with a budget."""
+    fit(noisy_clients()).save_checkpoint("one.ckpt")
+    fit(noisy_clients(), fedq.PrivacyBudget(epsilon, 1e-3, "outsider"), ckpt_path="one.ckpt", max_epochs=2)
+
+
+def calibrated(mechanism, epsilon, rounds=10, clients=20):
+    """A target for twenty clients a round against a server that sees every message."""
+    context = context_of(mechanism, 20, 100)
+    wanted = PrivacyTarget(epsilon, 1e-5, "server")
+    return calibrate(wanted, mechanism, Setting(context, rounds, 1e-5, num_clients=clients), rounds)
+
+
 row("delta is missing; choose one below 1 / {},", lambda: check_delta(None), lambda: check_delta(1e-5))
 row(
     "DPSGD runs on one device, got {} on {}; use Trainer(strategy='auto', devices=1)",
@@ -181,4 +208,29 @@ row(
     "DPSGD protects one sample in one client's data, and some samples are held by several clients",
     lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9]),
     lambda: held([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]),
+)
+row(
+    "training_step changed the parameters {}, which are released, and what follows from a batch gets no",
+    lambda: writes("data"),
+    lambda: fit(dpsgd()),
+    lambda: writes("between steps"),
+)
+row(
+    "the budget of epsilon {} at delta {} is spent: {} rounds fit into it and {} are done; raise",
+    lambda: budgeted(0.5),
+    lambda: budgeted(50.0),
+    lambda: fit(noisy_clients()),
+    error=RuntimeError,
+)
+row(
+    "rounds of a client still {}; take fewer rounds, more clients, or a larger epsilon",
+    lambda: calibrated(LDPQ(1.0), 4e-6),
+    lambda: calibrated(LDPQ(1.0), 4e-6, rounds=4),
+    lambda: calibrated(LDPQ(1.0), 4e-6, clients=1000),
+    lambda: calibrated(LDPQ(1.0), 8e-6),
+)
+row(
+    "; no epsilon is finite against it, whatever rounds and clients are; take a mechanism whose messages",
+    lambda: calibrated(CorBin(1.0), 8.0),
+    lambda: calibrated(LDPQ(1.0), 8.0),
 )

@@ -90,6 +90,22 @@ def weights_only():
     fit(private(), module=module)
 
 
+def damaged_journal(change, back=False):
+    """The journal of a run is not what was written, or is put back."""
+    checkpoint = saved()
+    whole = the_journal().read_bytes()
+    the_journal().write_bytes(whole if back else change(whole))
+    resumed(checkpoint)
+
+
+def cut(whole):
+    return whole[: whole.index(b"\n")]
+
+
+def flipped(whole):
+    return whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:]
+
+
 class Other(Classifier):
     """Layers of other names. It takes of a checkpoint what it finds."""
 
@@ -166,6 +182,18 @@ row(
 )
 row("{} is of an older version and does not say how many parameters round {} had,", older, weights_only)
 row("{} has {} bytes, the checkpoint", lambda: cut_journal(back=False), lambda: cut_journal(back=True))
+row(
+    "{} has lost its first line and all behind it; put the file back",
+    lambda: damaged_journal(cut),
+    lambda: damaged_journal(cut, back=True),
+    weights_only,
+)
+row(
+    "{} is damaged at byte {}, so what was spent is not known; put the file back",
+    lambda: damaged_journal(flipped),
+    lambda: damaged_journal(flipped, back=True),
+    weights_only,
+)
 row(
     "the journal {} of this checkpoint is missing, or another run's, so what was sent",
     lambda: without_journal(back=False),

@@ -8,10 +8,12 @@ from torch import nn
 
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
+from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks import test_langevin as langevin
 from tests.cures.rows import Tunable, dpsgd, fed, fit, module_with, row
-from tests.digits_run import Classifier, Digits
+from tests.cures.rows_commands import fedq as fedq_command, small
+from tests.digits_run import Classifier, Digits, make_trainer
 from tests.leakage.test_monitor import Scores
 from tests.training.test_unfreezing import TwoLayers
 
@@ -75,6 +77,34 @@ def two_sums(private, **settings):
     )
 
 
+def handed(*callbacks):
+    """A fit of loaders without a data module."""
+    data = Digits(80)
+    made = make_trainer(*callbacks, max_epochs=1)
+    made.fit(Classifier(), data.train_dataloader(), data.val_dataloader())
+
+
+class Loads(Classifier):
+    """A module with data of its own."""
+
+    def train_dataloader(self):
+        return Digits(80).train_dataloader()
+
+    def val_dataloader(self):
+        return Digits(80).val_dataloader()
+
+
+class Swaps(pl.Callback):
+    """Gives the data module another loader when the fit has begun."""
+
+    def on_fit_start(self, trainer, pl_module):
+        trainer.datamodule.train_dataloader = Digits(80).train_dataloader
+
+
+def from_loader():
+    return FederatedDataModule.from_loader(Digits(80).train_dataloader(), Digits(80).val_dataloader())
+
+
 # ---- callbacks --------------------------------------------------------------------------------------
 row(
     "{} is an attack on one-bit messages, {} sends others; use sign_flip",
@@ -85,6 +115,17 @@ row(
     "the Trainer has two DPSGD callbacks; leave one of them out",
     lambda: fit(dpsgd(), SecondDPSGD(1.0, 1.0, delta=1e-4, seed=1)),
     lambda: fit(dpsgd()),
+)
+row(
+    "DPSGD samples its own batches, and a loader handed straight to fit(...) can't be replaced; return it",
+    lambda: handed(dpsgd()),
+    lambda: make_trainer(dpsgd(), max_epochs=1).fit(Loads()),
+    lambda: fit(dpsgd()),
+)
+row(
+    "of a LightningDataModule; or put DPSGD behind Federated in the callbacks",
+    lambda: handed(dpsgd(), fed()),
+    lambda: handed(fed(), dpsgd()),
 )
 row(
     "DPSGD needs exactly one optimiser, the module has {}; put all parameters into one optimiser",
@@ -315,6 +356,20 @@ def longer(first, second):
     trainer = fit(one, max_epochs=first)
     trainer.save_checkpoint("target.ckpt")
     fit(aimed(), ckpt_path="target.ckpt", max_epochs=second)
+
+
+row(
+    "there is no training data, or the training loader is not the clients' own, and would train centrally",
+    lambda: make_trainer(fed()).fit(Classifier()),
+    lambda: fit(fed()),
+    lambda: fit(fed(), data=from_loader()),
+    lambda: fedq_command("fit", small()),
+)
+row(
+    "use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader, val_loader))",
+    lambda: fit(fed(), Swaps()),
+    lambda: fit(fed(), data=from_loader()),
+)
 
 
 class SecondDPSGD(fedq.DPSGD):

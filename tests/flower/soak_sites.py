@@ -27,6 +27,7 @@ import torch
 
 from lightning_fedq.commands.flower import write_app
 from lightning_fedq.privacy.journal import Journal
+from tests.changed import changed
 from tests.flower.machines import example
 from tests.flower.steps import blocks, federation, set_up
 
@@ -53,7 +54,9 @@ class Soak:
         app = folder / "my_app"
         write_app(app, clients=sites, server="localhost")
         server_app = app / "my_app" / "server_app.py"
-        server_app.write_text(server_app.read_text().replace("round_timeout=600", f"round_timeout={timeout}"))
+        server_app.write_text(
+            changed(server_app.read_text(), ("round_timeout=600", f"round_timeout={timeout}"))
+        )
         steps = blocks((app / "deploy" / "STEPS.txt").read_text())
         self.server, self.sites = federation(folder, app, sites)
         self.steps, self.count = steps, Counter[str]()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr")
+from tests.changed import changed
 from tests.flower.machines import example
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is a package of the system")
@@ -44,10 +45,13 @@ def outside(tmp_path_factory):
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     port, text = example.free_port(), FILTER.read_text()
-    text = text.replace("listen 443", f"listen 127.0.0.1:{port}")
-    text = text.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_address[1]}")
-    text = text.replace("client_header_timeout 20s", "client_header_timeout 4s")
-    text = text.replace("client_body_timeout 60s", "client_body_timeout 1s")
+    text = changed(
+        text,
+        ("listen 443", f"listen 127.0.0.1:{port}"),
+        ("127.0.0.1:8000", f"127.0.0.1:{server.server_address[1]}"),
+        ("client_header_timeout 20s", "client_header_timeout 4s"),
+        ("client_body_timeout 60s", "client_body_timeout 1s"),
+    )
     (folder / "nginx.conf").write_text("daemon off;\n" + text)
     running = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")])
     try:

@@ -14,6 +14,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.commands.flower import write_app
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.flower import server_app
+from tests.changed import changed
 from tests.flower.loop import TRAINER
 from tests.flower.machines import example
 
@@ -60,7 +61,7 @@ def test_the_recipe_of_the_page_twice(tmp_path):
     recipe = next(
         line for line in page.splitlines() if line.startswith("app = client_app(") and "home=" in line
     )
-    recipe = recipe.replace("/a/folder", str(homes)).replace("federated,", "federated, trainer=TRAINING,")
+    recipe = changed(recipe, ("/a/folder", str(homes)), ("federated,", "federated, trainer=TRAINING,"))
     lines = [line for line in client.read_text().splitlines() if not line.startswith("app = ")]
     client.write_text("\n".join(["from pathlib import Path", *lines, recipe, ""]))
     environment = {**os.environ, "FLWR_HOME": str(flower), "FLWR_TELEMETRY_ENABLED": "0"}

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lightning_fedq.commands.flower import write_app
+from tests.changed import changed
 from tests.flower.machines import example
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ def test_a_node_and_then_the_link_are_killed_in_mid_round(tmp_path):
     package = write_app(app, clients=4, seed=None, secure_aggregation=False)
     task, server = app / package / "task.py", app / package / "server_app.py"
     task.write_text(task.read_text() + HOLD.format(folder=str(tmp_path)))
-    server.write_text(server.read_text().replace("round_timeout=600", "round_timeout=120"))
+    server.write_text(changed(server.read_text(), ("round_timeout=600", "round_timeout=120")))
     with example.Machines(tmp_path, link=link) as machines:
         (tmp_path / "hold-2").touch()
         machines.run(app, home, ROUNDS)

@@ -78,6 +78,11 @@ def test_who_is_missing_is_named_after_the_time_to_wait(clock, tmp_path):
     with pytest.raises(RuntimeError, match=words):
         found.gather(600.0)
     assert 600.0 <= clock.now < 610.0
+    more = roster_of(
+        grid_of(tmp_path, CLIENTS), tmp_path, []
+    )  # more SuperNodes, and client 2's answers again
+    more.gather(600.0)
+    assert sorted(more.nodes) == [0, 1, 2, 3]
 
 
 def test_one_that_answers_late_is_taken_in(clock, tmp_path):

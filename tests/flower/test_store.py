@@ -101,6 +101,8 @@ def test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure(tmp_path):
         ValueError, match=rf"{journal.name} has charges and .*last\.ckpt is missing: put a whole"
     ):
         deployment(make(), 2, tmp_path).run(LoopGrid(apps, homes))
+    fresh, others = clients(make, tmp_path / "new")  # without a whole copy: nobody's folder is used again
+    deployment(make(), 2, tmp_path / "new").run(LoopGrid(fresh, others))
     last.write_bytes(whole)  # the cure
     _, server = deployment(make(), 2, tmp_path).run(LoopGrid(apps, homes))
     assert server.engine.ledger.charges.tolist() == [2] * 4

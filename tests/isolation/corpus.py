@@ -7,84 +7,23 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from typing import Any
 
 import torch
 import torchmetrics
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
-from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
-from tests.training.published_optimizers import SAM, Estimates, Lookahead
+from tests.isolation.published import Case, Data
+from tests.training.published_optimizers import SAM
 
-BATCH, SAMPLES, EPOCHS = 8, 48, 3
-TRAININGS = []
-
-
-class Data(pl.LightningDataModule):
-    """A classification of three kinds, in a fixed order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        draws = torch.Generator().manual_seed(1)
-        self.inputs = torch.randn(SAMPLES, 6, generator=draws)
-        self.labels = (self.inputs[:, :3] + 0.1 * torch.randn(SAMPLES, 3, generator=draws)).argmax(1)
-
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=BATCH)
-
-    def val_dataloader(self):
-        return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=SAMPLES)
+EPOCHS = 3
 
 
-class Training(pl.LightningModule):
-    """A linear softmax; what follows differs from it in one habit."""
+class Training(Case):
+    """Compared over several rounds."""
 
-    trainer_flags: dict[str, Any] = {}  # noqa: RUF012
-    data: type[Data] = Data
-    rounds_equal = True
-    """Is every round of one client an epoch of the plain training? Not where an optimiser's state goes on."""
-
-    def __init_subclass__(cls, **settings):
-        super().__init_subclass__(**settings)
-        if not cls.__name__.startswith("_"):
-            TRAININGS.append(cls)
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-        self.build()
-
-    def build(self):
-        """Whatever else there is."""
-
-    def callbacks(self):
-        return []
-
-    def loss(self, batch):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch)
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.loss(batch))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Plain(Training):
-    pass
-
-
-class ScheduleByStep(Training):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5))
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+    rounds = EPOCHS
 
 
 class OneCycle(Training):
@@ -104,17 +43,6 @@ class WarmupByHand(Training):
         for group in optimizer.param_groups:
             group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 6)
         optimizer.step(closure=closure)
-
-
-class Accumulates(Training):
-    trainer_flags = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}  # noqa: RUF012
-
-
-class PlateauOfValidation(Training):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
 
 
 class _Teacher(Training):
@@ -160,17 +88,6 @@ class Gan(Training):
     def configure_optimizers(self):
         optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net, self.critic)]
         return optimizers, [LambdaLR(one, lambda step: 0.9**step) for one in optimizers]
-
-
-class NewOptimizers(Training):
-    """Made anew in mid-run."""
-
-    def on_train_epoch_start(self):
-        if self.current_epoch == 1:
-            self.trainer.strategy.setup_optimizers(self.trainer)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1 if self.current_epoch == 0 else 0.05)
 
 
 class ReplayBuffer(Training):
@@ -276,41 +193,17 @@ class Finetuning(Training):
         return torch.optim.SGD(self.head.parameters(), lr=0.1)
 
 
-class Cli(Training):
-    """What LightningCLI's `OptimizerCallable` leaves in a module."""
-
-    def build(self):
-        self.optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-
-    def configure_optimizers(self):
-        return self.optimizer(self.parameters())
-
-
 class Closure(Training):
     """LBFGS evaluates the loss several times a step."""
 
-    rounds_equal = False
+    rounds = 1
 
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
 
 
 class SharpnessAware(Training):
-    rounds_equal = False
+    rounds = 1
 
     def configure_optimizers(self):
         return SAM(self.parameters(), lr=0.1, momentum=0.9)
-
-
-class SlowWeights(Training):
-    rounds_equal = False
-
-    def configure_optimizers(self):
-        return Lookahead(self.parameters(), lr=0.1)
-
-
-class OwnEstimates(Training):
-    rounds_equal = False
-
-    def configure_optimizers(self):
-        return Estimates(self.parameters(), lr=0.1)

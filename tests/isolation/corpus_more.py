@@ -4,10 +4,11 @@ import copy
 
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
-from tests.isolation.corpus import BATCH, Data, Training
+from tests.isolation.corpus import Training
+from tests.isolation.published import BATCH, SIZE, Data
 
 
 class LabelledAndNot(Training):
@@ -27,39 +28,6 @@ class LabelledAndNot(Training):
         return self.loss(batch["labelled"]) + 0.1 * entropy
 
 
-class OwnBatchSampler(Training):
-    class data(Data):
-        def train_dataloader(self):
-            rows = TensorDataset(self.inputs, self.labels)
-            return DataLoader(
-                rows, batch_sampler=BatchSampler(SequentialSampler(rows), BATCH, drop_last=True)
-            )
-
-
-class BuiltLate(Training):
-    """Layers are made in `configure_model`, as for large models."""
-
-    def build(self):
-        del self.net
-        self.net = None
-
-    def configure_model(self):
-        if self.net is None:
-            torch.manual_seed(0)
-            self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-class LazyLayers(Training):
-    """Shapes come with the first batch, in `setup`."""
-
-    def build(self):
-        self.net = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(3))
-
-    def setup(self, stage):
-        torch.manual_seed(0)
-        self.net(torch.zeros(1, 6))
-
-
 class SparseEmbedding(Training):
     """Gradients of the table are sparse."""
 
@@ -72,11 +40,15 @@ class SparseEmbedding(Training):
 
 
 class Moco(Training):
-    """A queue of keys in a buffer, a pointer into it, and an encoder that follows."""
+    """A queue of keys in a buffer, a pointer into it, and an encoder that follows.
+
+    The pointer is an integer, which no update carries. So an epoch goes twice around the queue and ends where
+    it began; with another length, the next round would write into other places of the queue.
+    """
 
     def build(self):
         self.keys = copy.deepcopy(self.net).requires_grad_(False)
-        self.register_buffer("queue", nn.functional.normalize(torch.randn(16, 3)))
+        self.register_buffer("queue", nn.functional.normalize(torch.randn(SIZE // 2, 3)))
         self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
 
     def training_step(self, batch, batch_idx):
@@ -89,7 +61,7 @@ class Moco(Training):
         scores = torch.cat([positive, own @ self.queue.clone().T], 1) / 0.5
         start = int(self.pointer)
         self.queue[start : start + len(found)] = found
-        self.pointer[0] = (start + BATCH) % 16
+        self.pointer[0] = (start + BATCH) % len(self.queue)
         alike = nn.functional.cross_entropy(scores, torch.zeros(len(own), dtype=torch.long))
         return self.loss(batch) + 0.1 * alike
 
@@ -134,6 +106,9 @@ class AutoEncoder(Training):
 class StochasticAveraging(Training):
     """Lightning's own callback, from the second epoch on."""
 
+    begins_late = True
+    """A plain training of one epoch ends with the average, which has not begun: the first weights."""
+
     def callbacks(self):
         return [pl.callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=1, annealing_epochs=1)]
 
@@ -141,7 +116,7 @@ class StochasticAveraging(Training):
 class MemoryOfEpochs(Training):
     """A running mean that goes on over epochs, in an attribute: a plain training's rate follows it."""
 
-    rounds_equal = False
+    rounds = 1
     """A client's memory is dropped with the client, so that only the first round is the plain epoch."""
 
     def build(self):
@@ -156,7 +131,7 @@ class MemoryOfEpochs(Training):
 class Curriculum(Training):
     """Data that depend on the epoch, by reloading."""
 
-    trainer_flags = {"reload_dataloaders_every_n_epochs": 1}  # noqa: RUF012
+    flags = {"reload_dataloaders_every_n_epochs": 1}  # noqa: RUF012
 
     class data(Data):
         def train_dataloader(self):

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.reached import reached_by
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import make_trainer
-from tests.isolation import published_more
+from tests.isolation import corpus_more, published_more  # noqa: F401  (they add their own to CASES)
+from tests.isolation.corpus import Training
 from tests.isolation.published import CASES, BehindManyInAGlobal, Bfloat, Case, Data
 from tests.tried import without_forks
 
@@ -37,11 +39,11 @@ class Exact(FedAvg):
         return super().encode(update, context, rand)
 
 
-def states(kind):
-    """The state before and after an epoch of plain training."""
+def states(kind, epochs=1):
+    """The state before and after epochs of plain training, and its Trainer."""
     kind.forget()
     module = kind()
-    trainer = make_trainer(*module.callbacks(), max_epochs=1, num_sanity_val_steps=0, **kind.flags)
+    trainer = make_trainer(*module.callbacks(), max_epochs=epochs, num_sanity_val_steps=0, **kind.flags)
     begin = {}
     ordinary = module.on_train_start
 
@@ -51,7 +53,7 @@ def states(kind):
 
     module.on_train_start = note
     trainer.fit(module, datamodule=kind.data())
-    return begin, {name: t.detach() for name, t in tensors(module)}
+    return begin, {name: t.detach() for name, t in tensors(module)}, trainer
 
 
 def tensors(module):
@@ -72,32 +74,11 @@ def is_more(kind):
     return kind.__module__ == published_more.__name__
 
 
-DECIDES = frozenset(
-    """
-    EmaOfTorch EmaInDictionary LoraParametrization LoraByForwardPatch CountsSamples LongChain NumpyView
-    TeacherNamedThatFollows SamplerOfEpochs ClockOfTheTrainerNamed ScriptedPart GraphModule ReplacedLayer
-    ById ParametersOutsideOfModules ReloadsEachEpoch ComplexWeights SlotsAndWeak SingleDispatch CachedMethod
-    ByIdGlobally RowsOfABuffer Functional PropertyWithSetter StepInBackward NumpyDoubles ImportedInside
-    Dropout SamplesWithReplacement AugmentsInWorkers Mixup MixupOfTorch GeneratorOfAFunction NegativeSamples
-    Shuffles GlobalConfigHeld GlobalListHeld OwnBatches Threads ModuleInAGlobal RunningGenerator
-    """.split()  # noqa: SIM905
-)
-"""With these every line of the package runs that any row runs (counted by coverage, forks included).
-
-They and what is refused run by default. The other rows are habits that go the same ways: `make test-slow`.
-"""
-
-
-def decides(kind):
-    """Marks of a row."""
-    return () if kind.__name__ in DECIDES or kind.refused or kind.said else pytest.mark.slow
-
-
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=decides(k)) for k in CASES if not k.draws])
+@pytest.mark.parametrize("kind", [k for k in CASES if not (k.draws or k.begins_late)])
 def test_one_client_is_the_plain_training(kind, monkeypatch):
     if is_more(kind):
         without_forks(monkeypatch)
-    before, after = states(kind)
+    before, after, _ = states(kind)
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -118,13 +99,29 @@ def test_one_client_is_the_plain_training(kind, monkeypatch):
         torch.testing.assert_close(tensor.double(), after[name].double(), atol=1e-6, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("kind", [k for k in CASES if k.rounds > 1])
+def test_nor_do_rounds_differ_from_epochs(kind):
+    """Steps, epochs and rates among them; an optimiser with memory is compared for one round, above."""
+    _, after, plain = states(kind, kind.rounds)
+    module, _ = federate(kind, 1, kind.rounds)
+    for name, tensor in tensors(module):
+        torch.testing.assert_close(tensor.double(), after[name].double(), atol=1e-6, rtol=0, msg=name)
+    trainer = module.trainer
+    assert trainer.global_step == plain.global_step and trainer.current_epoch == plain.current_epoch
+    if kind.__name__ != "WarmupByHand":  # a rate that a client's training sets goes with it
+        rates = [[g["lr"] for o in t.optimizers for g in o.param_groups] for t in (trainer, plain)]
+        assert rates[0] == pytest.approx(rates[1], rel=1e-12)
+
+
 def several():
     """All rows; the trial of those whose memory is a client's own takes longest and is slow."""
     for kind in CASES:
+        if issubclass(kind, Training):
+            continue  # those learn in stacks, below
         if kind.draws:
-            yield pytest.param(kind, False, id=kind.__name__, marks=decides(kind))
+            yield pytest.param(kind, False, id=kind.__name__)
         outside = kind.crosses or kind.refused or kind.data is not Data or "Held" in kind.__name__
-        slow = pytest.mark.slow if is_more(kind) or not outside else decides(kind)
+        slow = pytest.mark.slow if is_more(kind) or not outside else ()
         yield pytest.param(kind, True, id=f"{kind.__name__}-tried", marks=slow)
 
 
@@ -252,5 +249,56 @@ def test_where_a_global_has_more_than_is_looked_at_it_is_said(monkeypatch):
         reached_by([BehindManyInAGlobal.training_step])
 
 
-def test_there_are_so_many():
-    assert len(CASES) >= 120
+ONE_AT_A_TIME = {
+    **dict.fromkeys(("MeanTeacher", "Moco"), "training writes into frozen parameters"),
+    **dict.fromkeys(("Closure", "SharpnessAware", "SlowWeights", "OwnEstimates"), "is not elementwise"),
+    "LabelledAndNot": "loaders of its own, or from several",
+    **dict.fromkeys(("Gan", "TruncatedBackpropagation"), "uses manual optimisation"),
+    **dict.fromkeys(("RunningWeight", "MemoryOfEpochs"), "takes the value of a tensor out"),
+    "WarmupByHand": "overrides optimizer_step",
+    "Metrics": "overrides on_train_epoch_end",
+    "HooksOfData": "overrides on_after_batch_transfer",
+    "ReplayBuffer": "keeps tensors in samples",
+    "Recurrent": "net.0 (GRU) keeps a list of its weights",
+    "GradientHooks": "net.0.weight has a gradient hook",
+    "OwnCallback": "_ScalesGradients has its own on_after_backward",
+    "SparseEmbedding": "table (EmbeddingBag) has sparse gradients",
+    "AutoEncoder": "get no gradient",
+    "PenaltyOfGradients": "calls requires_grad_()",
+}
+"""Why clients of these do not train side by side. All others do, with branches on shapes among them."""
+
+
+class UntilItLearns(pl.Callback):
+    """Ends a fit whose validation loss is below that of the first round."""
+
+    first = last = float("nan")
+
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.last = float(trainer.callback_metrics["val_loss"])
+            self.first = self.last if self.first != self.first else self.first
+            trainer.should_stop = self.last < self.first
+
+
+@pytest.mark.parametrize("kind", [k for k in CASES if issubclass(k, Training)])
+def test_six_clients_learn_in_stacks_or_say_the_true_reason(kind, caplog):
+    federated, learns, module = Federated(FedAvg(), 6, seed=0), UntilItLearns(), kind()
+    trainer = make_trainer(*module.callbacks(), federated, learns, max_epochs=8, **kind.flags)
+    with warnings.catch_warnings(record=True) as warned, caplog.at_level("INFO"):
+        warnings.simplefilter("always")
+        trainer.fit(module, datamodule=kind.data())
+    said = [m for m in (*(str(w.message) for w in warned), *caplog.messages) if "one client at a time" in m]
+    if kind.__name__ in ONE_AT_A_TIME:
+        assert len(said) == 1 and ONE_AT_A_TIME[kind.__name__] in said[0]
+    else:
+        assert not said and federated.clients_per_step_chosen > 1
+    assert learns.last < learns.first
+
+
+@pytest.mark.parametrize("kind", [k for k in CASES if k.__name__ in ("MeanTeacher", "Moco")])
+def test_a_follower_travels_where_a_client_has_one_batch(kind):
+    """All of its parameters, though the first step changes none of them."""
+    module, federated = federate(kind, 6)
+    frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+    assert frozen <= set(federated.fit.vector.travelling)

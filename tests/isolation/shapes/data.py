@@ -77,37 +77,6 @@ class DatasetWithMemory(Shape):
     data, refused = _RememberingData, r"(?i)client|dataset"
 
 
-class _RunningMean:
-    """A transform that knows the mean so far."""
-
-    def __init__(self) -> None:
-        self.mean = torch.zeros(3)
-
-    def __call__(self, sample):
-        self.mean = 0.5 * (self.mean + sample)
-        return sample - self.mean
-
-
-class _Transformed(Dataset[Any]):
-    def __init__(self, inputs: Tensor, targets: Tensor, transform: Any) -> None:
-        self.inputs, self.targets, self.transform = inputs, targets, transform
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, index):
-        return self.transform(self.inputs[index]), self.targets[index]
-
-
-class _TransformedData(Samples):
-    def train_set(self):
-        return _Transformed(self.inputs, self.targets, _RunningMean())
-
-
-class TransformWithMemory(Shape):
-    data, refused = _TransformedData, r"(?i)client|dataset"
-
-
 class _Collates:
     def __init__(self) -> None:
         self.meter = Meter()

@@ -177,32 +177,6 @@ class PickledByName(_Kept):
         return float(_REGISTRY.seen)
 
 
-class _Single:
-    """One for all, and it says so."""
-
-    def __init__(self) -> None:
-        self.seen = 0.0
-
-    def __deepcopy__(self, memo):
-        return self
-
-
-class CopiesToItself(_Kept):
-    def begin(self):
-        self.single = _Single()
-
-    def keep(self, loss):
-        self.single.seen += loss
-
-    def kept(self):
-        return self.single.seen
-
-
-@functools.lru_cache
-def _numbers(_):
-    return []
-
-
 class OnTheStrategy(_Kept):
     def keep(self, loss):
         accelerator = self.trainer.strategy.accelerator
@@ -210,18 +184,6 @@ class OnTheStrategy(_Kept):
 
     def kept(self):
         return float(getattr(self.trainer.strategy.accelerator, "seen", 0.0))
-
-
-class OnAFunction(_Kept):
-    @classmethod
-    def forget(cls):
-        vars(_numbers)["seen"] = 0.0
-
-    def keep(self, loss):
-        vars(_numbers)["seen"] += loss
-
-    def kept(self):
-        return float(vars(_numbers)["seen"])
 
 
 class _Records(logging.Handler):

@@ -81,17 +81,6 @@ class PersistentMetric(Shape):
         return loss / self.metric.compute()
 
 
-class Hyperparameters(Shape):
-    """Changed in training, and written to every checkpoint."""
-
-    def begin(self):
-        self.save_hyperparameters({"temperature": 1.0})
-
-    def scaled(self, loss):
-        self.hparams.temperature = 0.5 * (self.hparams.temperature + loss.item())
-        return loss / self.hparams.temperature
-
-
 class OwnRandom(Shape):
     """Draws as often as the data say."""
 

@@ -1,0 +1,237 @@
+"""Cures that the conditions of secret cohorts name. A fit that is refused has charged nobody."""
+
+from types import SimpleNamespace
+
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+import lightning_fedq as fedq
+from lightning_fedq._lightning import pl
+from lightning_fedq.data import FederatedDataModule
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.training.secret_cohorts import check_processes
+from lightning_fedq.wire.entropy_coding import Elias
+from tests.cures.rows import row
+from tests.training.test_own_draws import Counted, in_pairs, own
+from tests.training.test_privacy_target import Line, loader
+from tests.training.test_secret_cohorts import (
+    NOISE,
+    TARGET,
+    ByHand,
+    Limits,
+    Transforms,
+    Writes,
+    fitted,
+    secret,
+)
+
+AGAINST = fedq.PrivacyTarget(80.0, 1e-3, "outsider")
+
+
+def fits(*callbacks, mechanism=NOISE, fit=None, make=secret, **settings):
+    """A fit of one round."""
+    federated = make(mechanism=mechanism, **settings)
+    try:
+        fitted(federated, *callbacks, **{"rounds": 1, **(fit or {})})
+    except ValueError:
+        assert federated.ledger.rounds == 0
+        raise
+
+
+class ShortOnes(fedq.DistributedDiscreteGaussian):
+    """Spends fewer bits on small numbers."""
+
+    def code(self, context):
+        return Elias()
+
+
+class Grouped(Line):
+    """A layer that counts nothing, where `Counted` has one that counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 1), nn.GroupNorm(1, 1))
+
+
+class Validated(Line):
+    """Can be evaluated."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+
+def own_loaders():
+    data = loader().dataset
+    return FederatedDataModule(
+        clients=[DataLoader(Subset(data, [c]), batch_size=1 + c % 2) for c in range(20)]
+    )
+
+
+def condition(words, refused, *cures, **always):
+    """Settings, or callbacks, that break a condition, and those that keep it; or cohorts that are known."""
+
+    def run(given, **more):
+        settings = {**always, **more}
+        return lambda: fits(*given, **settings) if isinstance(given, tuple) else fits(**{**settings, **given})
+
+    row(words, run(refused), *map(run, cures), run(refused, cohorts="known"))
+
+
+# ---- settings ---------------------------------------------------------------------------------------
+condition("S1, a secret draw: whoever knows seed={} knows every", {"seed": 3}, {"seed": None})
+condition(
+    "S1, a fresh draw every round: participation={} deals the clients out",
+    {"participation": "once"},
+    {"participation": "random"},
+)
+row(
+    "S5, clients without a limit of their own: a target against {} limits the charges of every client",
+    lambda: fits(privacy=AGAINST),
+    lambda: fits(privacy=TARGET),
+    fits,
+    lambda: fits(privacy=AGAINST, cohorts="known"),
+)
+condition(
+    "S1, a draw: all {} clients take part in every round; set clients_per_round below",
+    {"clients_per_round": 20},
+    {"clients_per_round": 19},
+)
+condition("{}; use dropout_probability=0", {"dropout_probability": 0.1}, {"dropout_probability": 0.0})
+condition(
+    "S3, everybody who is drawn answers: {}; leave deadline out", {"deadline": fedq.Deadline(9.0, 1.0)}, {}
+)
+condition("S4, equal weights: weighting={}; use", {"weighting": "samples"}, {"weighting": "uniform"})
+condition(
+    "S4, a plain mean: aggregator={}; leave aggregator out",
+    {"aggregator": fedq.RobustAggregation("median")},
+    {},
+)
+condition(
+    "S5, clients without memory: clients of {} keep vectors from round to round; use FedProx, or no",
+    {"algorithm": fedq.SCAFFOLD()},
+    {"algorithm": fedq.FedProx(0.1)},
+    {},
+)
+condition(
+    "S5, clients without memory: buffers='local' stay with every client; use buffers='share' or 'frozen'",
+    {"buffers": "local"},
+    {"buffers": "share"},
+    {"buffers": "frozen"},
+)
+condition(
+    "S5, clients without memory: local={} stay with every client; leave local out",
+    {"local": ["layer.bias"]},
+    {},
+)
+condition(
+    "S8, nothing else that depends on the draw: evaluate_clients writes what clients measure; leave",
+    {"evaluate_clients": fedq.ClientEvaluation([loader()] * 20)},
+    {},
+    fit={"module": Validated()},
+)
+condition(
+    "S5, clients without memory: check_isolation=False does not look for any; leave check_isolation out",
+    {"check_isolation": False},
+    {},
+)
+condition(
+    "S8, nothing else that depends on the draw: diagnostics compare with the exact mean of the cohort; use",
+    {"diagnostics": True},
+    {"diagnostics": False},
+)
+condition(
+    "S8, nothing else that depends on the draw: client_metrics={} writes what the drawn clients log; use",
+    {"client_metrics": "local"},
+    {"client_metrics": "none"},
+)
+row(
+    "S9, a ledger of this one training: a ledger was handed on; leave ledger out, and add the epsilons of",
+    lambda: fits(ledger=Ledger(20, repr(NOISE))),
+    fits,
+    lambda: fits(ledger=Ledger(20, repr(NOISE)), cohorts="known"),
+)
+# ---- clients that draw for themselves; where cohorts are known, there are none ------------------------
+ADDER = {"make": own, "mechanism": fedq.BandedGaussian(1.0, 2.0, band=1), "participation": "poisson"}
+MASKED = ADDER | {"secure_aggregation": fedq.SecAgg(run="accounted")}
+WEIGHTS = ADDER | {"target": "weights"}
+KNOWN = {"mechanism": NOISE, "participation": "random", "cohorts": "known"}
+row(
+    "with secure aggregation, which opens no sum of few and shows who is missing; leave",
+    lambda: fits(**MASKED),
+    lambda: fits(**ADDER),
+    lambda: fits(**MASKED | {"mechanism": NOISE, "participation": "random"}),
+    lambda: fits(**MASKED | KNOWN),
+)
+row(
+    "with target={}, whose sum is a model only if all its summands are there; use target='updates'",
+    lambda: fits(**WEIGHTS),
+    lambda: fits(**WEIGHTS | {"target": "updates"}),
+    lambda: fits(**WEIGHTS | {"mechanism": NOISE, "participation": "random"}),
+    lambda: fits(**WEIGHTS | KNOWN),
+)
+row(
+    "fast_dev_run cuts rounds, and which one it cuts hangs on how many take part; use max_epochs=1",
+    lambda: fits(**ADDER, fit={"fast_dev_run": True}),
+    lambda: fits(**ADDER, fit={"rounds": 1}),
+    lambda: fits(**ADDER | KNOWN, fit={"fast_dev_run": True}),
+)
+
+
+def counted(layers=Counted, **settings):
+    fits(**ADDER | settings, fit={"module": layers(), "data": in_pairs()})
+
+
+row(
+    "counters in the model ({}) stand still in a round of nobody; use buffers='frozen', or layers that",
+    counted,
+    lambda: counted(buffers="frozen"),
+    lambda: counted(Grouped),
+    lambda: counted(**KNOWN),
+)
+# ---- fits -------------------------------------------------------------------------------------------
+row(
+    "S1, a secret draw: {} processes would know it; use devices=1",
+    lambda: check_processes(SimpleNamespace(world_size=2, strategy=None)),
+    lambda: check_processes(SimpleNamespace(world_size=1, strategy=None)),
+)
+condition("some of them lie; leave ByzantineClients out", (fedq.ByzantineClients(0.1, "sign_flip"),), ())
+condition(
+    "changes updates or draws batches by what it keeps of every client; leave it out", (Transforms(),), ()
+)
+row(
+    "S5, clients without memory: loaders of clients' own, and streams, go on where they were left; give",
+    lambda: fits(fit={"data": own_loaders()}),
+    lambda: fits(fit={"data": FederatedDataModule(loader().dataset, batch_size=1)}),
+    lambda: fits(fit={"data": own_loaders()}, cohorts="known"),
+)
+row(
+    "the ledger limits the charges of every client; use PrivacyBudget(cohorts='secret')",
+    lambda: fits(Limits()),
+    lambda: fits(fedq.PrivacyBudget(9.0, 1e-3, "outsider", cohorts="secret")),
+    fits,
+    lambda: fits(Limits(), cohorts="known"),
+)
+condition(
+    "max_time ends the run by a clock that clients move; use max_epochs",
+    (pl.callbacks.Timer("00:01:00:00"),),
+    (),
+)
+row(
+    "let steps and loss scales follow the cohort; use automatic optimisation and 32-true",
+    lambda: fits(fit={"module": ByHand()}),
+    lambda: fits(fit={"module": Line(), "precision": "32-true"}),
+    lambda: fits(fit={"module": ByHand()}, cohorts="known"),
+)
+row(
+    "so how long a round takes tells of who was drawn; set local_steps",
+    lambda: fits(fit={"data": loader(23)}),
+    lambda: fits(fit={"data": loader(23)}, local_steps=1),
+    lambda: fits(fit={"data": loader(23)}, cohorts="known"),
+)
+condition(
+    "messages of {} have lengths that depend on updates; take a fixed code, or secure aggregation",
+    {"mechanism": ShortOnes(1.0, 9.0, 0.01)},
+    {"mechanism": fedq.DistributedDiscreteGaussian(1.0, 9.0, 0.01)},
+    {"mechanism": ShortOnes(1.0, 9.0, 0.01), "secure_aggregation": fedq.SecAgg()},
+)
+condition("writes what follows from the data of the drawn clients; leave it out", (Writes(),), ())
