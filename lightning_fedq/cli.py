@@ -19,7 +19,7 @@ OTHERS = {
     "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
     "compare": "run or read several runs, or mechanisms at one epsilon: one table, one picture",
     "report": "write one HTML page about finished runs: who sees what, epsilon and bits by round",
-    "sweep": "run a grid of settings, without any account",
+    "sweep": "what all runs of a search cost together; the best of a random number of runs",
     "privacy": "say what a configuration, a checkpoint or a run protects, adversary by adversary",
     "plan": "rank all mechanisms, calibrated to a target epsilon, by error: settings, bits, clients needed",
     "bench": "compare mechanisms at equal epsilon on equal tasks, yours among them: table, page, JSON",

@@ -17,19 +17,17 @@ import lightning_fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.cli import OTHERS, TRAINING, main
-from lightning_fedq.commands.configs import fragments
 from lightning_fedq.commands.mechanism_row import describe
 from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.shown import described
 from lightning_fedq.comparison.commands.compare import privacy_towards
-from lightning_fedq.comparison.commands.sweep import parse_grid, wandb_sweep
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.mechanisms import SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.reports.runs import epsilon_of_label, read_rows, write_rows, write_summary
+from lightning_fedq.reports.runs import epsilon_of_label, write_rows, write_summary
 from tests.callbacks.runs import small_run
 from tests.changed import changed
 
@@ -435,54 +433,26 @@ def test_compare_says_whether_what_was_asked_for_is_met(tmp_path, capsys, monkey
     assert max(map(len, lines[:6])) <= 80
 
 
-def test_sweep_trains_every_point(tmp_path, capsys):
-    path = configuration(tmp_path)
-    assert main(["sweep", str(path), "--set", "Federated.server_lr=0.5,1.0", "--out", "grid"]) == 0
-    assert {p.name for p in Path("grid").iterdir() if p.is_dir()} == {"server_lr=0.5", "server_lr=1.0"}
-    assert Path("grid/compare.png").is_file() and Path("grid/compare_dark.png").is_file()
-    config = yaml.safe_load(Path("grid/server_lr=0.5/config.yaml").read_text())
-    assert config["trainer"]["callbacks"][0]["init_args"]["server_lr"] == 0.5
-    assert len(read_rows(Path("grid/server_lr=1.0/metrics.csv"))) == 2
-    assert main(["sweep", str(path), "--set", "Federated.server_lt=1", "--out", "other"]) == 2
-    assert "Did you mean 'server_lr'" in capsys.readouterr().err
-
-
 def test_what_an_agent_runs_logs_to_wandb(tmp_path):
-    """The command of sweep.yaml as an agent calls it, offline. Without a logger an agent saw nothing."""
+    """The command of the guide as an agent calls it, offline. Without a logger an agent saw nothing."""
     pytest.importorskip("wandb")
     from tests.callbacks.test_wandb_rounds import finished_records_of
 
-    path = configuration(tmp_path)
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load(configuration(tmp_path).read_text())
     config["trainer"]["callbacks"].append({"class_path": "lightning_fedq.callbacks.RunFolder"})
-    path.write_text(yaml.safe_dump(config))
-    sweep = yaml.safe_load(wandb_sweep([str(path)], {"a": [1]}, "val_loss", "min"))
+    Path("mine.yaml").write_text(yaml.safe_dump(config))
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "wandb_sweeps.md").read_text()
+    sweep = yaml.safe_load(guide.partition("```yaml\n")[2].partition("```")[0])
     command = " ".join(sweep["command"]).replace("${args_no_hyphens}", "Federated.server_lr=0.5").split()
     # an agent's run is a process, which ends, and knows nothing of the runs of this one
     known = {name: value for name, value in os.environ.items() if "WANDB" not in name}
     offline = {**known, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     fedq = [sys.executable, "-m", "lightning_fedq.cli"]
-    subprocess.run([*fedq, *command[1:], "--out", "agent"], env=offline, check=True)
+    subprocess.run([*fedq, *command[1:]], env=offline, check=True)
     records = finished_records_of(Path.cwd())
-    said = {(r.run.run_group, r.run.display_name) for r in records if r.HasField("run")}
-    assert said == {("agent", "offline=False,server_lr=0.5")}
     history = [record.history for record in records if record.HasField("history")]
     logged = {item.key or ".".join(item.nested_key) for row in history for item in row.item}
     assert sweep["metric"]["name"] in logged, logged
-
-
-def test_a_grid_is_also_a_wandb_sweep():
-    grid = parse_grid(["Federated.server_lr=0.1,1.0", "trainer.max_epochs=2"])
-    assert grid == {"Federated.server_lr": [0.1, 1.0], "trainer.max_epochs": [2]}
-    sweep = yaml.safe_load(wandb_sweep(["a.yaml"], grid, "val_acc", "max"))
-    assert sweep["parameters"]["Federated.server_lr"] == {"values": [0.1, 1.0]}
-    assert sweep["metric"] == {"name": "fed/val_acc", "goal": "maximize"}
-    assert sweep["command"] == [
-        *("fedq", "sweep", "a.yaml", str(fragments()["wandb"])),
-        *("--set", "WandbLogger.offline=false", "${args_no_hyphens}"),
-    ]
-    with pytest.raises(ValueError, match=r"a grid is name=value,value"):
-        parse_grid(["server_lr"])
 
 
 def test_the_shipped_table_has_every_mechanism(capsys):

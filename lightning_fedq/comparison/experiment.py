@@ -160,7 +160,7 @@ def page_of_runs(
     if fixed:
         lines.append(
             "An outsider who is shown the winner alone pays for all, too, because the number of runs was "
-            "fixed: `--selection tnb` draws it, and states less towards such an outsider."
+            "fixed: `fedq sweep select` draws it, and states less towards such an outsider."
         )
     return "\n".join([*lines, "", _NOT_COUNTED, ""])
 

@@ -6,13 +6,9 @@ told. With D_a a bound on the Renyi divergence of order a of one run, both ways 
 
     D'_a = D_a + (1 + eta)(1 - 1/c) D_c + (1 + eta) ln(1/gamma) / c + ln(E K) / (a - 1)
 
-for K truncated negative binomial and any order c > 1, the same for all a, and
-
-    D'_a = D_a + mu delta(ln(1 + 1/(a - 1))) + max(ln mu, 0) / (a - 1)
-
-for K Poisson of mean mu, where K = 0 must publish something fixed. A run is all that it releases: all rounds,
-and its score. Who sees more than the winner, a client or a server say, pays for every run: there the runs
-compose. A fixed K has no such bound, and neither have tuners that look at earlier runs.
+for K truncated negative binomial and any order c > 1, the same for all a. A run is all that it releases: all
+rounds, and its score. Who sees more than the winner, a client or a server say, pays for every run: there the
+runs compose. A fixed K has no such bound, and neither have tuners that look at earlier runs.
 
 Where a run's law is known within a slack only (distance t, log-ratio r, `mechanism.Slack`), the divergence
 grows by r (2a - 1) / (a - 1), because the integral of P^a Q^(1-a) grows by e^(r a + r (a - 1)) at most, and
@@ -29,14 +25,13 @@ outcomes, W being the winner's law,
 
     W(S) - e^e W'(S) <= integral over S of phi'(q) (dB - e^e2 dB') <= m delta(e2),
 
-so epsilon = e2 + (1 + eta) e1 where m delta(e2) is delta. For K Poisson, phi'(q) / phi'(q') = exp(mu (q -
-q')) <= exp(mu delta(0)): epsilon = e2 + mu delta(0). Both bounds hold, so the smaller one is told, at the
-same delta. A cut at a largest number of runs puts its mass on that number, for which neither holds: it is
+so epsilon = e2 + (1 + eta) e1 where m delta(e2) is delta. Both bounds hold, so the smaller one is told, at
+the same delta. A cut at a largest number of runs puts its mass on that number, for which neither holds: it is
 paid as a distance.
 
 References:
     Koskela, Redberg, Wang, Privacy Profiles for Private Selection, 2024 (such a bound; the proof is ours).
-    Papernot, Steinke, Hyperparameter Tuning with Renyi Differential Privacy, ICLR 2022, theorems 2 and 6.
+    Papernot, Steinke, Hyperparameter Tuning with Renyi Differential Privacy, ICLR 2022, theorem 2.
     Liu, Talwar, Private Selection from Private Candidates, STOC 2019.
 """
 
@@ -161,40 +156,6 @@ class NegativeBinomialTrials:
         )
 
 
-@dataclass(frozen=True)
-class PoissonTrials:
-    """Number of runs: Poisson. Where it is 0, something fixed must be published.
-
-    Args:
-        mean: > 0.
-
-    Raises:
-        ValueError: If it is not.
-    """
-
-    mean: float
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.mean < math.inf:
-            raise ValueError(f"mean must be > 0 and finite, got {self.mean}")
-
-    def probability(self, count: int) -> float:
-        """P(K = count)."""
-        return (
-            math.exp(count * math.log(self.mean) - self.mean - math.lgamma(count + 1.0))
-            if count >= 0
-            else 0.0
-        )
-
-    @property
-    def beyond(self) -> float:
-        """P(K > at_most). The law is not cut off."""
-        return 0.0
-
-
-Trials = NegativeBinomialTrials | PoissonTrials
-
-
 def run_loss(loss: Loss, count: int) -> Loss:
     """Loss of `count` compositions of one run, known by its Renyi divergences.
 
@@ -248,7 +209,9 @@ def run_profile(losses: Sequence[tuple[Loss, int]]) -> Profile:
     return lambda epsilon: max(min(float(one.curve(np.array([epsilon]))[0]), 1.0) for one in whole)
 
 
-def profile_epsilon(profile: Profile, delta: float, trials: Trials, log_ratio: float = 0.0) -> float:
+def profile_epsilon(
+    profile: Profile, delta: float, trials: NegativeBinomialTrials, log_ratio: float = 0.0
+) -> float:
     """Epsilon of the best of a random number of runs by the privacy profile of one.
 
     Args:
@@ -280,14 +243,12 @@ def profile_epsilon(profile: Profile, delta: float, trials: Trials, log_ratio: f
         return high  # where it holds, rounded up
 
     own = least(lambda e: trials.mean * at(e) <= delta)
-    if isinstance(trials, PoissonTrials):
-        return own + trials.mean * at(0.0)  # phi'(q) <= e^(mu delta(0)) phi'(q')
     gamma, eta = trials.gamma, trials.eta
     return own + (1.0 + eta) * least(lambda e: (1.0 - gamma) * at(e) <= gamma * math.expm1(e))
 
 
 def selected(
-    loss: Loss, trials: Trials, orders: Sequence[float] = ORDERS, log_ratio: float = 0.0
+    loss: Loss, trials: NegativeBinomialTrials, orders: Sequence[float] = ORDERS, log_ratio: float = 0.0
 ) -> RenyiLoss:
     """Renyi divergences of the best of a random number of runs, for whoever sees nothing else.
 
@@ -304,23 +265,16 @@ def selected(
     if not kept:
         raise ValueError(f"a {type(loss).__name__} has no Renyi divergence; see `run_loss`")
     base = [loss.divergence(a) + log_ratio * (2.0 * a - 1.0) / (a - 1.0) for a in kept]
-    if isinstance(trials, PoissonTrials):
-        # Papernot and Steinke, theorem 6
-        places = np.array([math.log1p(1.0 / (a - 1.0)) - 2.0 * log_ratio for a in kept])
-        falls = math.exp(log_ratio) * loss.curve(places[::-1])[::-1]  # curves take ascending epsilons
-        added = [trials.mean * min(float(delta), 1.0) for delta in falls]
-        several = max(math.log(trials.mean), 0.0)
-    else:
-        added = [trials.price(base, kept)] * len(kept)
-        several = math.log(trials.mean)
-    total = [d + more + several / (a - 1.0) for a, d, more in zip(kept, base, added, strict=True)]
+    price = trials.price(base, kept)
+    several = math.log(trials.mean)
+    total = [d + price + several / (a - 1.0) for a, d in zip(kept, base, strict=True)]
     return RenyiLoss(tuple(kept), tuple(total), "best of a random number of runs")
 
 
 def selection_epsilon(
     loss: Loss,
     delta: float,
-    trials: Trials,
+    trials: NegativeBinomialTrials,
     *,
     slack: Slack = NO_SLACK,
     orders: Sequence[float] = ORDERS,

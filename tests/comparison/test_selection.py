@@ -8,36 +8,30 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent, ZCDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy import special
 
-from lightning_fedq.comparison.selection import (
-    NegativeBinomialTrials,
-    PoissonTrials,
-    run_loss,
-    selected,
-    selection_epsilon,
-)
+from lightning_fedq.comparison.selection import NegativeBinomialTrials, run_loss, selected, selection_epsilon
 from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.mechanisms.interface import Slack
 from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss, PmfPairs, RenyiLoss
 
 ORDERS = (1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512)
 ORDERS = tuple(float(a) for a in ORDERS)
-# rho of a run, mean number of runs, epsilon at 1e-5: eta 0, eta 1, Poisson
+# rho of a run, mean number of runs, epsilon at 1e-5: eta 0, eta 1
 VECTORS = [
-    (0.01, 5, 0.91603, 1.08800, 0.94381),
-    (0.01, 10, 0.99286, 1.20994, 1.29789),
-    (0.01, 30, 1.09679, 1.37767, 2.46930),
-    (0.05, 5, 2.10800, 2.46193, 2.21719),
-    (0.05, 10, 2.27353, 2.73918, 3.02329),
-    (0.05, 30, 2.49705, 3.09520, 5.96229),
-    (0.125, 5, 3.37892, 3.90156, 3.61506),
-    (0.125, 10, 3.64684, 4.32515, 4.94428),
-    (0.125, 30, 4.00484, 4.90340, 9.72610),
-    (0.5, 5, 6.89796, 7.67316, 7.62268),
-    (0.5, 10, 7.41841, 8.52501, 10.2636),
-    (0.5, 30, 8.11600, 9.66311, 20.3275),
-    (1.0, 5, 9.89457, 10.6994, 11.0269),
-    (1.0, 10, 10.6359, 11.8985, 14.6604),
-    (1.0, 30, 11.6117, 13.4901, 28.6367),
+    (0.01, 5, 0.91603, 1.08800),
+    (0.01, 10, 0.99286, 1.20994),
+    (0.01, 30, 1.09679, 1.37767),
+    (0.05, 5, 2.10800, 2.46193),
+    (0.05, 10, 2.27353, 2.73918),
+    (0.05, 30, 2.49705, 3.09520),
+    (0.125, 5, 3.37892, 3.90156),
+    (0.125, 10, 3.64684, 4.32515),
+    (0.125, 30, 4.00484, 4.90340),
+    (0.5, 5, 6.89796, 7.67316),
+    (0.5, 10, 7.41841, 8.52501),
+    (0.5, 30, 8.11600, 9.66311),
+    (1.0, 5, 9.89457, 10.6994),
+    (1.0, 10, 10.6359, 11.8985),
+    (1.0, 30, 11.6117, 13.4901),
 ]
 
 
@@ -46,24 +40,21 @@ def concentrated(rho):
     return RenyiLoss(ORDERS, tuple(a * rho for a in ORDERS))
 
 
-def trials_of(kind, mean):
-    return PoissonTrials(mean) if kind == "poisson" else NegativeBinomialTrials.of_mean(kind, mean)
-
-
-@pytest.mark.parametrize(("rho", "mean", "eta0", "eta1", "poisson"), VECTORS)
-def test_the_vectors(rho, mean, eta0, eta1, poisson):
-    for kind, expected in ((0.0, eta0), (1.0, eta1), ("poisson", poisson)):
-        found = selection_epsilon(concentrated(rho), 1e-5, trials_of(kind, mean), orders=ORDERS)
+@pytest.mark.parametrize(("rho", "mean", "eta0", "eta1"), VECTORS)
+def test_the_vectors(rho, mean, eta0, eta1):
+    for eta, expected in ((0.0, eta0), (1.0, eta1)):
+        trials = NegativeBinomialTrials.of_mean(eta, mean)
+        found = selection_epsilon(concentrated(rho), 1e-5, trials, orders=ORDERS)
         assert found == pytest.approx(expected, rel=2e-5)
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.125, 1.0])
 @pytest.mark.parametrize("mean", [3.0, 10.0])
-@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, 3.0, math.inf])
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, 3.0])
 def test_dp_accounting_says_the_same(rho, mean, eta):
     accountant = RdpAccountant(orders=list(ORDERS))
     accountant.compose(RepeatAndSelectDpEvent(ZCDpEvent(rho), mean, eta))
-    trials = trials_of("poisson" if math.isinf(eta) else eta, mean)
+    trials = NegativeBinomialTrials.of_mean(eta, mean)
     ours = selection_epsilon(concentrated(rho), 1e-5, trials, orders=ORDERS)
     assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-5)
 
@@ -181,9 +172,6 @@ def test_slack_costs():
     assert selection_epsilon(loss, 1e-5, trials, slack=Slack(0.0, 1e-3)) > plain + 1e-3
     assert selection_epsilon(loss, 1e-5, trials, slack=Slack(1e-8, 0.0)) > plain
     assert selection_epsilon(loss, 1e-5, trials, slack=Slack(1e-5, 0.0)) == math.inf
-    poisson = PoissonTrials(10.0)
-    spent = [selection_epsilon(loss, 1e-5, poisson, slack=Slack(0.0, r)) for r in (0.0, 1e-3)]
-    assert spent[1] > spent[0] + 1e-3
 
 
 def test_a_run_s_divergences():
@@ -204,9 +192,8 @@ def test_a_run_s_divergences():
         (lambda: NegativeBinomialTrials(0.0, 0.5, 0), "at_most"),
         (lambda: NegativeBinomialTrials(0.0, 1.0), r"gamma in \(0, 1\)"),
         (lambda: NegativeBinomialTrials.of_mean(0.0, 1.0), "more than one run"),
-        (lambda: PoissonTrials(0.0), "> 0"),
         (lambda: run_loss(PmfPairs((((1.0, 0.0), (0.0, 1.0)),)), 2), "let runs compose"),
-        (lambda: selection_epsilon(ConcentratedLoss(0.1), 0.0, PoissonTrials(2.0)), "delta"),
+        (lambda: selection_epsilon(ConcentratedLoss(0.1), 0.0, NegativeBinomialTrials(0.0, 0.1)), "delta"),
     ],
 )
 def test_bad_input(call, words):

@@ -9,7 +9,6 @@ from scipy import integrate, stats
 
 from lightning_fedq.comparison.selection import (
     NegativeBinomialTrials,
-    PoissonTrials,
     profile_epsilon,
     run_loss,
     run_profile,
@@ -29,14 +28,7 @@ VECTORS = [
     (1.0, 20, 2.0, 1e-6, 16.15201),
     (5.0, 10, 0.25, 1e-5, 1.71185),
     (5.0, 20, 1.0, 1e-5, 8.69303),
-    ("poisson", 3, 0.25, 1e-5, 1.29081),
-    ("poisson", 3, 1.0, 1e-5, 5.77566),
-    ("poisson", 10, 1.0, 1e-5, 8.71580),
 ]
-
-
-def trials_of(kind, mean):
-    return PoissonTrials(mean) if kind == "poisson" else NegativeBinomialTrials.of_mean(kind, mean)
 
 
 def gaussian(mu):
@@ -45,13 +37,13 @@ def gaussian(mu):
 
 @pytest.mark.parametrize(("kind", "mean", "mu", "delta", "expected"), VECTORS)
 def test_the_vectors(kind, mean, mu, delta, expected):
-    found = profile_epsilon(gaussian(mu), delta, trials_of(kind, mean))
+    found = profile_epsilon(gaussian(mu), delta, NegativeBinomialTrials.of_mean(kind, mean))
     assert found == pytest.approx(expected, abs=2e-5)
 
 
 @pytest.mark.parametrize(("kind", "mean", "mu", "delta", "by_profile"), VECTORS)
 def test_the_smaller_bound_is_told(kind, mean, mu, delta, by_profile):
-    loss, trials = run_loss(GaussianLoss(1.0 / mu, ""), 1), trials_of(kind, mean)
+    loss, trials = run_loss(GaussianLoss(1.0 / mu, ""), 1), NegativeBinomialTrials.of_mean(kind, mean)
     by_orders = selection_epsilon(loss, delta, trials)
     both = selection_epsilon(loss, delta, trials, profile=gaussian(mu))
     assert both == pytest.approx(min(by_orders, by_profile), abs=1e-4)
@@ -80,10 +72,10 @@ def hockey_stick(first, second, epsilon):
     return float(np.maximum(first - math.exp(epsilon) * second, 0.0).sum())
 
 
-@pytest.mark.parametrize("kind", [-0.5, 0.0, 1.0, 5.0, "poisson"])
+@pytest.mark.parametrize("kind", [-0.5, 0.0, 1.0, 5.0])
 def test_exact_winners_of_finite_runs_are_below_the_bound(kind):
     """Random pairs of laws on two to five outcomes: ties are broken by chance, so outcomes are split."""
-    trials, draws = trials_of(kind, 4.0), np.random.default_rng(0)
+    trials, draws = NegativeBinomialTrials.of_mean(kind, 4.0), np.random.default_rng(0)
     count = 400 if kind != -0.5 else 3000
     weights = [trials.probability(k) for k in range(count)]
     assert sum(weights) == pytest.approx(1.0, abs=1e-6)
@@ -97,8 +89,6 @@ def test_exact_winners_of_finite_runs_are_below_the_bound(kind):
         fine = [np.repeat(law / split, split) for law in (one, two)]
         profile = lambda e, a=one, b=two: max(hockey_stick(a, b, e), hockey_stick(b, a, e))  # noqa: E731
         best = [winner(law, weights) for law in fine]
-        if kind == "poisson":  # none at all publishes something fixed
-            best = [np.concatenate([[weights[0]], law]) for law in best]
         for delta, (a, b) in itertools.product((1e-3, 0.03, 0.2), (best, best[::-1])):
             claimed = profile_epsilon(profile, delta, trials)
             if claimed < 50.0:
@@ -108,10 +98,10 @@ def test_exact_winners_of_finite_runs_are_below_the_bound(kind):
     assert tightest > 0.3  # the bound is no trifle
 
 
-@pytest.mark.parametrize(("kind", "mean", "mu", "delta", "expected"), VECTORS[:10])
+@pytest.mark.parametrize(("kind", "mean", "mu", "delta", "expected"), VECTORS)
 def test_the_winner_of_gaussian_scores_is_below_the_bound_and_near(kind, mean, mu, delta, expected):
     """The score is the Gaussian itself: an integral, of which the specification has the epsilon."""
-    trials = trials_of(kind, mean)
+    trials = NegativeBinomialTrials.of_mean(kind, mean)
     gamma, eta = trials.gamma, trials.eta
 
     def density(y, shift):  # in logarithms up to one constant, which is fixed by the mean

@@ -6,6 +6,7 @@ from unittest import mock
 import torch
 import yaml
 
+from lightning_fedq.commands import run
 from lightning_fedq.comparison.commands import sweep
 from lightning_fedq.comparison.selection import NegativeBinomialTrials, run_loss, selected
 from lightning_fedq.mechanisms import LDPQ, RotatedCoins
@@ -18,12 +19,12 @@ from tests.cures.rows_rounds import ddg
 from tests.described import privacy_report
 from tests.one_round import context_of
 
-BEST = ("--selection", "tnb", "--mean", "1.2")
+BEST = ("--mean", "1.2")
 MECHANISMS = {"CorBin": {"epsilon": 1.0}, "GaussianNoise": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
 
 
 def swept(*arguments, mechanism="GaussianNoise", rounds=1, logger=False):
-    """A sweep of one run."""
+    """The best of a random number of runs of one configuration."""
     path, settings = Path(small(rounds=rounds)), MECHANISMS[mechanism]
     config = yaml.safe_load(path.read_text())
     config["trainer"]["logger"] = logger
@@ -32,8 +33,12 @@ def swept(*arguments, mechanism="GaussianNoise", rounds=1, logger=False):
         "init_args": settings,
     }
     path.write_text(yaml.safe_dump(config))
-    name, value = next(iter(settings.items()))
-    fedq("sweep", str(path), "--set", f"{mechanism}.{name}={value}", *arguments)
+    fedq("sweep", "select", str(path), *arguments)
+
+
+def folder_of_one():
+    """A run's folder."""
+    return str(run.run_config(run.resolve([small()]), "one", Path("runs")))
 
 
 def in_time(*arguments):
@@ -85,19 +90,27 @@ row(
     lambda: plan(*SECRET),
 )
 row("{} has a logger of its own,", lambda: swept(*BEST, logger=CSV), lambda: swept(*BEST, logger=False))
-row("{} belongs to --selection tnb; add", lambda: swept("--mean", "1.2"), lambda: swept(*BEST), swept)
+row(
+    "{} holds no config.yaml, since `fedq fit` did not start its run; give folders of those",
+    lambda: fedq("sweep", "cost", "."),
+    lambda: fedq("sweep", "cost", folder_of_one()),
+)
 row(
     "nothing is left of delta {}: more than {} runs are drawn with chance {}; let --at-most be ",
     lambda: swept(*BEST, "--at-most", "2"),
     lambda: swept(*BEST, "--at-most", "200"),
-    lambda: swept("--selection", "tnb", "--mean", "1.001", "--at-most", "2", "--delta", "1e-3"),
+    lambda: swept("--mean", "1.001", "--at-most", "2", "--delta", "1e-3"),
 )
 row(
     "the runs took {} minutes longer than --publish-after, so when the winner came out would tell of",
     lambda: swept(*BEST, "--publish-after", "1e-9"),
     lambda: in_time("--at-most", "20", "--publish-after", "0.1"),
 )
-row("a run needs a number of rounds, got trainer.max_epochs={}; give", lambda: swept(rounds=-1), swept)
+row(
+    "a run needs a number of rounds, got trainer.max_epochs={}; give",
+    lambda: swept(*BEST, rounds=-1),
+    lambda: swept(*BEST),
+)
 row(
     "a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
     lambda: swept(*BEST, mechanism="CorBin"),

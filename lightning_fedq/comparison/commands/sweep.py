@@ -1,21 +1,18 @@
-"""`fedq sweep`: a grid of settings on this machine, and the same grid as a file for Weights & Biases."""
+"""`fedq sweep`: what all runs of a search cost together, and the best of a random number of runs."""
 
 import copy
+import json
 import math
 import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 
 from lightning_fedq._lightning import callbacks_of
-from lightning_fedq.commands.configs import fragments
-from lightning_fedq.commands.options import change_setting
-from lightning_fedq.comparison.commands.compare import compare
 from lightning_fedq.comparison.experiment import RunCost, cost_of, page_of_runs, page_of_winner
 from lightning_fedq.comparison.selection import NegativeBinomialTrials
 from lightning_fedq.keys.randomness import Stream
@@ -23,124 +20,113 @@ from lightning_fedq.reports.runs import fresh_folder, mode_of, read_rows, write_
 from lightning_fedq.training.federation import Federation
 
 
-def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse `name=value,value,...` into the values of each setting. Values are YAML.
+def cost(
+    runs: Annotated[Sequence[Path], "RUN"], *, delta: float = 1e-5, out: Path = Path("runs/sweep.md")
+) -> None:
+    """Say what runs with the same clients cost them together, adversary by adversary. Whatever
+    searched (a loop over `fedq fit --set`, Optuna, agents of Weights & Biases), name every run.
+
+    Args:
+        runs: Folder of a run that `fedq fit` began. One that has not ended counts with all its rounds.
+        delta: Delta of all runs together.
+        out: Page to write.
+
+    Examples:
+        fedq sweep cost runs/mine runs/mine-2 runs/mine-3
+    """
+    costs = [_cost_of_folder(folder, delta) for folder in runs]
+    charges = [_charged(folder, cost) for folder, cost in zip(runs, costs, strict=True)]
+    page = page_of_runs(costs, charges, delta, True, "Privacy of all runs of a search")
+    write_atomically(out, page)
+    print(f"{page}\n{out}")
+
+
+def _cost_of_folder(folder: Path, delta: float) -> RunCost:
+    """Cost of the run of a folder, by its configuration.
 
     Raises:
-        ValueError: If an argument has another form.
+        ValueError: If the folder has none, or it is no federation's.
     """
-    grid: dict[str, list[Any]] = {}
-    for argument in arguments:
-        name, equals, text = argument.partition("=")
-        values = yaml.safe_load(f"[{text}]") if equals else []
-        if not values:
-            raise ValueError(
-                f"a grid is name=value,value,... such as Federated.server_lr=0.1,0.5,1.0, got {argument!r}"
-            )
-        grid[name] = values
-    return grid
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} holds no config.yaml, since `fedq fit` did not start its run; give folders of those "
+            "that it did"
+        )
+    return _cost(str(path), delta)
 
 
-def wandb_sweep(configs: Sequence[str], grid: Mapping[str, Sequence[Any]], monitor: str, mode: str) -> str:
-    """Return the grid as a Weights & Biases sweep file. Each of its runs is a `fedq sweep` of one point.
+def _cost(config: str, delta: float) -> RunCost:
+    """Cost of a configuration that has not run.
 
-    An agent learns what a run logs to W&B alone: the shipped logger is added, and sends.
+    Args:
+        config: Its file.
+
+    Raises:
+        ValueError: If nothing is federated, delta does not fit, or its target can't be met.
     """
-    command = ["fedq", "sweep", *configs, str(fragments()["wandb"])]
-    command += ["--set", "WandbLogger.offline=false", "${args_no_hyphens}"]
-    return yaml.safe_dump(
-        {
-            "method": "grid",
-            "metric": {"name": f"fed/{monitor}", "goal": "maximize" if mode == "max" else "minimize"},
-            "parameters": {name: {"values": list(values)} for name, values in grid.items()},
-            "command": command,
-        },
-        sort_keys=False,
-    )
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning: not for --help
+
+    cli = FedqCLI(["--config", config], run=False)
+    federated = next((c for c in callbacks_of(cli.trainer) if isinstance(c, Federation)), None)
+    if federated is None:
+        raise ValueError(f"{config} has no Federated callback, and a sweep's cost is about federated runs")
+    return cost_of(federated, cli.trainer, cli.model, delta)
 
 
-def main(
+def _charged(folder: Path, cost: RunCost) -> int:
+    """Rounds of the most charged client: what a run that has ended says, else all that it may have.
+
+    Its page is written when it ends, and the configuration when it begins, and again when it goes on.
+    """
+    page, config, table = (folder / name for name in ("privacy.json", "config.yaml", "metrics.csv"))
+    last = read_rows(table)[-1] if table.is_file() else {}
+    rounds = int(last.get("charged", last.get("round", 0)))
+    if page.is_file() and page.stat().st_mtime >= config.stat().st_mtime:
+        return max(rounds, int(json.loads(page.read_text())["rounds"]))
+    return max(rounds, cost.most_charges)
+
+
+def select(
     configs: Annotated[Sequence[str], "CONFIG"],
     *,
-    set_: Annotated[Sequence[str], "NAME=V,V"],
+    mean: float,
+    eta: float = 0.0,
     monitor: str = "val_acc",
     mode: Literal["max", "min"] | None = None,
-    out: Path = Path("runs/sweep"),
-    selection: Literal["compose", "tnb"] = "compose",
-    mean: float | None = None,
-    eta: float = 0.0,
     delta: float = 1e-5,
     at_most: Annotated[int | None, "RUNS"] = None,
     publish_after: Annotated[float | None, "MINUTES"] = None,
+    out: Path = Path("runs/sweep"),
 ) -> None:
-    """Train a configuration at every point of a grid and compare the runs. No account is needed,
-    and sweep.yaml holds the same grid for `wandb sweep`.
+    """Train a random number of configurations, each drawn anew from those given, and export the
+    best one alone: that costs an outsider little. Clients and the server pay for all.
 
     Args:
-        configs: Configurations (files or names), merged in this order.
-        set_: Settings and their values; a name starts at a class (Federated.server_lr,
-            CorBin.epsilon) or at a top-level key (trainer.max_epochs).
-        monitor: Metric to compare.
+        configs: Candidate, a file or a name.
+        mean: Runs on average.
+        eta: Shape of the law of their number, > -1 (default: 0.0).
+        monitor: Score, a metric of the validation.
         mode: Direction in which the metric is better (default: by name).
-        out: Folder of all runs.
-        selection: compose trains every point of the grid; tnb a random number of points, drawn
-            anew for every run, and publishes the best one alone, which costs an outsider little.
-        mean: Runs on average, with tnb.
-        eta: Shape of the law with tnb, > -1 (default: 0.0).
         delta: Delta of the whole sweep's epsilon.
-        at_most: Limit on the runs, with tnb; the chance that more were drawn is counted in delta.
-        publish_after: Time of the winner's export after the start, with tnb, however many runs
-            there were: then the duration tells nothing. Where the runs take longer, nothing is
-            exported.
+        at_most: Limit on the runs; the chance that more were drawn is counted in delta.
+        publish_after: Time of the winner's export after the start, however many runs there were:
+            then the duration tells nothing. Where the runs take longer, nothing is exported.
+        out: Folder of all runs.
 
     Examples:
-        fedq sweep digits_corbin --set Federated.server_lr=0.1,0.2,0.5,1.0
+        fedq sweep select slow.yaml fast.yaml --mean 10
     """
     from lightning_fedq.commands.run import resolve  # imports Lightning: not for --help
 
-    mode = mode or mode_of(monitor)
-    base, grid = resolve(configs), parse_grid(set_)
-    named = {}
-    for values in product(*grid.values()):
-        name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in zip(grid, values, strict=True))
-        named[name] = copy.deepcopy(base)
-        for key, value in zip(grid, values, strict=True):
-            change_setting(named[name], key, value)
-    if selection == "tnb":
-        if mean is None:
-            raise ValueError("--selection tnb needs --mean, the number of runs on average; 10 say")
-        limits = {} if at_most is None else {"at_most": at_most}
-        trials = NegativeBinomialTrials.of_mean(eta, mean, **limits)
-        plan = _Selection(named, trials, delta, monitor, publish_after)
-    else:
-        of_tnb = {"--mean": mean, "--at-most": at_most, "--publish-after": publish_after}
-        if given := [option for option, value in of_tnb.items() if value is not None]:
-            raise ValueError(f"{given[0]} belongs to --selection tnb; add it, or leave {given[0]} out")
-        costs = [_cost(config, delta) for config in named.values()]
-    out = fresh_folder(out)
-    write_atomically(out / "sweep.yaml", wandb_sweep(configs, grid, monitor, mode))
-    if selection == "tnb":
-        plan.run(out, monitor, mode)
-    else:
-        compare(_run_all(named, costs, out, delta), monitor, out, mode)
+    limits = {} if at_most is None else {"at_most": at_most}
+    trials = NegativeBinomialTrials.of_mean(eta, mean, **limits)
+    candidates = {config: resolve([config]) for config in configs}
+    plan = _Selection(candidates, trials, delta, monitor, publish_after)
+    plan.run(fresh_folder(out), monitor, mode or mode_of(monitor))
 
 
-def _run_all(
-    configs: Mapping[str, dict[str, Any]], costs: Sequence[RunCost | None], out: Path, delta: float
-) -> dict[str, Path]:
-    """Train every configuration, and write what all of them cost together."""
-    from lightning_fedq.commands.run import run_config
-
-    known, folders = [cost for cost in costs if cost is not None], {}
-    page = _Costs(out / "sweep.md", delta, True, "Privacy of all runs of this sweep")
-    for (name, config), cost in zip(configs.items(), costs, strict=True):
-        if len(known) == len(costs) and cost is not None:
-            page.begin(cost)
-        folders[name] = run_config(config, name, out)
-        page.end(folders[name])
-    if page.costs:
-        print(f"{out / 'sweep.md'}: what all runs cost together")
-    return folders
+main = {"cost": cost, "select": select}
 
 
 class _Costs:
@@ -151,11 +137,10 @@ class _Costs:
 
     Args:
         delta: Chance with which the whole sweep's epsilon may fail.
-        fixed: Was the number of runs fixed beforehand?
     """
 
-    def __init__(self, path: Path, delta: float, fixed: bool, title: str) -> None:
-        self._path, self._delta, self._fixed, self._title = path, delta, fixed, title
+    def __init__(self, path: Path, delta: float) -> None:
+        self._path, self._delta = path, delta
         self.costs: list[RunCost] = []
         self._charges: list[int] = []
 
@@ -167,35 +152,12 @@ class _Costs:
 
     def end(self, folder: Path) -> None:
         """Count the run that has ended with the rounds that it has had."""
-        if self.costs:
-            self._charges[-1] = _charged(folder)
-            self._write()
+        self._charges[-1] = _charged(folder, self.costs[-1])
+        self._write()
 
     def _write(self) -> None:
-        page = page_of_runs(self.costs, self._charges, self._delta, self._fixed, self._title)
-        write_atomically(self._path, page)
-
-
-def _charged(folder: Path) -> int:
-    """Rounds of the most charged client of a finished run."""
-    last = read_rows(folder / "metrics.csv")[-1]
-    return int(last.get("charged", last["round"]))
-
-
-def _cost(config: dict[str, Any], delta: float) -> RunCost | None:
-    """Cost of a configuration that has not run. None where nothing is federated, or delta does not fit.
-
-    Raises:
-        ValueError: If its target can't be met.
-    """
-    from lightning_fedq.commands.run import FedqCLI, configuration_file
-
-    with configuration_file(config) as path:
-        cli = FedqCLI(["--config", path], run=False)
-    federated = next((c for c in callbacks_of(cli.trainer) if isinstance(c, Federation)), None)
-    if federated is None or delta >= 1.0 / federated.clients.num_clients:
-        return None
-    return cost_of(federated, cli.trainer, cli.model, delta)
+        title = "Privacy of all runs, for clients and the server. Not to be handed on"
+        write_atomically(self._path, page_of_runs(self.costs, self._charges, self._delta, False, title))
 
 
 class _Selection:
@@ -219,6 +181,8 @@ class _Selection:
         monitor: str,
         minutes: float | None = None,
     ) -> None:
+        from lightning_fedq.commands.run import configuration_file
+
         self._configs, self._trials, self._delta, self._minutes = configs, trials, delta, minutes
         if minutes is not None and not 0.0 < minutes < math.inf:
             raise ValueError(f"--publish-after takes minutes above 0, got {minutes:g}")
@@ -234,13 +198,10 @@ class _Selection:
                     "trainer.logger to false"
                 )
             config["trainer"]["logger"] = False
-        costs = {name: _cost(config, delta) for name, config in configs.items()}
-        if missing := [name for name, cost in costs.items() if cost is None]:
-            raise ValueError(
-                f"{missing[0]} has no Federated callback, or delta {delta:g} is not below 1 / clients; "
-                "--selection tnb is about federated runs"
-            )
-        self._costs = {name: cost for name, cost in costs.items() if cost is not None}
+        self._costs = {}
+        for name, config in configs.items():
+            with configuration_file(config) as path:
+                self._costs[name] = _cost(path, delta)
         # refuses what nothing is known of, before anything is trained
         self._page = page_of_winner(list(self._costs.values()), trials, delta, list(configs), minutes)
 
@@ -258,12 +219,7 @@ class _Selection:
 
         begun, start = time.time(), time.monotonic()
         private, names = out / "private", list(self._configs)
-        page = _Costs(
-            private / "all_runs.md",
-            self._delta,
-            False,
-            "Privacy of all runs, for clients and the server. Not to be handed on",
-        )
+        page = _Costs(private / "all_runs.md", self._delta)
         made: list[tuple[str, Path, float]] = []
         secret = Stream(os.urandom(32))
         for _ in range(self._trials.draw(secret)):

@@ -1,6 +1,7 @@
 """`fedq sweep`: what all runs cost together, and what the winner of a random number of runs costs."""
 
 import math
+import os
 import re
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from lightning_fedq.cli import main
+from lightning_fedq.commands import run
 from lightning_fedq.comparison.commands import sweep
 from lightning_fedq.comparison.experiment import RunCost, composed, of_winner
 from lightning_fedq.comparison.selection import NegativeBinomialTrials, run_profile, selection_epsilon
@@ -24,12 +26,19 @@ NOISE = {
     "class_path": "lightning_fedq.mechanisms.GaussianNoise",
     "init_args": {"clip_norm": 1.0, "noise_multiplier": 2.0},
 }
-GRID = ["--set", "Federated.server_lr=0.5,1.0"]
+SELECT = ["sweep", "select", "slow.yaml", "fast.yaml", "--mean", "4", "--delta", "1e-4"]
 
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+def candidates(folder, **federated):
+    """Two configurations in this folder, which differ in the server's rate."""
+    for name, rate in (("slow", 0.5), ("fast", 1.0)):
+        settings = {"mechanism": NOISE, "server_lr": rate, **federated}
+        Path(f"{name}.yaml").write_text(configuration(folder, **settings).read_text())
 
 
 def cost(loss, most=3, slack=Slack(), **about):  # noqa: B008 (frozen)
@@ -64,16 +73,54 @@ def test_the_winner_is_as_costly_as_the_worst_candidate():
     assert expected < 0.6 * runs
 
 
-def test_all_points_of_a_grid_cost_everybody_all(tmp_path, capsys):
-    path = configuration(tmp_path, mechanism=NOISE)
-    assert main(["sweep", str(path), *GRID, "--out", "grid", "--delta", "1e-4"]) == 0
-    page = Path("grid/sweep.md").read_text()
-    assert "2 runs" in page and "`--selection tnb`" in page and "winner alone pays for all" in page
-    one, two = (rounds**0.5 / (2.0 * 2.0) for rounds in (2, 4))  # four clients' noise in the sum
-    stated = float(re.search(r"outsider .*\| ([0-9.]+) \|", page).group(1))
-    assert gaussian_epsilon(two, 1e-4) <= stated <= gaussian_epsilon(two, 1e-4) * 1.01
-    assert stated > 1.3 * gaussian_epsilon(one, 1e-4)
-    assert "what all runs cost together" in capsys.readouterr().out
+def finished(folder, *names):
+    """Runs of two rounds each."""
+    path = configuration(folder, mechanism=NOISE)
+    for name in names:
+        run.run_config(run.resolve([str(path)]), name, Path("runs"))
+
+
+def stated(page):
+    """Epsilon towards an outsider on a page of runs."""
+    return float(re.search(r"outsider .*\| ([0-9.]+) \|", Path(page).read_text()).group(1))
+
+
+def of_rounds(count):
+    """Of two clips on average and the noise of four clients in the sum."""
+    return gaussian_epsilon(count**0.5 / (2.0 * 2.0), 1e-4)
+
+
+def test_all_runs_of_a_search_cost_everybody_all(tmp_path, capsys):
+    finished(tmp_path, "one", "two")
+    assert main(["sweep", "cost", "runs/one", "runs/two", "--delta", "1e-4"]) == 0
+    page = Path("runs/sweep.md").read_text()
+    assert "2 runs" in page and "`fedq sweep select`" in page and "winner alone pays for all" in page
+    assert of_rounds(4) <= stated("runs/sweep.md") <= of_rounds(4) * 1.01
+    assert stated("runs/sweep.md") > 1.3 * of_rounds(2)
+    assert page in capsys.readouterr().out
+
+
+def test_a_run_that_has_not_ended_counts_with_all_its_rounds(tmp_path):
+    """One is killed in its second round, and one goes on after it had ended, is killed in its first."""
+    finished(tmp_path, "killed", "on")
+    table = Path("runs/killed/metrics.csv")
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:2]))
+    Path("runs/killed/privacy.json").unlink()
+    config = Path("runs/on/config.yaml")
+    config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 5"))
+    later = Path("runs/on/privacy.json").stat().st_mtime + 1.0
+    os.utime(config, (later, later))
+    for name, rounds in (("killed", 2), ("on", 5)):
+        assert main(["sweep", "cost", f"runs/{name}", "--delta", "1e-4"]) == 0
+        assert of_rounds(rounds) <= stated("runs/sweep.md") <= of_rounds(rounds) * 1.01
+
+
+def test_who_goes_by_other_words_is_refused(tmp_path, capsys):
+    finished(tmp_path, "one")
+    assert main(["sweep", "cost", str(tmp_path)]) == 2
+    assert "holds no config.yaml, since `fedq fit` did not start its run" in capsys.readouterr().err
+    assert main(["sweep", "cost", "runs/one", "--delta", "0.3"]) == 2
+    assert "below 0.25 = 1 / 4 clients" in capsys.readouterr().err
 
 
 def drawn(monkeypatch, count):
@@ -85,9 +132,8 @@ def published(folder):
 
 
 def test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs(tmp_path, monkeypatch):
-    path = configuration(tmp_path, mechanism=NOISE)
-    arguments = ["sweep", str(path), *GRID, "--selection", "tnb", "--mean", "4", "--delta", "1e-4"]
-    arguments += ["--monitor", "val_loss"]
+    candidates(tmp_path)
+    arguments = [*SELECT, "--monitor", "val_loss"]
     pages = []
     for count in (1, 3):
         drawn(monkeypatch, count)
@@ -104,7 +150,7 @@ def test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs(t
         assert chosen["val_loss"] == min(scores), "the best run wins"
         assert not re.search(rb"run-?[0-9]|private", (winner / "model.ckpt").read_bytes())
         assert f"{count} runs" in Path(f"of{count}/private/all_runs.md").read_text()
-        assert {p.name for p in Path(f"of{count}").iterdir()} == {"winner", "private", "sweep.yaml"}
+        assert {p.name for p in Path(f"of{count}").iterdir()} == {"winner", "private"}
     assert pages[0] == pages[1]
     trials = NegativeBinomialTrials.of_mean(0.0, 4.0)
     loss, profile = ConcentratedLoss(2 * 0.5 / 16.0), run_profile([(GaussianLoss(4.0), 2)])
@@ -117,9 +163,8 @@ def test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs(t
 
 def test_a_run_that_fails_publishes_nothing_and_is_paid_for(tmp_path, monkeypatch):
     """The second of three runs fails, in its last round say: it counts with all of its rounds."""
-    from lightning_fedq.commands import run
-
-    path, calls, real = configuration(tmp_path, mechanism=NOISE), [], run.run_config
+    candidates(tmp_path)
+    calls, real = [], run.run_config
 
     def fails(config, name, root):
         calls.append(name)
@@ -129,34 +174,15 @@ def test_a_run_that_fails_publishes_nothing_and_is_paid_for(tmp_path, monkeypatc
 
     drawn(monkeypatch, 3)
     monkeypatch.setattr(run, "run_config", fails)
-    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "bad"]
     with pytest.raises(ArithmeticError):
-        main(["sweep", str(path), *GRID, *arguments])
+        main([*SELECT, "--out", "bad"])
     assert not Path("bad/winner").exists() and len(calls) == 2
-    page = Path("bad/private/all_runs.md").read_text()
-    stated = float(re.search(r"outsider .*\| ([0-9.]+) \|", page).group(1))
-    four_rounds = gaussian_epsilon(4**0.5 / (2.0 * 2.0), 1e-4)
-    assert "2 runs" in page and four_rounds <= stated <= 1.01 * four_rounds
-
-
-def test_a_grid_that_fails_says_what_its_runs_have_cost(tmp_path, monkeypatch):
-    from lightning_fedq.commands import run
-
-    path = configuration(tmp_path, mechanism=NOISE)
-
-    def fails(config, name, root):
-        raise ArithmeticError("a client's")
-
-    monkeypatch.setattr(run, "run_config", fails)
-    with pytest.raises(ArithmeticError):
-        main(["sweep", str(path), *GRID, "--delta", "1e-4", "--out", "bad"])
-    assert "1 runs" in Path("bad/sweep.md").read_text()
+    page = "bad/private/all_runs.md"
+    assert "2 runs" in Path(page).read_text() and of_rounds(4) <= stated(page) <= 1.01 * of_rounds(4)
 
 
 def scores(monkeypatch, values):
     """Runs that have trained nothing and have these scores."""
-    from lightning_fedq.commands import run
-
     left = list(values)
 
     def scored(config, name, root):
@@ -174,19 +200,17 @@ def scores(monkeypatch, values):
     ("values", "best"), [(["nan", "0.25", "0.5"], 0.5), (["0.5", "nan", "0.25"], 0.5), (["nan"], None)]
 )
 def test_a_score_that_is_no_number_never_wins(tmp_path, monkeypatch, values, best):
-    path = configuration(tmp_path, mechanism=NOISE)
+    candidates(tmp_path)
     scores(monkeypatch, values)
-    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "scored"]
-    assert main(["sweep", str(path), *GRID, *arguments]) == 0
+    assert main([*SELECT, "--out", "scored"]) == 0
     found = yaml.safe_load(Path("scored/winner/settings.yaml").read_text())["val_acc"]
     assert found == (best if best is not None else -float("inf"))
 
 
 def test_every_run_draws_a_candidate_of_its_own(tmp_path, monkeypatch):
     """Forty runs of two candidates: one of them is left out with chance 2^-39."""
-    from lightning_fedq.commands import run
-
-    path, drawn_settings = configuration(tmp_path, mechanism=NOISE), []
+    candidates(tmp_path)
+    drawn_settings = []
     scores(monkeypatch, ["0.5"] * 40)
     scored = run.run_config
 
@@ -197,12 +221,11 @@ def test_every_run_draws_a_candidate_of_its_own(tmp_path, monkeypatch):
         return scored(config, name, root)
 
     monkeypatch.setattr(run, "run_config", noted)
-    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "many"]
-    assert main(["sweep", str(path), *GRID, *arguments]) == 0
+    assert main([*SELECT, "--out", "many"]) == 0
     assert len(drawn_settings) == 40 and set(drawn_settings) == {0.5, 1.0}
 
 
-WAITS = ["--selection", "tnb", "--mean", "1.05", "--eta", "1", "--delta", "1e-2", "--at-most", "3"]
+WAITS = [*SELECT[:4], "--mean", "1.05", "--eta", "1", "--delta", "1e-2", "--at-most", "3"]
 
 
 class Clock:
@@ -223,14 +246,14 @@ class Clock:
 
 
 def test_the_time_of_the_winner_tells_nothing_of_the_number_of_runs(tmp_path, monkeypatch):
-    path = configuration(tmp_path, mechanism=NOISE)
+    candidates(tmp_path)
     pages, clock = [], Clock()
     monkeypatch.setattr(sweep, "time", clock)
     for values in (["0.5"], ["0.5", "0.25", "0.1"]):
         scores(monkeypatch, values)
         begun, out = clock.now, f"of{len(values)}"
         arguments = ["--publish-after", "0.02", "--out", out]
-        assert main(["sweep", str(path), *GRID, *WAITS, *arguments]) == 0
+        assert main([*WAITS, *arguments]) == 0
         assert clock.now == pytest.approx(begun + 1.2, abs=0.05)
         files = [Path(out, "winner"), *published(Path(out, "winner")).values()]
         (stamp,) = {file.stat().st_mtime for file in files}
@@ -241,9 +264,9 @@ def test_the_time_of_the_winner_tells_nothing_of_the_number_of_runs(tmp_path, mo
 
 
 def test_runs_that_take_longer_than_the_winner_waits_export_nothing(tmp_path, monkeypatch, capsys):
-    path = configuration(tmp_path, mechanism=NOISE)
+    candidates(tmp_path)
     scores(monkeypatch, ["0.5"])
-    assert main(["sweep", str(path), *GRID, *WAITS, "--publish-after", "1e-9", "--out", "late"]) != 0
+    assert main([*WAITS, "--publish-after", "1e-9", "--out", "late"]) != 0
     assert "Give more minutes, or fewer runs with --at-most" in capsys.readouterr().err
     assert not Path("late/winner").exists() and "1 runs" in Path("late/private/all_runs.md").read_text()
 
@@ -254,36 +277,26 @@ def test_a_largest_number_of_runs_is_counted_in_delta(tmp_path, capsys):
     plain, counted = of_winner([small], free, 1e-3), of_winner([small], cut, 1e-3)
     left = 1e-3 - (1.0 + math.exp(counted)) * cut.beyond
     assert plain < counted == pytest.approx(of_winner([small], free, left), rel=1e-6)
-    path = configuration(tmp_path, mechanism=NOISE)
-    assert main(["sweep", str(path), *GRID, "--selection", "tnb", "--mean", "4", "--at-most", "5"]) == 2
+    candidates(tmp_path)
+    assert main([*SELECT[:6], "--at-most", "5"]) == 2
     assert "let --at-most be larger" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
     ("federated", "more", "words"),
     [
-        ({}, [], "--mean"),
         ({}, ["--mean", "1"], "more than one run"),
-        ({}, ["--mean", "4", "--eta", "-1"], "eta > -1"),
-        ({}, ["--mean", "4", "--monitor", "train_loss"], "only validation data count as public"),
-        ({}, ["--mean", "4", "--delta", "0.3"], "not below 1 / clients"),
-        ({"seed": 3}, ["--mean", "4"], "seed=None"),
-        ({"mechanism": {"class_path": "lightning_fedq.mechanisms.FedAvg"}}, ["--mean", "4"], "as they are"),
+        ({}, ["--eta", "-1"], "eta > -1"),
+        ({}, ["--monitor", "train_loss"], "only validation data count as public"),
+        ({}, ["--delta", "0.3"], "below 0.25 = 1 / 4 clients"),
+        ({"seed": 3}, [], "seed=None"),
+        ({"mechanism": {"class_path": "lightning_fedq.mechanisms.FedAvg"}}, [], "as they are"),
     ],
 )
 def test_what_nothing_is_known_of_is_refused_before_anything_is_trained(
     tmp_path, capsys, federated, more, words
 ):
-    path = configuration(tmp_path, **{"mechanism": NOISE, **federated})
-    assert (
-        main(["sweep", str(path), *GRID, "--selection", "tnb", "--delta", "1e-4", *more, "--out", "bad"]) == 2
-    )
+    candidates(tmp_path, **federated)
+    assert main([*SELECT, *more, "--out", "bad"]) == 2
     assert re.search(words, " ".join(capsys.readouterr().err.split()))
     assert not Path("bad").exists()
-
-
-@pytest.mark.parametrize("option", ["--mean", "--at-most", "--publish-after"])
-def test_what_belongs_to_a_selection_is_refused_without_one(tmp_path, capsys, option):
-    path = configuration(tmp_path, mechanism=NOISE)
-    assert main(["sweep", str(path), *GRID, option, "4"]) == 2
-    assert f"{option} belongs to --selection tnb" in " ".join(capsys.readouterr().err.split())
