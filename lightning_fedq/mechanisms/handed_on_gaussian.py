@@ -243,9 +243,9 @@ class HandedOnGaussian(ModularNoise):
     def _handed(context: RoundContext) -> HandOver:
         return context.hand_over or HandOver((context.round, context.attempt))
 
-    def _signs(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.uint8]:
+    def _words(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.uint32]:
         """Those of the first round of the block, so that noise cancels in the coordinates it was added in."""
-        return super()._signs(context, rand.of_round(*self._handed(context).since))
+        return super()._words(context, rand.of_round(*self._handed(context).since))
 
     def _noise_of(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
         """5 H + Y - 4 H', as many as there are."""

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
-from lightning_fedq.functional.clip import unit_ball_factor
+from lightning_fedq.functional.clip import float32_range, unit_ball_factor
 from lightning_fedq.functional.hadamard import kernel_order, padded_size
 from lightning_fedq.functional.linear_decode import sum_of_rows
 from lightning_fedq.functional.one_bit.hidden_coin import ORDERS, hidden_coin_moments
@@ -76,21 +76,6 @@ _SUBSET_SLACK = 1.1
 """Norm of a share s of the rotated coordinates that is allowed, in units of clip_norm sqrt(s)."""
 
 _moments = lru_cache(maxsize=256)(hidden_coin_moments)
-
-
-def _scaled(row: Floats) -> tuple[Floats, float]:
-    """The row times a power of two, which rounds nothing, so that sums of squares stay within float32.
-
-    What float32 can't hold becomes its largest number, and NaN zero: whatever a row was, its norm is clipped.
-    """
-    low, high = torch.aminmax(torch.from_numpy(row))
-    top = max(float(high), -float(low))
-    if not math.isfinite(top):
-        return _scaled(np.nan_to_num(row))
-    if top == 0.0 or 1e-15 < top < 1e15:
-        return row, 1.0
-    scale = math.ldexp(1.0, -math.frexp(top)[1])
-    return (row.astype(np.float64) * scale).astype(np.float32), scale
 
 
 @dataclass(frozen=True)
@@ -230,7 +215,7 @@ class RotatedCoins(Mechanism):
         symbols = np.empty((len(rows), count), np.uint8)
         clipped = 0
         for row, client in enumerate(rand.clients):
-            scaled, scale = _scaled(rows[row : row + 1].numpy())
+            scaled, scale = float32_range(rows[row : row + 1].numpy())
             rotated = rotate(scaled, signs, count)
             bound = self.clip_norm * scale * self._norm(context)
             factor, shortened = unit_ball_factor(rotated[0], bound)

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from lightning_fedq.functional.exact_error.float_error import Inputs, layered_law_error
-from lightning_fedq.functional.hadamard import hadamard, rotate
+from lightning_fedq.functional.rotation import rotate
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CSGM, SIGM
 from lightning_fedq.mechanisms.interface import (
@@ -20,6 +20,7 @@ from lightning_fedq.mechanisms.interface import (
 )
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from tests.functional.transform import hadamard
 from tests.one_round import context_of, decode, encode
 
 DIM, SIZE = 60_000, 4
@@ -114,8 +115,8 @@ def test_what_is_turned_back_is_on_the_grid(make):
     assert mechanism.joint and mechanism.grid(context) is None
     summed = decode(mechanism, symbols, context.cohort, context)
     assert summed.dtype == torch.float32
-    steps = rotate(summed.double(), mechanism._signs(context, rand)) / mechanism._grid
-    assert (steps - steps.round()).abs().max() < 1e-4
+    steps = rotate(summed.double().numpy()[None], mechanism._words(context, rand)) / mechanism._grid
+    assert np.abs(steps - steps.round()).max() < 1e-4
 
 
 @pytest.mark.parametrize("make", [SIGM, CSGM])

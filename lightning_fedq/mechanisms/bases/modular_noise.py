@@ -1,7 +1,7 @@
 """Integer noise at every client, and integers modulo 2^bits, of which only the sum is meant to be seen.
 
 The distributed discrete Gaussian (Kairouz, Liu, Steinke 2021), and the base of noise that is handed on. A
-client clips, rotates by a randomised Hadamard transform, scales to a grid, rounds conditionally,
+client rotates (`functional.rotation`), clips, scales to a grid, rounds conditionally,
 adds noise and sends residues; the server adds them up, recentres and rotates back.
 
 They protect against the server too, and each message a little even without secure aggregation. The noise is
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
-from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.hadamard import flip, padded_size, transform
+from lightning_fedq.functional.clip import float32_range, unit_ball_factor
+from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.linear_decode import sum_of_rows
 from lightning_fedq.functional.noise.discrete_gaussian import (
     LARGEST_SIGMA,
@@ -32,6 +32,7 @@ from lightning_fedq.functional.noise.discrete_gaussian import (
     discrete_gaussian_variance,
     rounded_norm_bound,
 )
+from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
     Adversary,
@@ -110,31 +111,28 @@ class ModularNoise(Mechanism):
         """Largest norm of a rounded update, in integer steps."""
         return rounded_norm_bound(1.0 / self.granularity, padded_size(context.dim), BETA)
 
-    def _signs(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.uint8]:
-        """One bit a padded coordinate."""
-        size = padded_size(context.dim)
-        return rand.public("hadamard signs").words((size + 31) // 32).view(np.uint8)
+    def _words(self, context: RoundContext, rand: PublicRandomness) -> Words:
+        """Signs of the rotation."""
+        return rand.public("rotation signs").words(sign_words(padded_size(context.dim)))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are int32 in [0, 2^bits), padded_size(dim) of them a client
-        rows = update.detach().reshape(len(rand.clients), context.dim)
-        rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
-        factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
-        signs, bound, size = self._signs(context, rand), self.bound(context), padded_size(context.dim)
-        symbols, rotated = np.empty((len(rows), size), np.int32), np.empty(size)
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
+        words, bound, size = self._words(context, rand), self.bound(context), padded_size(context.dim)
+        symbols, clipped = np.empty((len(rows), size), np.int32), 0
         for row, client in enumerate(rand.clients):
-            flip(rows[row].contiguous().numpy(), signs, factors[row].item() / self.granularity, rotated)
-            transform(rotated)
+            scaled, scale = float32_range(rows[row : row + 1].numpy())
+            (rotated,) = rotate(scaled, words)
+            factor, shortened = unit_ball_factor(rotated, self.clip_norm * scale)
+            clipped += context.dim if shortened else 0
             draw = rand.private(client, "rounding").words64
-            # sqrt(size) makes the transform orthonormal
-            conditional_rounding(rotated, bound, draw, symbols[row], math.sqrt(size))
+            conditional_rounding(rotated, bound, draw, symbols[row], self.granularity / factor)
             noise = self._noise_of(client, context, rand)
             for first in range(0, size, CHUNK):
                 part = symbols[row, first : first + CHUNK]
                 # the residue of a negative sum, too, in two's complement
                 part[:] = (noise(len(part)) + part) & self._mask
         sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], size))
-        clipped = int(shortened.sum()) * context.dim
         return Message(sent, self.bits * symbols.size, clipped)
 
     def _noise_of(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
@@ -150,18 +148,13 @@ class ModularNoise(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # also takes the sum modulo 2^bits
-        total, signs = sum_of_rows(symbols).numpy(), self._signs(context, rand)
-        half, root, scale = 1 << (self.bits - 1), math.sqrt(len(total)), self.granularity * self.clip_norm
-        for part in np.split(total, range(CHUNK, len(total), CHUNK)):
+        total, half = sum_of_rows(symbols).numpy(), 1 << (self.bits - 1)
+        scale, centred = self.granularity * self.clip_norm, np.empty(len(total), np.float32)
+        for first in range(0, len(total), CHUNK):
             # the true sum, if it lies within half of the modulus
-            part[:] = ((part.astype(np.int64) + half) & self._mask) - half
-        transform(total)
-        decoded = np.empty(context.dim, np.float32)
-        for first in range(0, context.dim, CHUNK):
-            part = total[first : first + CHUNK] / root
-            flip(part, signs[first // 8 :], 1.0, part)  # chunks begin with a byte of signs
-            decoded[first : first + CHUNK] = (part * scale)[: context.dim - first]
-        return torch.from_numpy(decoded)
+            part = total[first : first + CHUNK].astype(np.int64)
+            centred[first : first + CHUNK] = (((part + half) & self._mask) - half) * scale
+        return torch.from_numpy(rotate_back(centred, self._words(context, rand), context.dim))
 
     def code(self, context: RoundContext) -> FixedLength:
         """As many bits a symbol as the modulus has."""
