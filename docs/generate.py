@@ -99,7 +99,6 @@ HOOKS = {
     "example": ("usual values", "parameters without a default have unusual names"),
     "plan_settings": ("`example`", "several settings are worth a row of `fedq plan`, or none"),
     "audit_cases": ("itself", "a claim is about whole vectors, or one word decides a symbol"),
-    "counted_group": ("None", "clients share words in groups, and the audit can count them all"),
     "worst_pair": ("far outside on both sides", "a rotation or a selection turns the worst case round"),
     "lever": ("None", "a lying client's reach is known"),
     "without_noise": ("refused", "a Byzantine client can leave the coin out"),

@@ -405,11 +405,6 @@ class RotatedCoins(Mechanism):
             AuditCase(half, title="16 coins, half of the axes, one dropout", only_sums=True, num_dropped=1),
         )
 
-    def counted_group(self) -> RotatedCoins:
-        # the range is so narrow that the clip fills all of it
-        one = 1.0 if self.epsilon is None else self.epsilon
-        return replace(self, epsilon=one, kappa=0.5, coins=1, share=1.0, paired=True, max_dropped=0)
-
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:

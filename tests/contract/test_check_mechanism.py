@@ -251,6 +251,7 @@ BROKEN = [
     (TenPercentTooLong(1.0), {"unbiased"}),
     (Offset(1.0), {"unbiased"}),
     (HalfTheVariance(1.0), {"noise_bound_holds"}),
+    (plants.PartnersSwapped(1.0), {"noise_bound_holds"}),
     (DoublesAreOthers(1.0), {"any_float_type"}),
     (CountsNoClipping(1.0), {"clips_and_counts"}),
     (NoDifference(1.0), {"two_neighbours"}),

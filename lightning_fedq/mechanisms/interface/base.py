@@ -325,13 +325,6 @@ class Mechanism(ABC):
         """
         return (AuditCase(self),)
 
-    def counted_group(self) -> Mechanism | None:
-        """Settings in which the audit counts all words of a group: one coin and one shared word a coordinate.
-
-        None where clients share nothing in groups.
-        """
-        return None
-
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:

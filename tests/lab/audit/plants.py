@@ -77,26 +77,7 @@ class NormIsNotClipped(fedq.RotatedCoins):
             return super().encode(update, context, rand)
 
 
-# ---- who knows what a pair shares: caught by the joint law given the public streams, or the contract ------
-@dataclass(frozen=True)
-class FlipsTwoPercentRarer(fedq.RotatedCoins):
-    """Responses of a pair, after the shared rounding, are flipped 2% less often."""
-
-    def _throw(self, rotated, ranges, ones, client, context, rand):
-        rarer = replace(self.coin, low=int(0.98 * self.coin.low))
-        with patch.object(rotated_coins, "coin_thresholds", lambda epsilon: rarer):
-            return super()._throw(rotated, ranges, ones, client, context, rand)
-
-
-@dataclass(frozen=True)
-class SecretTwoPercentLouder(fedq.PairedCoins):
-    """The pair's secret is flipped 2% less often than the claim needs."""
-
-    def encode(self, update, context, rand):
-        with patch.object(paired_coins, "flip_threshold", lambda coin: int(0.98 * flip_threshold(coin))):
-            return super().encode(update, context, rand)
-
-
+# ---- who knows what a pair shares: caught by the contract -------------------------------------------------
 class _PublicPeers:
     def encode(self, update, context, rand):
         public = redirected(rand, peer=lambda group, purpose: rand.public(f"{purpose} {group}"))
@@ -330,7 +311,6 @@ MECHANISMS = [
     PrivateCoinsFromTheSharedStream(1.0),
     ResponseTwiceWithTheSameBits(1.0),
     LastCoordinateInTheClear(1.0),
-    PartnersSwapped(1.0),
     PlannedCohortClaimed(1.0),
     PaddingInTheClear(1.0),
 ]
