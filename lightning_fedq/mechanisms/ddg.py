@@ -51,6 +51,7 @@ from lightning_fedq.mechanisms.interface import (
     Message,
     PrivacyClaim,
     RoundContext,
+    who_is_hidden,
 )
 from lightning_fedq.wire.coding import FixedLength
 
@@ -221,33 +222,23 @@ class DistributedDiscreteGaussian(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         # the client's own noise alone, or that of all who answered
-        hidden = max(len(context.cohort) - self.max_dropped, 1)  # the victim's own noise is always there
         alone = self._loss(1, context, "the client's own noise")
-        summed = self._loss(hidden, context, "the noise of all clients counted")
-        others = self._loss(
-            max(hidden - 1, 1), context, "the noise of the other clients, the victim's at least"
-        )
-        corrupt = context.num_corrupt
-        behind = summed
-        if corrupt:
-            honest = max(hidden - corrupt, 1)
-            behind = self._loss(honest, context, "the noise of the clients that do not collude")
-        losses = {
-            Adversary.EAVESDROPPER: alone,
-            Adversary.SERVER: alone,
-            Adversary.SERVER_AND_PARTNER: alone,
-            Adversary.CLIENT: others,
-            Adversary.SECAGG_SERVER: behind,
-            Adversary.OUTSIDER: summed,
-        }
         base = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
         )
-        answer = f"at least {hidden} of {len(context.cohort)} clients answer"
+        size, corrupt, claims = len(context.cohort), context.num_corrupt, []
+        answer = f"at least {max(size - self.max_dropped, 1)} of {size} clients answer"
         colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
         shared = (f"{answer}; nothing but the sum is seen", f"the server colludes {colluding}")
-        alone_only = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
-        return tuple(
-            PrivacyClaim(who, losses[who], 1, assumptions=base + (() if who in alone_only else shared))
-            for who in Adversary
-        )
+        summed = who_is_hidden(context, self.max_dropped)
+        for who in Adversary:
+            if who not in summed:
+                claims.append(PrivacyClaim(who, alone, 1, assumptions=base))
+                continue
+            known, hidden = summed[who]
+            but = f" but {known} that the adversary knows" if known else ""
+            loss = self._loss(
+                hidden, context, f"the noise of all clients counted{but}, the victim's at least"
+            )
+            claims.append(PrivacyClaim(who, loss, 1, assumptions=base + shared))
+        return tuple(claims)

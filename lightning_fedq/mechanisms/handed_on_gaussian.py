@@ -271,7 +271,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         return discrete_gaussian(self.share_std, count, words)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """With what is taken back, as much as everybody who answers may; the rest as without it."""
+        """That of everybody's own noise, and of what is taken back: as much as everybody who answers may."""
         share = 1.0 + KEPT**2 * min(len(self._handed(context).before) / len(clients), 1.0)
         one = share * self.steps**2 + self.fresh_std(context) ** 2 + 0.25
         one *= (self.granularity * self.clip_norm) ** 2

@@ -65,6 +65,7 @@ class RotatedAxes(Mechanism):
 
     homomorphic = False
     unbiased = False
+    level = "epsilon"
 
     epsilon: float
     clip_norm: float
@@ -77,9 +78,6 @@ class RotatedAxes(Mechanism):
     def choice(self, dim: int) -> AxisChoice:
         """Law of a message about `dim` coordinates."""
         return best_axis_choice(padded_size(dim), self.epsilon)
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedAxes:
-        return replace(self, epsilon=level)
 
     @staticmethod
     def _words(client: int, context: RoundContext, rand: PublicRandomness) -> Words:

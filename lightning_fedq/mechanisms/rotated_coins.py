@@ -66,6 +66,7 @@ from lightning_fedq.mechanisms.interface import (
     Unit,
     no_guarantee,
     same_for_all,
+    who_is_hidden,
 )
 from lightning_fedq.privacy.losses import Loss, PmfPairs, RenyiLoss
 from lightning_fedq.wire.coding import FixedLength
@@ -338,10 +339,9 @@ class RotatedCoins(Mechanism):
 
     # ---- claims -----------------------------------------------------------------------------------------
 
-    def _behind(self, known: int, context: RoundContext) -> Loss:
-        """The sum, for an adversary that knows all about `known` clients of the cohort."""
+    def _behind(self, known: int, others: int, context: RoundContext) -> Loss:
+        """The sum, `others` coins in it, for an adversary that knows all about `known` clients."""
         low, high = self.coin.probabilities
-        others = max(len(context.cohort) - 1 - self.max_dropped - known, 0)
         moments = _moments(low, high, others)
         count, reach = self.num_symbols(context), self._reach(context)
         grain = 2.0 ** -(WORD_BITS - 1)  # both thresholds are rounded to whole words
@@ -374,14 +374,16 @@ class RotatedCoins(Mechanism):
         left = len(context.cohort) - self.max_dropped
         answer = (f"at least {max(left, 1)} of {len(context.cohort)} clients answer",)
         colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
-        behind = {
-            Adversary.CLIENT: (self._behind(1, context), (MODELS_ONLY, *answer)),
-            Adversary.SECAGG_SERVER: (self._behind(corrupt, context), (SUM_ONLY, colluding, *answer, *keys)),
-            Adversary.OUTSIDER: (self._behind(0, context), (MODELS_ONLY, *answer, *keys)),
+        stated = {
+            Adversary.CLIENT: (MODELS_ONLY, *answer),
+            Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *answer, *keys),
+            Adversary.OUTSIDER: (MODELS_ONLY, *answer, *keys),
         }
         summed = {
-            who: PrivacyClaim(who, loss, 1, assumptions=(ARBITRARY, FRESH, *stated))
-            for who, (loss, stated) in behind.items()
+            who: PrivacyClaim(
+                who, self._behind(known, hidden - 1, context), 1, assumptions=(ARBITRARY, FRESH, *stated[who])
+            )
+            for who, (known, hidden) in who_is_hidden(context, self.max_dropped).items()
         }
         singles = same_for_all(alone, self.num_symbols(context), (ARBITRARY, FRESH), unit=Unit.COORDINATE)
         return tuple(summed.get(claim.adversary, claim) for claim in singles)

@@ -72,6 +72,7 @@ class SubsampledMechanism(Mechanism):
     """
 
     homomorphic = False
+    level = "noise_multiplier"
     fixed_cohort = True
 
     clip_value: float
@@ -83,9 +84,6 @@ class SubsampledMechanism(Mechanism):
         check_positive(clip_value=self.clip_value, noise_multiplier=self.noise_multiplier)
         if not 2.0**-20 <= self.sampling_probability <= 1.0:
             raise ValueError(f"sampling_probability must be in [2^-20, 1], got {self.sampling_probability}")
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> SubsampledMechanism:
-        return replace(self, noise_multiplier=1.0 / level)
 
     # ---- flattening -------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import torch
 
 import lightning_fedq as fedq
 from lightning_fedq.functional.exact_error.decompose import Special
-from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
 from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS, one_bit_quantize, one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, Stream
@@ -269,8 +268,17 @@ class GaussianATenthQuieter(fedq.GaussianNoise):
     """Nine tenths of the standard deviation."""
 
     @property
-    def noise(self):
-        return GridNoise(self.law, 0.9 * 2.0 * self.multiplier)
+    def _quiet(self):
+        return fedq.GaussianNoise(self.clip_norm, 0.9 * self.multiplier)
+
+    def encode(self, update, context, rand):
+        return self._quiet.encode(update, context, rand)
+
+    def decode(self, symbols, clients, context, rand):
+        return self._quiet.decode(symbols, clients, context, rand)
+
+    def code(self, context):
+        return self._quiet.code(context)
 
     def audit_cases(self, dim):
         return (AuditCase(type(self)(self.clip_norm, self.noise_multiplier / math.sqrt(dim))),)
