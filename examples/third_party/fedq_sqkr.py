@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
+from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.functional.rotation import rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import (
     Adversary,
@@ -80,7 +81,7 @@ class SQKR(Mechanism):
         """See `Mechanism.encode`; one symbol a client."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double()
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
-        rotated = rotate(rows * (self.clip_norm * factors[:, None]), _signs(context, rand)).numpy()
+        rotated = rotate((rows * (self.clip_norm * factors[:, None])).numpy(), _words(context, rand))
         symbols, radius = np.empty((len(rows), 1), np.int32), self.radius(context)
         clipped = np.where(np.asarray(shortened), context.dim, 0)
         for row, client in enumerate(rand.clients):
@@ -100,15 +101,15 @@ class SQKR(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`; one message a row."""
-        signs = _signs(context, rand)
-        truth, size = self.true_words / WORD, len(signs)
+        truth, size = self.true_words / WORD, padded_size(context.dim)
         shrink = truth - (1.0 - truth) / (2**self.bits - 1)
-        total = torch.zeros(size, dtype=torch.float64)
+        total = np.zeros(size)
         for client, symbol in zip(clients, symbols.reshape(-1).tolist(), strict=True):
             chosen = 2.0 * ((symbol >> np.arange(self.bits)) & 1) - 1.0
-            total[self._places(client, context, rand)] += torch.from_numpy(chosen)
+            total[self._places(client, context, rand)] += chosen
         scale = self.radius(context) * size / (self.bits * shrink)
-        return (scale * rotate_back(total, signs, context.dim)).float().to(symbols.device)
+        back = rotate_back(total, _words(context, rand), context.dim)
+        return torch.from_numpy(scale * back).float().to(symbols.device)
 
     def _places(self, client: int, context: RoundContext, rand: PublicRandomness) -> list[int]:
         return rand.shared_with_server(client, "sqkr places").choice(padded_size(context.dim), self.bits)
@@ -149,12 +150,10 @@ class SQKR(Mechanism):
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:
         """Two updates that the rotation spreads evenly, all signs up or all down, wherever a client looks."""
-        signs = _signs(context, public)
-        high = rotate_back(torch.ones(len(signs), dtype=torch.float64), signs, context.dim)
+        ones = np.ones(padded_size(context.dim))
+        high = torch.from_numpy(rotate_back(ones, _words(context, public), context.dim))
         return 1e3 * self.clip_norm * high, -1e3 * self.clip_norm * high
 
 
-def _signs(context: RoundContext, rand: PublicRandomness) -> Tensor:
-    size = padded_size(context.dim)
-    bits = np.unpackbits(rand.public("sqkr signs").words(-(-size // 32)).view(np.uint8))[:size]
-    return torch.from_numpy(1.0 - 2.0 * bits.astype(np.float64))
+def _words(context: RoundContext, rand: PublicRandomness) -> np.ndarray:
+    return rand.public("sqkr signs").words(sign_words(padded_size(context.dim)))

@@ -5,7 +5,7 @@ streams, packing and rounding, and every view for which something is claimed is 
 bits on the wire, all messages of a group, the sum behind secure aggregation, the released sum, and what is
 left of it for a curious client; of the first of them also two rounds and two layers together. See `bench`
 for the neighbours, `views` for the test; an alarm in a clean mechanism has probability `alpha` at most, 0.1%
-by default. What is released has to lie on the mechanism's grid, and a group's errors to cancel as stated.
+by default. What is released has to lie on the mechanism's grid.
 
 A claim about a whole vector (clipped in l1 or l2) has two worst cases. The difference *spread* over all
 coordinates gives one draw a coordinate, each held to its share of the claim (`Loss.spread`): the sharper
@@ -41,7 +41,6 @@ from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Loss, Mech
 
 FEWEST_ROUNDS = 8
 _WIRE_ROUNDS = 400
-_GROUP_PATTERNS = 4
 _FEWEST_ANSWERS = 2
 _LEVELS: tuple[tuple[Adversary, tuple[Adversary, ...]], ...] = (
     (Adversary.SERVER, (Adversary.SERVER, Adversary.SECAGG_SERVER)),
@@ -144,7 +143,7 @@ class _Run:
         rounds = draws // bench.draws // 2 * 2
         message = self.looks[0].extract in (Played.message, Played.decoded_message)
         wire = _WireBits.of(bench) if message and not bench.concentrated else None
-        self._error, self._grid = _MeanError(bench), _OnGrid(bench)
+        self._grid = _OnGrid(bench)
         for round in range(rounds):
             half = int(2 * (round // 2 * 2) >= rounds)
             for world in (0, 1):
@@ -158,16 +157,13 @@ class _Run:
                     look.view.add(half, labels, classes)
                     if number == 0:
                         joint.add(half, round, world, labels, classes)
-                if round < _WIRE_ROUNDS:
-                    if wire:
-                        wire.add(int(2 * round >= min(rounds, _WIRE_ROUNDS)), played)
-                    if world == 0:
-                        self._error.add(played)
+                if wire and round < _WIRE_ROUNDS:
+                    wire.add(int(2 * round >= min(rounds, _WIRE_ROUNDS)), played)
         self.views = [*(look.view for look in self.looks), *joint.views, *([wire.view] if wire else [])]
 
     def judge(self, each: float) -> tuple[Finding, ...]:
         """Compare every view with its claim."""
-        return (*(view.judge(each) for view in self.views), *self._error.judge(), *self._grid.judge())
+        return (*(view.judge(each) for view in self.views), *self._grid.judge())
 
 
 def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before: list[Loss]) -> list[_Look]:
@@ -297,48 +293,6 @@ class _WireBits:
         bits = np.unpackbits(np.frombuffer(Bench.packed(played), np.uint8)).astype(np.int64)
         labels = played.labels_of(played.symbols.shape[1])
         self.view.add(half, labels[self._symbol_of], bits)
-
-
-class _MeanError:
-    """The squared error of a group's decoded mean, against the stated variance.
-
-    A coupling that goes wrong may cost nothing but accuracy. Groups without the victim are looked at, and
-    the four patterns of their inputs one by one.
-    """
-
-    def __init__(self, bench: Bench) -> None:
-        self._groups = [
-            group for group in bench.groups if len(group) > 1 and set(group) <= set(bench.clients)
-        ]
-        if len(self._groups) < 2:
-            self._groups = []  # the victim is in the only one
-        self._bench, self._count = bench, 0
-        self._squares = np.zeros(_GROUP_PATTERNS)
-
-    def add(self, played: Played) -> None:
-        for group in self._groups:
-            if played.victim in group or not set(group) <= set(played.clients):
-                continue
-            rows = [self._bench.clients.index(client) for client in group]
-            exact = self._bench.others[rows].mean(0).numpy()
-            squares = (played.decoded(list(group)) / len(group) - exact) ** 2
-            usable = len(squares) // _GROUP_PATTERNS * _GROUP_PATTERNS
-            self._squares += squares[:usable].reshape(-1, _GROUP_PATTERNS).sum(0)
-            self._count += usable // _GROUP_PATTERNS
-
-    def judge(self) -> tuple[Finding, ...]:
-        if not self._count:
-            return ()
-        context, mechanism = self._bench.context(0), self._bench.mechanism
-        bounds = [mechanism.noise_variance(context, group) for group in self._groups]
-        limit, worst = math.inf, float(self._squares.max()) / self._count
-        if known := [float(bound.max()) for bound in bounds if bound is not None]:
-            limit = max(known)
-        # the squared error of a bounded sum has a std below its largest value, about 2 alpha^2: 6 of them
-        alarm = ""
-        if worst > limit * (1.0 + 12.0 / math.sqrt(self._count)):
-            alarm = f"the mean squared error {worst:.4g} exceeds the stated {limit:.4g}"
-        return (Finding("error of the mean", math.inf, 0.0, self._count, alarm),)
 
 
 class _OnGrid:

@@ -73,3 +73,27 @@ def unit_ball_factor(values: NDArray[np.float32], clip_norm: float) -> tuple[flo
     norm = float(_norms(values[None], 2)[0])
     slack = 1.0 + (values.size + 16) * 2.0**-52  # as for many rows
     return 1.0 / (max(norm, clip_norm) * slack), norm > clip_norm
+
+
+def float32_range(row: NDArray[np.float32]) -> tuple[NDArray[np.float32], float]:
+    """One row times a power of two, which rounds nothing, so that sums of squares stay within float32.
+
+    What float32 can't hold becomes its largest number, and NaN zero: whatever a row was, its norm is clipped.
+
+    Args:
+        row: `(1, dim)`.
+
+    Returns:
+        The row, and the power of two.
+
+    Example:
+        >>> float32_range(np.float32([[3e30, -1e30]]))[0].round(3)
+        array([[ 0.592, -0.197]], dtype=float32)
+    """
+    norm = float(_norms(row, 2)[0])  # in float64, which holds the square of any float32
+    if not math.isfinite(norm):
+        return float32_range(np.nan_to_num(row))
+    if norm == 0.0 or 1e-15 < norm < 1e15:
+        return row, 1.0
+    scale = math.ldexp(1.0, -math.frexp(norm)[1])
+    return (row.astype(np.float64) * scale).astype(np.float32), scale

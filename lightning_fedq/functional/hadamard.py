@@ -1,8 +1,4 @@
-"""Flatten a vector by a randomised Hadamard transform: pad to the next order, flip signs, rotate.
-
-Afterwards every coordinate is at most ||x|| sqrt(2 ln(2 D / beta) / D) with probability 1 - beta over the
-signs, so a quantiser with one range for all coordinates wastes little of it. The transform is
-orthonormal and its own inverse.
+"""Walsh-Hadamard transform of a vector, in O(D log D): orthonormal once divided by sqrt(D), its own inverse.
 
 Orders D are powers of two and, from 1,280 on, 12, 20 and 28 times a power of two: at most a quarter is
 padded, where powers of two alone pad up to all of it. The matrix is H kron K, H of Walsh and Hadamard, K
@@ -15,14 +11,11 @@ References:
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numba
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 Floats = NDArray[Any]
 """Of float32 or float64, contiguous."""
@@ -92,31 +85,6 @@ def near_size(size: int) -> int:
     while 2 * step <= min(size, NEAR):
         step *= 2
     return step
-
-
-def hadamard(values: Tensor) -> Tensor:
-    """Orthonormal Walsh-Hadamard transform of the last dimension, in O(D log D).
-
-    Args:
-        values: `(..., D)` floats, D an order.
-
-    Raises:
-        ValueError: If D is none.
-
-    Example:
-        >>> hadamard(torch.tensor([1.0, 0.0, 0.0, 0.0]))
-        tensor([0.5000, 0.5000, 0.5000, 0.5000])
-    """
-    size = values.shape[-1]
-    if not kernel_order(size):
-        raise ValueError(
-            f"the last dimension must be a power of two, or 12, 20 or 28 times one, got {size}; pad with "
-            "zeros to padded_size first"
-        )
-    rows = values.detach().reshape(-1, size).numpy().copy()  # the transform is in place
-    for row in rows:
-        transform(row)
-    return torch.from_numpy(rows).div_(math.sqrt(size)).view(values.shape)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -254,55 +222,3 @@ def transform(x: Floats) -> None:
     for start in range(0, x.size, step):
         near_stages(x[start : start + step])
     stages(x, step)
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def flip(values: Floats, packed: NDArray[np.uint8], scale: float, out: Floats) -> None:
-    """Scale values and turn their signs where a bit is one. Zeros follow the values.
-
-    Args:
-        values: `(dim,)`.
-        packed: Bits of at least as many coordinates, the first one the highest of its byte.
-        out: At least as long as the values, overwritten; it may be their array.
-    """
-    for j in range(min(values.size, out.size)):
-        bit = (packed[j >> 3] >> (7 - (j & 7))) & 1
-        value = np.float64(values[j]) * scale
-        out[j] = -value if bit else value
-    out[values.size :] = 0.0
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def flip_over(values: Floats, packed: NDArray[np.uint8], divisor: float) -> None:
-    """Divide values and turn their signs where a bit is one, in place. `packed` is as for `flip`."""
-    for j in range(values.size):
-        value = values[j] / divisor
-        values[j] = -value if (packed[j >> 3] >> (7 - (j & 7))) & 1 else value
-
-
-def rotate(values: Tensor, signs: Tensor) -> Tensor:
-    """Pad with zeros to len(signs), flip signs, transform.
-
-    Args:
-        values: `(..., dim)` floats.
-        signs: `(D,)` of +1 and -1, D = padded_size(dim), the same on both sides.
-
-    Raises:
-        ValueError: If the lengths don't fit.
-    """
-    dim, size = values.shape[-1], signs.shape[-1]
-    if size != padded_size(dim):
-        raise ValueError(f"{dim} coordinates need {padded_size(dim)} signs, got {size}")
-    padded = torch.nn.functional.pad(values, (0, size - dim))
-    return hadamard(padded * signs)
-
-
-def rotate_back(values: Tensor, signs: Tensor, dim: int) -> Tensor:
-    """Inverse of `rotate` for vectors of `dim` coordinates.
-
-    Example:
-        >>> signs = torch.tensor([1.0, -1.0, 1.0, 1.0])
-        >>> rotate_back(rotate(torch.tensor([3.0, 4.0, 0.0]), signs), signs, 3)
-        tensor([3., 4., 0.])
-    """
-    return (hadamard(values) * signs)[..., :dim]

@@ -4,13 +4,14 @@ R = H D2 B D1 / c on a vector padded with zeros to an order D (`hadamard`), D1 a
 matrix of +-1, B = H up to 65,536 coordinates, c the number that makes R orthonormal. A rotated coordinate is
 a sum of what B D1 made of the vector, with random signs: its variance is |x|^2 / D for any vector. Two rounds
 are enough for it to be close to Gaussian, too; one round leaves sparse vectors on few values (Ailon and
-Chazelle's HD is such a round).
+Chazelle's HD is such a round). Every coordinate is at most |x| sqrt(2 ln(2 D / beta) / D) with probability
+1 - beta, so a quantiser with one range for all coordinates wastes little of it.
 
 Beyond 65,536 coordinates B has blocks of up to 65,536 on its diagonal: a sum of that many signs is Gaussian
 enough, and a block stays in a cache for all that is done to it. Where only a part of the rotated coordinates
 is kept, B = H at any size: a subspace must not see some pairs of coordinates more than others.
 
-In single precision on the CPU, additions in a fixed order (`hadamard.transform`). A norm, which has to hold
+In the precision of the rows, additions in a fixed order (`hadamard.transform`). A norm, which has to hold
 exactly, is enforced on the result by whoever needs it; the rotation itself may err in the last digits.
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedq.functional.hadamard import (
+    Floats,
     kernel_order,
     near_size,
     near_stages,
@@ -29,7 +31,6 @@ from lightning_fedq.functional.hadamard import (
     transform,
 )
 
-Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 Octets = NDArray[np.uint64]
@@ -59,8 +60,8 @@ def _spread(packed: Bytes, flags: Octets) -> None:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _flip(block: Floats, packed: Bytes, flags: Octets, scale: np.float32) -> None:
-    """Multiply a block by a scale, and float k of it by -1 where bit k of the packed bytes is one.
+def _flip(block: Floats, packed: Bytes, flags: Octets, factor: float) -> None:
+    """Multiply a block by a factor, and float k of it by -1 where bit k of the packed bytes is one.
 
     Args:
         block: The floats.
@@ -68,9 +69,10 @@ def _flip(block: Floats, packed: Bytes, flags: Octets, scale: np.float32) -> Non
         flags: Scratch, an octet for eight floats at least.
     """
     _spread(packed, flags[: (block.size + 7) // 8])
-    bits, both = flags.view(np.uint8), scale / np.float32(64.0)  # 2 scale / 128
+    bits, scale = flags.view(np.uint8), block.dtype.type(factor)
+    both = scale / block.dtype.type(64.0)  # 2 scale / 128
     for k in range(block.size):
-        block[k] *= scale - np.float32(bits[k]) * both  # bits are 0 or 128: exactly +-scale
+        block[k] *= scale - block.dtype.type(bits[k]) * both  # bits are 0 or 128: exactly +-scale
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -83,14 +85,14 @@ def _rotate(row: Floats, first: Bytes, second: Bytes, out: Floats) -> None:
     """
     step = near_size(out.size)
     # columns of H are sqrt(D) long, those of a block sqrt(step)
-    scale = np.float32(1.0 / np.sqrt(step * out.size))
+    scale = 1.0 / np.sqrt(step * out.size)
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, out.size, step):
         block, part = out[start : start + step], row[start : start + step]
         block[: part.size] = part
         block[part.size :] = 0.0
         if part.size:
-            _flip(block, first[start // 8 :], flags, np.float32(1.0))
+            _flip(block, first[start // 8 :], flags, 1.0)
             near_stages(block)
             _flip(block, second[start // 8 :], flags, scale)
             near_stages(block)
@@ -107,14 +109,14 @@ def _rotate_and_keep(row: Floats, first: Bytes, second: Bytes, values: Floats, o
         out: `(keep,)`, fewer than D, overwritten.
     """
     size, kept = values.size, out.size
-    step, scale = near_size(size), np.float32(1.0 / size)  # H twice, whose columns are sqrt(D) long
+    step, scale = near_size(size), 1.0 / size  # H twice, whose columns are sqrt(D) long
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, size, step):
         block, part = values[start : start + step], row[start : start + step]
         block[: part.size] = part
         block[part.size :] = 0.0
         if part.size:
-            _flip(block, first[start // 8 :], flags, np.float32(1.0))
+            _flip(block, first[start // 8 :], flags, 1.0)
             near_stages(block)
     stages(values, step)
     out[:] = 0.0
@@ -140,11 +142,11 @@ def _rotate_back(values: Floats, first: Bytes, second: Bytes, whole: bool) -> No
     """
     size = values.size
     step = near_size(size)
-    scale = np.float32(1.0 / (np.sqrt(step * size) if whole else size))
+    scale = 1.0 / (np.sqrt(step * size) if whole else size)
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, size, step):
         block = values[start : start + step]
-        _flip(block, second[start // 8 :], flags, np.float32(1.0))
+        _flip(block, second[start // 8 :], flags, 1.0)
         near_stages(block)
     if not whole:
         stages(values, step)
@@ -168,25 +170,33 @@ def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
     """Pad rows with zeros to an order and rotate them.
 
     Args:
-        rows: `(n, dim)` float32; sums of D^(3/2) of them must be finite.
+        rows: `(n, dim)` float32 or float64; sums of D^(3/2) of them must be finite.
         words: `(sign_words(D),)` uniform words, the same for everybody who adds up or rotates back.
         keep: First coordinates to return, D over a power of two; None is all D.
 
     Returns:
-        `(n, keep)` float32.
+        `(n, keep)` of the type of the rows.
 
     Raises:
         ValueError: If the number of words or `keep` doesn't fit.
+
+    Example:
+        >>> words = np.arange(sign_words(4), dtype=np.uint32)
+        >>> rows = np.array([[3.0, 4.0, 0.0]])
+        >>> np.linalg.norm(rotate(rows, words)).round(6)
+        np.float64(5.0)
+        >>> rotate_back(rotate(rows, words)[0], words, 3).round(6)
+        array([3., 4., 0.])
     """
     size = padded_size(rows.shape[1])
     first, second = _signs(size, words)
     kept = _kept(size, keep)
-    rotated = np.empty((len(rows), kept), np.float32)
+    rotated = np.empty((len(rows), kept), rows.dtype)
     for row, out in zip(rows, rotated, strict=True):
         if kept == size:
             _rotate(row, first, second, out)
         else:
-            _rotate_and_keep(row, first, second, np.empty(size, np.float32), out)
+            _rotate_and_keep(row, first, second, np.empty(size, rows.dtype), out)
     return rotated
 
 
@@ -194,12 +204,12 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
     """Transpose of `rotate`. Its inverse if all coordinates are there.
 
     Args:
-        values: `(keep,)` rotated coordinates.
+        values: `(keep,)` rotated coordinates, float32 or float64.
         words: Random words that `rotate` was given.
         dim: Coordinates before padding.
 
     Returns:
-        `(dim,)` float32.
+        `(dim,)` of the type of the values.
 
     Raises:
         ValueError: If the number of words or of values doesn't fit.
@@ -207,7 +217,7 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
     size = padded_size(dim)
     first, second = _signs(size, words)
     kept = _kept(size, len(values))
-    folded = values.astype(np.float32)
+    folded = values.copy()
     transform(folded)
     whole = folded if kept == size else np.tile(folded, size // kept)  # columns of the first rows of H repeat
     _rotate_back(whole, first, second, kept == size)

@@ -126,6 +126,7 @@ class BandedGaussian(Mechanism):
     """
 
     homomorphic = True
+    level = "noise_multiplier"
     alike_clients = True
     noise_of_adder = True
     clips_norm = True
@@ -184,9 +185,6 @@ class BandedGaussian(Mechanism):
     def sigma(self) -> float:
         """Std of the fresh noise on the sum, in units of the update."""
         return self.clip_norm * NOISE_STD / 2.0**_COEFFICIENT_BITS / self._sent_steps
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> BandedGaussian:
-        return replace(self, noise_multiplier=1.0 / level)
 
     def longest_update(self, dim: int) -> float:
         return self.clip_norm

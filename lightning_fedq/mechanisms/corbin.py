@@ -13,7 +13,7 @@ survivor whose partner dropped out is just an LDPQ client: nobody re-quantises a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -64,9 +64,6 @@ class CorBin(OneBitMechanism):
         worst += (len(answered) - 2 * pairs) * self.coin.scale**2
         return context.radius**2 * worst / len(answered) ** 2
 
-    def counted_group(self) -> CorBin:
-        return self
-
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Pairs with shared bits: see `claims.paired_claims`."""
         return paired_claims(self.coin, self.shared_bits, context)
@@ -102,10 +99,6 @@ class AugCorBin(CorBin):
         super().__post_init__()
         if not 0.0 <= self.unpaired_fraction <= 1.0:
             raise ValueError(f"unpaired_fraction must be in [0, 1], got {self.unpaired_fraction}")
-
-    def counted_group(self) -> AugCorBin:
-        # nobody works alone
-        return replace(self, unpaired_fraction=0.0)
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
         """Pairs for (1 - gamma) of the clients, the rest alone."""

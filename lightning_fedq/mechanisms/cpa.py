@@ -127,6 +127,7 @@ class CPA(Mechanism):
     """
 
     homomorphic = False
+    level = "epsilon"
 
     epsilon: float | tuple[float, ...]
     lattice: LatticeName = "Z"
@@ -431,10 +432,6 @@ class CPA(Mechanism):
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
         """All blocks, or as many as an epsilon of the whole message pays for."""
         return {"CPA": cls(1.0), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> CPA:
-        # the epsilon of a bit, or of what `epsilon_scope` says
-        return replace(self, epsilon=level)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Randomised response on every bit of a message.

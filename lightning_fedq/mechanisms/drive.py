@@ -4,14 +4,16 @@ Source: Vargaftik et al., DRIVE (2021) and EDEN (2022). The rotated update R x, 
 normal, is rounded to the 2^b levels of the Lloyd-Max quantiser Q of a normal; the decoded vector is
 S R^T Q(y), y = R x sqrt(D) / |x|, S = |x|^2 / <R x, Q(y)>. DRIVE is one bit, the signs.
 
-Departure: R is two sign flips and two Walsh-Hadamard transforms, as in the authors' code but twice, in place
-of a uniformly random rotation. With the uniform one the mean is exact; with this one it is close: one-sparse
-updates have it exactly, others up to their errors of fourth order, so nothing here says "unbiased".
+Departure: R is two sign flips and two Walsh-Hadamard transforms (`functional.rotation`), as in the authors'
+code but twice, in place of a uniformly random rotation. With the uniform one the mean is exact; with this one
+it is close: one-sparse updates have it exactly, others up to their errors of fourth order, so nothing here
+says "unbiased". Each client has its own, so that errors of one codebook do not point the same way everywhere.
 
 The mean squared error is |x|^2 times 1 / (1 - D_b) - 1, D_b the distortion of Q: .5708, .1331, .0358, .0096
 for 1 to 4 bits (pi / 2 - 1 for one). A message tells every sign of the rotated update: one bit is no privacy.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,9 +25,9 @@ from scipy import special
 from torch import Tensor
 
 from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.functional.rounded_levels import levels_at_scale, pick_levels
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.bases.own_rotation import rotate_each, rotate_each_back
 from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, ScaleFirst, longest_square
 from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.wire.coding import FixedLength
@@ -51,6 +53,11 @@ def lloyd_max(bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64], floa
             break
     # E (y - Q)^2 = 1 - E Q^2, as levels are means of their cells
     return levels, (levels[:-1] + levels[1:]) / 2.0, float(1.0 - cells @ levels**2)
+
+
+def _words(client: int, dim: int, rand: PublicRandomness) -> Words:
+    """Signs of a client's rotation."""
+    return rand.shared_with_server(client, "rotation").words(sign_words(padded_size(dim)))
 
 
 @dataclass(frozen=True)
@@ -99,22 +106,23 @@ class EDEN(ScaledLevels):
     def quantize(
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness, levels: NDArray[np.int32]
     ) -> Tensor:
-        rotated = rotate_each(rows, rand.clients, context.dim, rand)
-        squares = rotated.square().sum(1)
         cells, edges, _ = lloyd_max(self.bits)
-        factors = rotated.shape[1] ** 0.5 / squares.where(squares > 0, 1.0).sqrt()
-        for row, factor, picked in zip(rotated.numpy(), factors.tolist(), levels, strict=True):
-            pick_levels(row, factor, edges, cells, picked)
-        along = rotated.sum(1)  # values are now times their levels: the sum is <R x, Q(y)>
+        squares, along = torch.empty(2, len(rows), dtype=torch.float64)
+        for row, client in enumerate(rand.clients):
+            (rotated,) = rotate(rows[row : row + 1].numpy(), _words(client, context.dim, rand))
+            squares[row] = square = float(np.square(rotated).sum())
+            pick_levels(rotated, math.sqrt(len(rotated) / (square or 1.0)), edges, cells, levels[row])
+            along[row] = float(rotated.sum())  # values are now times their levels: the sum is <R x, Q(y)>
         return torch.where(squares > 0, squares / along.where(along > 0, 1.0), 0.0)
 
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
-        values = np.empty(levels.shape)
-        for picked, scale, row in zip(levels.numpy(), scales.tolist(), values, strict=True):
-            levels_at_scale(picked, lloyd_max(self.bits)[0], scale, row)
-        return rotate_each_back(torch.from_numpy(values), clients, dim, rand).sum(0)
+        total, values = np.zeros(dim), np.empty(levels.shape[1])
+        for client, picked, scale in zip(clients, levels.numpy(), scales.tolist(), strict=True):
+            levels_at_scale(picked, lloyd_max(self.bits)[0], scale, values)
+            total += rotate_back(values, _words(client, dim, rand), dim)
+        return torch.from_numpy(total)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """|x|^2 (1 / (1 - D_b) - 1) / (D n), for normal coordinates and updates in the round's range."""

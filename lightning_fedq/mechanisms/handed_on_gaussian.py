@@ -56,7 +56,7 @@ from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import LARGEST_SIGMA, discrete_gaussian, sum_gap
 from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise, Noise
+from lightning_fedq.mechanisms.ddg import DistributedDiscreteGaussian, Noise
 from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
@@ -151,7 +151,7 @@ class HandedOnLoss(ConcentratedLoss):
 
 
 @dataclass(frozen=True)
-class HandedOnGaussian(ModularNoise):
+class HandedOnGaussian(DistributedDiscreteGaussian):
     """Handed-on Gaussian: noise at every client that the next cohort takes back, sums modulo 2^bits.
 
     Args:
@@ -173,6 +173,7 @@ class HandedOnGaussian(ModularNoise):
     """
 
     hands_on = True
+    _multiple = OWN
 
     bits: int = 18
     num_cohorts: int = field(kw_only=True)
@@ -184,11 +185,10 @@ class HandedOnGaussian(ModularNoise):
                 f"num_cohorts must be >= 2, got {self.num_cohorts}: noise is handed on to another cohort; "
                 "where everybody takes part in every round, use DistributedDiscreteGaussian"
             )
-        if not _LEAST_SHARE <= self.share_std <= LARGEST_SIGMA:
+        if self.share_std < _LEAST_SHARE:
             raise ValueError(
-                f"local_sigma must be {OWN * _LEAST_SHARE:g} to {OWN * LARGEST_SIGMA:g} of granularity, got "
-                f"{self.steps:g} of them; use a {'finer' if self.share_std < 1e3 else 'coarser'} grid, for "
-                "which a finer one takes more bits"
+                f"local_sigma must be at least {OWN * _LEAST_SHARE:g} of granularity, got {self.steps:g} of "
+                "them; use a finer grid, which takes more bits"
             )
 
     @classmethod
@@ -243,9 +243,9 @@ class HandedOnGaussian(ModularNoise):
     def _handed(context: RoundContext) -> HandOver:
         return context.hand_over or HandOver((context.round, context.attempt))
 
-    def _signs(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.uint8]:
+    def _words(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.uint32]:
         """Those of the first round of the block, so that noise cancels in the coordinates it was added in."""
-        return super()._signs(context, rand.of_round(*self._handed(context).since))
+        return super()._words(context, rand.of_round(*self._handed(context).since))
 
     def _noise_of(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
         """5 H + Y - 4 H', as many as there are."""
@@ -270,19 +270,16 @@ class HandedOnGaussian(ModularNoise):
     def _noise(self, count: int, words: Words) -> NDArray[np.int64]:
         return discrete_gaussian(self.share_std, count, words)
 
-    def _noise_variance(self) -> float:
-        return self.steps**2
-
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """As `ModularNoise.noise_variance`, with what is taken back: as much as everybody who answers may."""
+        """That of everybody's own noise, and of what is taken back: as much as everybody who answers may."""
         share = 1.0 + KEPT**2 * min(len(self._handed(context).before) / len(clients), 1.0)
-        one = share * self._noise_variance() + self.fresh_std(context) ** 2 + 0.25
+        one = share * self.steps**2 + self.fresh_std(context) ** 2 + 0.25
         one *= (self.granularity * self.clip_norm) ** 2
         return torch.full_like(context.radius, one / len(clients))
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
         # of a round's noise, what the next one leaves in the model
-        one = (1.0 - KEPT) ** 2 * self._noise_variance() + self.fresh_std(context) ** 2 + 0.25
+        one = (1.0 - KEPT) ** 2 * self.steps**2 + self.fresh_std(context) ** 2 + 0.25
         return context.dim * one * (self.granularity * self.clip_norm) ** 2 / num_clients
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:

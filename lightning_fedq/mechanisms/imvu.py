@@ -168,6 +168,7 @@ class IMVU(OutputChannel):
     """
 
     unbiased = False
+    level = "noise_multiplier"
     clips_norm = True
     alike_clients = True
 
@@ -195,9 +196,6 @@ class IMVU(OutputChannel):
         Ratios of chances grow with the slope, so any two values are told apart no better than these two.
         """
         return 2.0 * float(self.family.slopes[-1])
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> IMVU:
-        return replace(self, noise_multiplier=1.0 / level)
 
     def lever(self, client: int, context: RoundContext) -> float:
         return super().lever(client, context) * math.sqrt(context.dim)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -66,6 +66,7 @@ class JoPEQ(Mechanism):
     """
 
     homomorphic = True
+    level = "epsilon"
     unbiased = False
 
     epsilon: float
@@ -174,9 +175,6 @@ class JoPEQ(Mechanism):
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """radius^2 2 (2 / epsilon)^2 / n without overload. Overload only lowers it (and adds bias)."""
         return context.radius**2 * (8.0 / self.epsilon**2) / len(clients)
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> JoPEQ:
-        return replace(self, epsilon=level)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """The Laplace noise of each coordinate, for every dither, against everybody. No more is counted."""

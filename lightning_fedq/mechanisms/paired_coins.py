@@ -193,9 +193,6 @@ class PairedCoins(OneBitMechanism):
         # what a pair shares shows in values at the centre
         return *super().audit_cases(dim), AuditCase(self, title="an end and the centre", to_center=True)
 
-    def counted_group(self) -> PairedCoins:
-        return self
-
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 (pairs (2 alpha^2 - 1) + others alpha^2) / n^2.
 

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from lightning_fedq.functional.axis_choice import AxisChoice, best_axis_choice
 from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
-from lightning_fedq.mechanisms.bases.own_rotation import parts, rotate_each, rotate_each_back
 from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.mechanisms.interface import (
     AuditCase,
@@ -65,6 +65,7 @@ class RotatedAxes(Mechanism):
 
     homomorphic = False
     unbiased = False
+    level = "epsilon"
 
     epsilon: float
     clip_norm: float
@@ -78,8 +79,10 @@ class RotatedAxes(Mechanism):
         """Law of a message about `dim` coordinates."""
         return best_axis_choice(padded_size(dim), self.epsilon)
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedAxes:
-        return replace(self, epsilon=level)
+    @staticmethod
+    def _words(client: int, context: RoundContext, rand: PublicRandomness) -> Words:
+        """Signs of a client's rotation."""
+        return rand.shared_with_server(client, "rotation").words(sign_words(padded_size(context.dim)))
 
     def num_symbols(self, context: RoundContext) -> int:
         """One axis."""
@@ -91,17 +94,13 @@ class RotatedAxes(Mechanism):
         rows = update.detach().reshape(len(rand.clients), context.dim).float().double()
         choice = self.choice(context.dim)
         symbols = torch.empty(len(rows), 1, dtype=torch.int64)
-        for first, last in parts(len(rows), choice.size):
-            clients = rand.clients[first:last]
-            padded = torch.nn.functional.pad(rows[first:last], (0, choice.size - context.dim))
-            for row, (client, values) in enumerate(
-                zip(clients, rotate_each(padded, clients, choice.size, rand).numpy(), strict=True), first
-            ):
-                # in an order that does not follow the data
-                top = np.sort(np.argpartition(-np.abs(values), choice.num_top - 1)[: choice.num_top])
-                preferred = np.where(values[top] < 0, top + choice.size, top)
-                coins = rand.private(client, "axis")
-                symbols[row, 0] = draw_preferred(preferred, 2 * choice.size, choice.threshold, coins)
+        for row, client in enumerate(rand.clients):
+            (values,) = rotate(rows[row : row + 1].numpy(), self._words(client, context, rand))
+            # in an order that does not follow the data
+            top = np.sort(np.argpartition(-np.abs(values), choice.num_top - 1)[: choice.num_top])
+            preferred = np.where(values[top] < 0, top + choice.size, top)
+            coins = rand.private(client, "axis")
+            symbols[row, 0] = draw_preferred(preferred, 2 * choice.size, choice.threshold, coins)
         longer = torch.linalg.vector_norm(rows, dim=1) > self.clip_norm
         shape = (1,) if update.dim() == 1 else symbols.shape
         num_bits = self.code(context).num_bits(symbols)
@@ -112,13 +111,12 @@ class RotatedAxes(Mechanism):
     ) -> Tensor:
         choice, sent, count = self.choice(context.dim), symbols.detach(), len(clients)
         check_received(sent, count, 1, 2 * choice.size - 1)
-        picked, total = sent[:, 0].to(torch.int64), torch.zeros(context.dim, dtype=torch.float64)
-        for first, last in parts(count, choice.size):
-            part = picked[first:last, None]
-            ends = torch.where(part < choice.size, 1.0, -1.0).double()
-            rows = torch.zeros(len(part), choice.size).double().scatter_(1, part % choice.size, ends)
-            total += rotate_each_back(rows, clients[first:last], context.dim, rand).sum(0)
-        return (total * (self.clip_norm / choice.mean_length)).float()
+        total = np.zeros(context.dim)
+        for client, picked in zip(clients, sent[:, 0].tolist(), strict=True):
+            row = np.zeros(choice.size)
+            row[picked % choice.size] = 1.0 if picked < choice.size else -1.0
+            total += rotate_back(row, self._words(client, context, rand), context.dim)
+        return torch.from_numpy(total * (self.clip_norm / choice.mean_length)).float()
 
     def code(self, context: RoundContext) -> FixedLength:
         """One axis and its sign, in whole bits."""
@@ -140,8 +138,8 @@ class RotatedAxes(Mechanism):
         # Opposite updates, which prefer disjoint axes. The rotation turns the first one into a vector whose
         # first coordinates are its largest, so that the same k symbols are preferred in every round.
         size = self.choice(context.dim).size
-        falling = torch.arange(size, 0, -1, dtype=torch.float64)[None] / size
-        first = rotate_each_back(falling, [client], context.dim, public)[0]
+        falling = np.arange(size, 0.0, -1.0) / size
+        first = torch.from_numpy(rotate_back(falling, self._words(client, context, public), context.dim))
         return first, -first
 
     def lever(self, client: int, context: RoundContext) -> float:

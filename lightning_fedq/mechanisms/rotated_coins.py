@@ -36,7 +36,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
-from lightning_fedq.functional.clip import unit_ball_factor
+from lightning_fedq.functional.clip import float32_range, unit_ball_factor
 from lightning_fedq.functional.hadamard import kernel_order, padded_size
 from lightning_fedq.functional.linear_decode import sum_of_rows
 from lightning_fedq.functional.one_bit.hidden_coin import ORDERS, hidden_coin_moments
@@ -66,6 +66,7 @@ from lightning_fedq.mechanisms.interface import (
     Unit,
     no_guarantee,
     same_for_all,
+    who_is_hidden,
 )
 from lightning_fedq.privacy.losses import Loss, PmfPairs, RenyiLoss
 from lightning_fedq.wire.coding import FixedLength
@@ -76,21 +77,6 @@ _SUBSET_SLACK = 1.1
 """Norm of a share s of the rotated coordinates that is allowed, in units of clip_norm sqrt(s)."""
 
 _moments = lru_cache(maxsize=256)(hidden_coin_moments)
-
-
-def _scaled(row: Floats) -> tuple[Floats, float]:
-    """The row times a power of two, which rounds nothing, so that sums of squares stay within float32.
-
-    What float32 can't hold becomes its largest number, and NaN zero: whatever a row was, its norm is clipped.
-    """
-    low, high = torch.aminmax(torch.from_numpy(row))
-    top = max(float(high), -float(low))
-    if not math.isfinite(top):
-        return _scaled(np.nan_to_num(row))
-    if top == 0.0 or 1e-15 < top < 1e15:
-        return row, 1.0
-    scale = math.ldexp(1.0, -math.frexp(top)[1])
-    return (row.astype(np.float64) * scale).astype(np.float32), scale
 
 
 @dataclass(frozen=True)
@@ -230,7 +216,7 @@ class RotatedCoins(Mechanism):
         symbols = np.empty((len(rows), count), np.uint8)
         clipped = 0
         for row, client in enumerate(rand.clients):
-            scaled, scale = _scaled(rows[row : row + 1].numpy())
+            scaled, scale = float32_range(rows[row : row + 1].numpy())
             rotated = rotate(scaled, signs, count)
             bound = self.clip_norm * scale * self._norm(context)
             factor, shortened = unit_ball_factor(rotated[0], bound)
@@ -353,10 +339,9 @@ class RotatedCoins(Mechanism):
 
     # ---- claims -----------------------------------------------------------------------------------------
 
-    def _behind(self, known: int, context: RoundContext) -> Loss:
-        """The sum, for an adversary that knows all about `known` clients of the cohort."""
+    def _behind(self, known: int, others: int, context: RoundContext) -> Loss:
+        """The sum, `others` coins in it, for an adversary that knows all about `known` clients."""
         low, high = self.coin.probabilities
-        others = max(len(context.cohort) - 1 - self.max_dropped - known, 0)
         moments = _moments(low, high, others)
         count, reach = self.num_symbols(context), self._reach(context)
         grain = 2.0 ** -(WORD_BITS - 1)  # both thresholds are rounded to whole words
@@ -389,14 +374,16 @@ class RotatedCoins(Mechanism):
         left = len(context.cohort) - self.max_dropped
         answer = (f"at least {max(left, 1)} of {len(context.cohort)} clients answer",)
         colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
-        behind = {
-            Adversary.CLIENT: (self._behind(1, context), (MODELS_ONLY, *answer)),
-            Adversary.SECAGG_SERVER: (self._behind(corrupt, context), (SUM_ONLY, colluding, *answer, *keys)),
-            Adversary.OUTSIDER: (self._behind(0, context), (MODELS_ONLY, *answer, *keys)),
+        stated = {
+            Adversary.CLIENT: (MODELS_ONLY, *answer),
+            Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *answer, *keys),
+            Adversary.OUTSIDER: (MODELS_ONLY, *answer, *keys),
         }
         summed = {
-            who: PrivacyClaim(who, loss, 1, assumptions=(ARBITRARY, FRESH, *stated))
-            for who, (loss, stated) in behind.items()
+            who: PrivacyClaim(
+                who, self._behind(known, hidden - 1, context), 1, assumptions=(ARBITRARY, FRESH, *stated[who])
+            )
+            for who, (known, hidden) in who_is_hidden(context, self.max_dropped).items()
         }
         singles = same_for_all(alone, self.num_symbols(context), (ARBITRARY, FRESH), unit=Unit.COORDINATE)
         return tuple(summed.get(claim.adversary, claim) for claim in singles)
@@ -419,11 +406,6 @@ class RotatedCoins(Mechanism):
             AuditCase(replace(sums, paired=True), title="16 coins, paired", only_sums=True),
             AuditCase(half, title="16 coins, half of the axes, one dropout", only_sums=True, num_dropped=1),
         )
-
-    def counted_group(self) -> RotatedCoins:
-        # the range is so narrow that the clip fills all of it
-        one = 1.0 if self.epsilon is None else self.epsilon
-        return replace(self, epsilon=one, kappa=0.5, coins=1, share=1.0, paired=True, max_dropped=0)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

@@ -19,7 +19,7 @@ place; so whoever sees sums is given the claim of one message here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -103,6 +103,7 @@ class RQM(GridChannel):
     """
 
     homomorphic = True
+    level = "epsilon"
     alike_clients = True
     _coins = "rqm coins"
 
@@ -121,9 +122,6 @@ class RQM(GridChannel):
     def reach(self) -> float:
         """X: the outermost levels, in radii."""
         return float(self.channel.values[-1])
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RQM:
-        return replace(self, epsilon=level)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

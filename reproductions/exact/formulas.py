@@ -29,7 +29,7 @@ from lightning_fedq.functional.exact_error.layered_cost import layer_mean
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import renyi_divergence, rounded_norm_bound
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian
-from lightning_fedq.mechanisms.bases.modular_noise import BETA
+from lightning_fedq.mechanisms.ddg import BETA
 
 Array = NDArray[np.float64]
 _LOG2E = math.log2(math.e)

@@ -11,7 +11,6 @@ import torch
 
 import lightning_fedq as fedq
 from lightning_fedq.functional.exact_error.decompose import Special
-from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
 from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS, one_bit_quantize, one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, Stream
@@ -77,26 +76,7 @@ class NormIsNotClipped(fedq.RotatedCoins):
             return super().encode(update, context, rand)
 
 
-# ---- who knows what a pair shares: caught by the joint law given the public streams, or the contract ------
-@dataclass(frozen=True)
-class FlipsTwoPercentRarer(fedq.RotatedCoins):
-    """Responses of a pair, after the shared rounding, are flipped 2% less often."""
-
-    def _throw(self, rotated, ranges, ones, client, context, rand):
-        rarer = replace(self.coin, low=int(0.98 * self.coin.low))
-        with patch.object(rotated_coins, "coin_thresholds", lambda epsilon: rarer):
-            return super()._throw(rotated, ranges, ones, client, context, rand)
-
-
-@dataclass(frozen=True)
-class SecretTwoPercentLouder(fedq.PairedCoins):
-    """The pair's secret is flipped 2% less often than the claim needs."""
-
-    def encode(self, update, context, rand):
-        with patch.object(paired_coins, "flip_threshold", lambda coin: int(0.98 * flip_threshold(coin))):
-            return super().encode(update, context, rand)
-
-
+# ---- who knows what a pair shares: caught by the contract -------------------------------------------------
 class _PublicPeers:
     def encode(self, update, context, rand):
         public = redirected(rand, peer=lambda group, purpose: rand.public(f"{purpose} {group}"))
@@ -288,8 +268,17 @@ class GaussianATenthQuieter(fedq.GaussianNoise):
     """Nine tenths of the standard deviation."""
 
     @property
-    def noise(self):
-        return GridNoise(self.law, 0.9 * 2.0 * self.multiplier)
+    def _quiet(self):
+        return fedq.GaussianNoise(self.clip_norm, 0.9 * self.multiplier)
+
+    def encode(self, update, context, rand):
+        return self._quiet.encode(update, context, rand)
+
+    def decode(self, symbols, clients, context, rand):
+        return self._quiet.decode(symbols, clients, context, rand)
+
+    def code(self, context):
+        return self._quiet.code(context)
 
     def audit_cases(self, dim):
         return (AuditCase(type(self)(self.clip_norm, self.noise_multiplier / math.sqrt(dim))),)
@@ -330,7 +319,6 @@ MECHANISMS = [
     PrivateCoinsFromTheSharedStream(1.0),
     ResponseTwiceWithTheSameBits(1.0),
     LastCoordinateInTheClear(1.0),
-    PartnersSwapped(1.0),
     PlannedCohortClaimed(1.0),
     PaddingInTheClear(1.0),
 ]

@@ -6,6 +6,7 @@
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from unittest.mock import patch
 
 import pytest
@@ -17,10 +18,12 @@ from lightning_fedq.audit.commands import audit as command
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.dpsgd.opacus import GridDPOptimizer
-from lightning_fedq.keys.randomness import Stream
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys, Stream
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import running_sum
 from tests.audit import plants
 from tests.audit.engine_plays import audit_not_finite, audit_resumption, play, server, unpaid
+from tests.one_round import context_of, encode
 
 CLIPS = plants.ClipPassesNan(clip_norm=1.0, noise_multiplier=1.0)
 ONE_NAN = torch.cat([torch.tensor([math.nan]), torch.full((199,), 1e3)])
@@ -74,7 +77,6 @@ CASES = [
             ("private coins from the shared stream", "PrivateCoinsFromTheSharedStream"),
             ("response twice with the same bits", "ResponseTwiceWithTheSameBits"),
             ("last coordinate in the clear", "LastCoordinateInTheClear"),
-            ("partners swapped", "PartnersSwapped"),
             ("layer missing in the address", "LayerMissingInAddress"),
             ("claim of the planned, not the actual cohort", "PlannedCohortClaimed"),
             ("padding bits in the clear", "PaddingInTheClear"),
@@ -207,8 +209,62 @@ def test_the_same_cases_without_the_plant_are_silent(clean):
     assert among_cases(clean, 100_000) == ""
 
 
+SETTINGS = {
+    "epsilon": 1.0,
+    "clip_norm": 1.0,
+    "clip_value": 1.0,
+    "noise_multiplier": 1.0,
+    "paired": True,
+    "local_sigma": 1.0,
+    "granularity": 0.1,
+    "sampling_probability": 0.5,
+}
+OF_MECHANISMS = [
+    kind for kind in vars(plants).values() if isinstance(kind, type) and issubclass(kind, Mechanism)
+]
+
+
+def clean_twin(kind):
+    """The class of the library that a plant is one of."""
+    return next(base for base in kind.__mro__ if base.__module__.startswith("lightning_fedq."))
+
+
+@pytest.mark.parametrize("kind", OF_MECHANISMS, ids=lambda kind: kind.__name__)
+def test_a_planted_mechanism_is_another_one(kind):
+    """A hook that is no longer called would leave messages, their bytes, claims and sums as they were."""
+    given = {f.name: SETTINGS[f.name] for f in fields(kind) if f.name in SETTINGS}
+    if "noise_multiplier" in given:
+        given.pop("epsilon", None)  # either
+    plant, updates = kind(**given), torch.randn(8, 2**17 - 3, generator=torch.Generator().manual_seed(0))
+    if kind is plants.ClipPassesNan:
+        updates[0, 0] = math.nan
+
+    def shown(mechanism):
+        context = context_of(mechanism, range(8), (2**10, 2**17 - 2**10 - 3))
+        message, public = encode(mechanism, updates, context), PublicRandomness(SeededKeys(0), 0)
+        symbols = message.symbols
+        codes = [mechanism.message_code(client, context, public) for client in range(8)]
+        streams = [code.pack(row) for code, row in zip(codes, symbols, strict=True)]
+        total = mechanism.decode(symbols, range(8), context, public)
+        return symbols.tolist(), streams, total.tolist(), mechanism.claims(context)
+
+    assert shown(plant) != shown(clean_twin(kind)(**vars(plant)))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in vars(plants).values() if isinstance(kind, type) and kind.__module__ == plants.__name__],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_plant_overrides_what_is_there(kind):
+    hooks = {name for name, own in vars(kind).items() if callable(own) and not name.startswith("__")}
+    users = [other for other in OF_MECHANISMS if issubclass(other, kind)] or [kind]
+    if any(base.__module__.startswith("lightning_fedq.") for user in users for base in user.__mro__):
+        assert {name for name in hooks for user in users if not hasattr(clean_twin(user), name)} == set()
+
+
 def test_the_list_is_complete():
-    assert len(CASES) == 17 + 11 + 3 + 4
+    assert len(CASES) == 16 + 11 + 3 + 4
 
 
 @pytest.mark.parametrize(

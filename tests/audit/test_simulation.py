@@ -106,7 +106,6 @@ def test_every_adversary_with_a_claim_is_looked_at():
         "all messages of a group",
         "the sum of all messages",
         "a curious client",
-        "error of the mean",
     }
     assert set(found_in(fedq.LayeredGaussian(1.0, 1.0), 20_000)) == {
         "the released sum",

@@ -8,8 +8,8 @@ import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, SubtractiveDither
-from lightning_fedq.mechanisms.contract_suite import RULES, BrokenContractError, check_mechanism
-from lightning_fedq.mechanisms.interface import Mechanism, Message
+from lightning_fedq.mechanisms.contract_suite import RULES, BrokenContractError, check_mechanism, context_of
+from lightning_fedq.mechanisms.interface import NO_SLACK, Mechanism, Message, of_one_message
 from tests.audit import plants
 from tests.contract.golden import names_the_change, updated
 
@@ -220,6 +220,32 @@ class Counts(LDPQ):
 
 
 @dataclass(frozen=True)
+class RoundsWithoutClaims(GaussianNoise):
+    """Rounds every message further, and keeps what is said about sums."""
+
+    def encode(self, update, context, rand):
+        message = super().encode(update, context, rand)
+        for row, client in zip(message.symbols.reshape(len(rand.clients), -1), rand.clients, strict=True):
+            coins = torch.from_numpy(rand.private(client, "evens").words(context.dim).astype("int64") % 2)
+            row[:] = (row + coins) // 2 * 2
+        return message
+
+
+@dataclass(frozen=True)
+class RoundsWithClaims(RoundsWithoutClaims):
+    """The same, with the claim about one message for everybody."""
+
+    def claims(self, context):
+        return of_one_message(super().claims(context))
+
+
+@dataclass(frozen=True)
+class NoSlack(GaussianNoise):
+    def claims(self, context):
+        return tuple(replace(claim, slack=NO_SLACK) for claim in super().claims(context))
+
+
+@dataclass(frozen=True)
 class Remembers(LDPQ):
     """The same in a parameter, which changes nothing that one call shows."""
 
@@ -251,6 +277,7 @@ BROKEN = [
     (TenPercentTooLong(1.0), {"unbiased"}),
     (Offset(1.0), {"unbiased"}),
     (HalfTheVariance(1.0), {"noise_bound_holds"}),
+    (plants.PartnersSwapped(1.0), {"noise_bound_holds"}),
     (DoublesAreOthers(1.0), {"any_float_type"}),
     (CountsNoClipping(1.0), {"clips_and_counts"}),
     (NoDifference(1.0), {"two_neighbours"}),
@@ -262,6 +289,8 @@ BROKEN = [
     (FirstRadiusForAll(1.0), {"each_segment_has_its_range"}),
     (FirstCenterForAll(1.0), {"each_segment_has_its_range"}),
     (SegmentsSwapped(1.0), {"each_segment_has_its_range"}),
+    (RoundsWithoutClaims(1.0, 1.0), {"claims_go_with_encode"}),
+    (NoSlack(1.0, 1.0), {"continuous_noise_has_slack"}),
     (Counts(1.0), {"keeps_no_state"}),
     (Remembers(1.0), {"keeps_no_state"}),
 ]
@@ -283,6 +312,12 @@ def test_every_rule_can_be_broken():
 )
 def test_a_good_one_passes(mechanism):
     check_mechanism(mechanism)
+
+
+def test_what_is_worked_on_further_is_claimed_as_one_message():
+    mechanism = RoundsWithClaims(1.0, 1.0)
+    check_mechanism(mechanism, rules=["claims_go_with_encode"])
+    assert len({claim.loss for claim in mechanism.claims(context_of(mechanism, (0, 1, 2)))}) == 1
 
 
 def test_one_rule_alone():

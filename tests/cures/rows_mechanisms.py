@@ -113,7 +113,7 @@ row("local_sigma must be at most {} of granularity, got", lambda: ddg(1e-9), lam
 row("DRIVE sends one bit a coordinate, got {};", lambda: DRIVE(bits=2), lambda: fit(fed(EDEN(bits=2))))
 row("TernGrad has one level besides zero,", lambda: TernGrad(levels=3), lambda: fit(fed(QSGD(levels=3))))
 row(
-    "local_sigma must be {} to {} of granularity, got {} of them; use a {} grid, for which a finer one",
+    "local_sigma must be at least {} of granularity, got {} of them; use a finer grid, which takes more",
     lambda: handed(granularity=0.1),
     lambda: fit(fed(handed(granularity=0.01), **TURNS)),
 )

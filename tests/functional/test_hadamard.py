@@ -4,11 +4,8 @@ import pytest
 import torch
 from scipy.linalg import hadamard as hadamard_matrix
 
-from lightning_fedq.functional.hadamard import hadamard, kernel_order, padded_size, rotate, rotate_back
-
-
-def signs(size, seed=0):
-    return 2.0 * torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(seed)).double() - 1.0
+from lightning_fedq.functional.hadamard import kernel_order, padded_size
+from tests.functional.transform import hadamard
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 64, 12, 20, 28, 96, 1280, 1792])
@@ -28,29 +25,7 @@ def test_at_most_a_quarter_is_padded_beyond_1024_and_padding_twice_is_padding_on
         assert dim <= size <= 1.25 * dim and size == padded_size(size) and kernel_order(size)
 
 
-def test_rotating_back_returns_the_vector_and_keeps_its_norm():
-    x = torch.randn(4, 100, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    rotated = rotate(x, signs(128))
-    torch.testing.assert_close(rotate_back(rotated, signs(128), 100), x)
-    torch.testing.assert_close(rotated.norm(dim=1), x.norm(dim=1))
-
-
-def test_a_spike_is_flattened():
-    # the bound fails with probability 1e-6 per seed
-    spike = torch.zeros(16384, dtype=torch.float64)
-    spike[7] = 1.0
-    dense = torch.randn(16384, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    for seed in range(5):
-        assert rotate(spike, signs(16384, seed)).abs().max().item() == pytest.approx(1 / 128)
-        flat = rotate(dense / dense.norm(), signs(16384, seed))
-        assert flat.abs().max() <= math.sqrt(2.0 * math.log(2.0 * 16384 / 1e-6) / 16384)
-
-
 def test_bad_sizes():
-    with pytest.raises(ValueError, match="12, 20 or 28 times one, got 6; pad with zeros"):
-        hadamard(torch.zeros(6))
-    with pytest.raises(ValueError, match="100 coordinates need 128 signs, got 64"):
-        rotate(torch.zeros(100), torch.ones(64))
     with pytest.raises(ValueError, match="dim must be >= 1, got 0"):
         padded_size(0)
 

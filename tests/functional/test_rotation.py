@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.functional.hadamard import hadamard, kernel_order, near_size, padded_size
+from lightning_fedq.functional.hadamard import kernel_order, near_size, padded_size
 from lightning_fedq.functional.rotation import rotate, rotate_back, sign_words
+from tests.functional.transform import hadamard
 
 
 def drawn(dim, seed=0):
@@ -59,6 +60,25 @@ def test_back_is_the_transpose_where_a_part_is_kept():
     rng, words = drawn(50)
     some, other = rng.normal(size=(1, 50)).astype(np.float32), rng.normal(size=8).astype(np.float32)
     assert rotate(some, words, 8)[0] @ other == pytest.approx(some[0] @ rotate_back(other, words, 50), 1e-4)
+
+
+@pytest.mark.parametrize("dim", [100, 1300, 140_000])
+def test_in_float64_to_its_last_digits(dim):
+    rng, words = drawn(dim)
+    rows = rng.normal(size=(2, dim))
+    rotated = rotate(rows, words)
+    assert rotated.dtype == np.float64
+    np.testing.assert_allclose(rotated, by_matrices(rows, words, near_size(padded_size(dim))), atol=1e-13)
+    np.testing.assert_allclose(rotate_back(rotated[1], words, dim), rows[1], atol=1e-13)
+
+
+def test_a_dense_vector_is_flattened():
+    """The bound fails with probability 1e-6 a seed."""
+    dense = np.random.default_rng(3).normal(size=(1, 16_384))
+    for seed in range(5):
+        _, words = drawn(16_384, seed)
+        flat = rotate(dense / np.linalg.norm(dense), words)
+        assert np.abs(flat).max() <= math.sqrt(2.0 * math.log(2.0 * 16_384 / 1e-6) / 16_384)
 
 
 @pytest.mark.parametrize(

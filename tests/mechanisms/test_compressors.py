@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.functional.hadamard import rotate, rotate_back
+from lightning_fedq.functional.rotation import rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import DRIVE, EDEN, QSGD, RandomK, TernGrad, TopK
 from lightning_fedq.mechanisms.drive import lloyd_max
@@ -41,13 +41,10 @@ def test_compiled_passes_send_and_decode_what_whole_tensors_do(mechanism):
     update = torch.randn(3, 1500, generator=torch.Generator().manual_seed(0))
     update[1] = 0.0
     context = context_of(mechanism, range(3), (1500,))
-    rand, signs = ClientRandomness(SeededKeys(0), range(3), 0), []
-    for client in range(3):
-        packed = np.empty((2, 1536 // 8), np.uint8)
-        rand.shared_with_server(client, "rotation").fill(packed)
-        signs.append(1.0 - 2.0 * torch.from_numpy(np.unpackbits(packed, axis=1)).double())
-    outer, inner = torch.stack(signs).unbind(1)
-    rotated = rotate(rotate(update.double(), inner), outer)
+    rand = ClientRandomness(SeededKeys(0), range(3), 0)
+    words = [rand.shared_with_server(client, "rotation").words(sign_words(1536)) for client in range(3)]
+    rows = [rotate(row.double().numpy()[None], each)[0] for row, each in zip(update, words, strict=True)]
+    rotated = torch.from_numpy(np.stack(rows))
     levels, edges, _ = lloyd_max(mechanism.bits)
     squares = rotated.square().sum(1)
     units = rotated * (1536**0.5 / squares.where(squares > 0, 1.0).sqrt())[:, None]
@@ -58,8 +55,9 @@ def test_compiled_passes_send_and_decode_what_whole_tensors_do(mechanism):
     assert torch.equal(symbols[:, 1:].long(), picked)
     assert torch.equal(symbols[:, 0], scales.view(torch.int32))
     values = scales.double()[:, None] * torch.from_numpy(levels)[picked]
-    expected = rotate_back(rotate_back(values, outer, 1536), inner, 1500).sum(0).float()
-    assert torch.equal(mechanism.decode(symbols.long(), range(3), context, rand), expected)
+    expected = sum(rotate_back(row.numpy(), each, 1500) for row, each in zip(values, words, strict=True))
+    decoded = mechanism.decode(symbols.long(), range(3), context, rand)
+    assert torch.equal(decoded, torch.from_numpy(expected).float())
 
 
 def test_the_quantisers_of_a_normal_are_the_published_ones():

@@ -288,8 +288,8 @@ def test_signs_that_change_every_round_would_not_cancel(monkeypatch):
         return float(np.corrcoef(play(engine), play(engine))[0, 1])
 
     assert correlation() < -0.5
-    fresh = HandedOnGaussian.__mro__[1]._signs
-    monkeypatch.setattr(HandedOnGaussian, "_signs", fresh)
+    fresh = HandedOnGaussian.__mro__[1]._words
+    monkeypatch.setattr(HandedOnGaussian, "_words", fresh)
     assert abs(correlation()) < 0.1
 
 

@@ -466,10 +466,7 @@ def test_ten_turns_cost_what_is_said():
     ("settings", "words"),
     [
         ({"num_cohorts": 1}, "num_cohorts must be >= 2, got 1: .* use DistributedDiscreteGaussian"),
-        (
-            {"local_sigma": 0.1},
-            "local_sigma must be 20 to 327680 of granularity, got 10 of them; use a finer",
-        ),
+        ({"local_sigma": 0.1}, "local_sigma must be at least 20 of granularity, got 10 of them; use a finer"),
         ({"granularity": 1e-6}, "use a coarser grid"),
         ({"clip_norm": 0.0}, "clip_norm"),
     ],

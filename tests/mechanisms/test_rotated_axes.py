@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy import stats
 
+from lightning_fedq.functional.rotation import rotate, sign_words
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import RotatedAxes
-from lightning_fedq.mechanisms.bases.own_rotation import rotate_each
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from tests.one_round import context_of, decode, encode
@@ -27,7 +27,8 @@ def test_the_law_of_a_message_given_the_rotation(update):
     mechanism, count = RotatedAxes(epsilon=2.0, clip_norm=1.0), 6000
     symbols, _ = messages_of(mechanism, update, count)
     choice, rand = mechanism.choice(48), PublicRandomness(SeededKeys(0), 0)
-    rotated = rotate_each(update.double().expand(count, -1), range(count), 48, rand).numpy()
+    words = [rand.shared_with_server(client, "rotation").words(sign_words(64)) for client in range(count)]
+    rotated = [rotate(update.double().numpy()[None], each)[0] for each in words]
     ranks = []
     for values, symbol in zip(rotated, symbols[:, 0].tolist(), strict=True):
         top = np.sort(np.argpartition(-np.abs(values), choice.num_top - 1)[: choice.num_top])

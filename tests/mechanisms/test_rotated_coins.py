@@ -10,7 +10,8 @@ import torch
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.one_bit.hidden_coin import hidden_coin_moments
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
-from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.functional.rotation import rotate
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import RotatedCoins
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, Unit
 from lightning_fedq.privacy.accounting import spent
@@ -259,6 +260,20 @@ def test_pairs_err_less():
     assert pairs.mean_error(context, 40, 0.5) < 0.8 * replace(pairs, paired=False).mean_error(
         context, 40, 0.5
     )
+
+
+def test_bits_of_a_pair_by_the_formula():
+    """Shared rounding, complemented for the second, and flips of each one's own: every bit from its words."""
+    mechanism, size = RotatedCoins(1.0, 1.0, paired=True), 1 << 16
+    context = replace(context_of(mechanism, (0, 1), (size,)), groups=((0, 1),))
+    rows, rand = updates_of(2, size), ClientRandomness(SeededKeys(0), (0, 1), 0)
+    symbols = mechanism.encode(rows, context, rand).symbols.numpy()
+    signs, common = mechanism._words(context, rand), rand.peer((0, 1), "rounding words").words(size)
+    for row, words in enumerate((common, ~common)):
+        share = rotate(rows[row : row + 1].numpy(), signs)[0].astype(np.float64) / 4.5 * math.sqrt(size)
+        rounded = words < np.floor((1.0 + share.clip(-1.0, 1.0)) * 2.0**31)
+        flipped = rand.private(row, "rotated coins").words(size) < np.uint32(mechanism.coin.low)
+        assert (symbols[row] != (rounded ^ flipped)).sum() <= 2  # a last digit may move a threshold
 
 
 def test_updates_that_are_too_long_are_shortened_and_counted():

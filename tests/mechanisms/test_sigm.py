@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from lightning_fedq.functional.exact_error.float_error import Inputs, layered_law_error
-from lightning_fedq.functional.hadamard import hadamard, rotate
+from lightning_fedq.functional.rotation import rotate
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CSGM, SIGM
 from lightning_fedq.mechanisms.interface import (
@@ -20,6 +20,7 @@ from lightning_fedq.mechanisms.interface import (
 )
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from tests.functional.transform import hadamard
 from tests.one_round import context_of, decode, encode
 
 DIM, SIZE = 60_000, 4
@@ -114,8 +115,8 @@ def test_what_is_turned_back_is_on_the_grid(make):
     assert mechanism.joint and mechanism.grid(context) is None
     summed = decode(mechanism, symbols, context.cohort, context)
     assert summed.dtype == torch.float32
-    steps = rotate(summed.double(), mechanism._signs(context, rand)) / mechanism._grid
-    assert (steps - steps.round()).abs().max() < 1e-4
+    steps = rotate(summed.double().numpy()[None], mechanism._words(context, rand)) / mechanism._grid
+    assert np.abs(steps - steps.round()).max() < 1e-4
 
 
 @pytest.mark.parametrize("make", [SIGM, CSGM])
@@ -127,11 +128,14 @@ def test_claims_of_flattened_updates_count_the_padding(make):
 
 
 def test_flattening_spreads_one_large_coordinate():
-    """One coordinate of 1 among 1,024 is 1 / 32 in each rotated one: the same claim, 32 times less noise."""
+    """One coordinate of 1 among 1,024 is below .169 in each rotated one, but for 1 rotation in 1,000.
+
+    So it is the same claim with 5.9 times less noise.
+    """
     values = torch.zeros(SIZE, 1024)
     values[:, 7] = 1.0
-    errors = []
-    for mechanism in (SIGM(1.0, 2.0), SIGM(1.0 / 32.0, 2.0, flatten=True)):
+    errors, clip = [], math.sqrt(2.0 * math.log(2.0 * 1024 / 1e-3) / 1024)
+    for mechanism in (SIGM(1.0, 2.0), SIGM(clip, 2.0, flatten=True)):
         context = context_of(mechanism, range(SIZE), (1024,))
         message = encode(mechanism, values, context)
         assert message.num_clipped == 0
@@ -139,7 +143,7 @@ def test_flattening_spreads_one_large_coordinate():
             (decode(mechanism, message.symbols, context.cohort, context) - values.sum(0)).norm().item()
         )
         assert {c.compositions for c in mechanism.claims(context)} == {1024}
-    assert errors[0] / errors[1] == pytest.approx(32.0, rel=0.15)
+    assert errors[0] / errors[1] == pytest.approx(1.0 / clip, rel=0.15)
 
 
 @pytest.mark.parametrize("make", [SIGM, CSGM])

@@ -13,9 +13,9 @@ PRIVATE = sorted(
     # tests, and an update that a plan makes up to count bits, protect nobody
     if path.parent.name != "contract_suite" and path.name != "planning.py"
 )
-# `audit/one_run.py` draws the coins of its canaries, and `audit/group_words.py` words at which it
-# probes a mechanism, which protect nobody; `generator_turns.py` seeds what the user's own module draws.
-GENERATORS = {"default_rng": {"one_run.py", "group_words.py"}, "manual_seed": {"generator_turns.py"}}
+# `audit/one_run.py` draws the coins of its canaries, which protect nobody; `generator_turns.py` seeds
+# what the user's own module draws.
+GENERATORS = {"default_rng": {"one_run.py"}, "manual_seed": {"generator_turns.py"}}
 FORBIDDEN = {
     "rand",
     "randn",

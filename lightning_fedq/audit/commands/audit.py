@@ -16,7 +16,6 @@ from lightning_fedq.audit import audit, bench
 from lightning_fedq.audit.bands import audit_band
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
-from lightning_fedq.audit.group_words import enumerate_group_words
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
 from lightning_fedq.audit.simulated import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
@@ -102,8 +101,6 @@ def enumeration(names: Sequence[str]) -> list[str]:
         differs += [text for epsilon in (0.1, 1.0, 3.0) for text in enumerate_coin(epsilon)]
     if any(max(coin.group_sizes(2)) > 1 for coin in coins):
         differs += [text for shared_bits in range(7) for text in enumerate_pair(1.0, shared_bits)]
-    groups = [one for name in names if (one := example(mechanism_class(name)).counted_group()) is not None]
-    differs += [text for one in groups for text in enumerate_group_words(one)]
     banded = [replace(one, band=band) for one in map(example, map(mechanism_class, names)) for band in BANDS
               if isinstance(one, BandedGaussian)]  # fmt: skip
     differs += [text for one in banded for text in audit_band(one, one.clip_norm)]

@@ -96,12 +96,12 @@ def rounded_norm_bound(norm: float, dim: int, beta: float) -> float:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _round(
-    values: NDArray[np.float64], divisor: float, words: NDArray[np.uint64], out: NDArray[np.signedinteger]
+    values: NDArray[np.floating], divisor: float, words: NDArray[np.uint64], out: NDArray[np.signedinteger]
 ) -> float:
     """Round a stretch up or down, and return the sum of squares."""
     square = 0.0
     for j in range(values.size):
-        value = values[j] / divisor
+        value = np.float64(values[j]) / divisor
         floor = np.floor(value)
         # 53 bits against the fraction times 2^53, in integers
         up = (words[j] >> np.uint64(11)) < np.uint64((value - floor) * 9007199254740992.0)
@@ -111,7 +111,7 @@ def _round(
 
 
 def conditional_rounding(
-    values: NDArray[np.float64],
+    values: NDArray[np.floating],
     bound: float,
     words: Words,
     out: NDArray[np.signedinteger],

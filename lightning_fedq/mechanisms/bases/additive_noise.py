@@ -42,6 +42,7 @@ from lightning_fedq.mechanisms.interface import (
     RoundContext,
     Slack,
     Unit,
+    who_is_hidden,
 )
 from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.wire.coding import FixedLength
@@ -130,6 +131,31 @@ class PerCoordinate(Clipping):
 
 
 @dataclass(frozen=True)
+class ClaimedNoise(GridNoise):
+    """Grid noise, and what it gives away: what is drawn and what is claimed come from one scale."""
+
+    def loss(self, count: int, size: int) -> tuple[Loss, Slack]:
+        """Loss and slack of values within the clipping bound, which differ by two bounds at most.
+
+        Args:
+            count: Clients that add this noise to a sum and tell nobody, the victim too; 1 for a message,
+                and for Laplace noise, whose sums have another law.
+            size: Coordinates.
+        """
+        multiplier, drawn = self.scale / 2.0, count * size
+        slack = Slack(drawn * self.total_variation, drawn * self.log_ratio)
+        own = "noise added by the client itself; the others' noise is not counted"
+        if self.law == "laplace":
+            return LaplaceLoss(multiplier, own), slack
+        if count == 1:
+            return GaussianLoss(multiplier, own), slack
+        note = f"noise of {count} clients, which add the same each"
+        # in a sum of its own symbols, noise that is cut off shows
+        slack = Slack(slack.distance + drawn * self.clipped, slack.log_ratio)
+        return GaussianSumLoss.of(multiplier, count, note), slack
+
+
+@dataclass(frozen=True)
 class AdditiveNoise(Mechanism):
     """Base of the noise baselines: a law, a clipping rule and a multiplier, from which all else follows."""
 
@@ -154,9 +180,9 @@ class AdditiveNoise(Mechanism):
         return self.clipping.longest_update(dim)
 
     @property
-    def noise(self) -> GridNoise:
+    def noise(self) -> ClaimedNoise:
         """The noise, in units of the clipping bound."""
-        return GridNoise(self.law, 2.0 * self.multiplier)
+        return ClaimedNoise(self.law, 2.0 * self.multiplier)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         # symbols are int16 or int32
@@ -196,31 +222,16 @@ class AdditiveNoise(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """The client's own noise against everybody, and Gaussian noise of all that hide it in a sum."""
-        size = len(context.cohort)
-        noises = dict.fromkeys(Adversary, 1)
-        if self.law == "gaussian":
-            noises |= {
-                Adversary.CLIENT: size - 1,
-                Adversary.SECAGG_SERVER: size - context.num_corrupt,
-                Adversary.OUTSIDER: size,
-            }
-        return tuple(self._claim(who, max(count, 1), context) for who, count in noises.items())
+        hidden = who_is_hidden(context) if self.law == "gaussian" else {}
+        return tuple(self._claim(who, hidden.get(who, (0, 1))[1], context) for who in Adversary)
 
     def _claim(self, adversary: Adversary, num_noises: int, context: RoundContext) -> PrivacyClaim:
-        noise, size = self.noise, num_noises * context.dim
-        slack = Slack(size * noise.total_variation, size * noise.log_ratio)
+        loss, slack = self.noise.loss(num_noises, context.dim)
         fresh = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold"
         )
         extra: tuple[str, ...] = ()
-        own = "noise added by the client itself; the others' noise is not counted"
-        loss: Loss = LaplaceLoss(self.multiplier, own)
-        if self.law == "gaussian":
-            loss = GaussianLoss(self.multiplier, own)
         if num_noises > 1:
-            slack = Slack(slack.distance + size * noise.clipped, slack.log_ratio)
-            note = f"noise of {num_noises} clients, which add the same each"
-            loss = GaussianSumLoss.of(self.multiplier, num_noises, note)
             extra = ("nothing but the plain sum of all messages is seen",)
             if adversary is Adversary.SECAGG_SERVER:
                 extra += (f"the server colludes with {context.num_corrupt or 'no'} clients at most",)
@@ -289,15 +300,13 @@ class CoordinateNoise(AdditiveNoise):
         epsilon: Budget per coordinate and round, > 0, in nats.
     """
 
+    level = "epsilon"
+
     epsilon: float
 
     def __post_init__(self) -> None:
         check_positive(epsilon=self.epsilon)
         super().__post_init__()
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> CoordinateNoise:
-        # the epsilon of a coordinate, at its own delta if it has one
-        return replace(self, epsilon=level)
 
     @property
     def clipping(self) -> PerCoordinate:

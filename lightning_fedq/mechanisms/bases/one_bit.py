@@ -109,6 +109,7 @@ class OneBitMechanism(Mechanism):
     """
 
     homomorphic = True
+    level = "epsilon"
 
     epsilon: float
 
@@ -119,9 +120,6 @@ class OneBitMechanism(Mechanism):
     def coin(self) -> CoinThresholds:
         """The coin of every bit."""
         return coin_thresholds(self.epsilon)
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> OneBitMechanism:
-        return replace(self, epsilon=level)
 
     def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> ComplementaryBits | None:
         """Return what a pair shares, or None where each member works alone."""

@@ -10,11 +10,11 @@ direct layered quantiser makes of 0, so that one bound of the float errors serve
 outsider can know who was selected, so amplification by subsampling is the outsider's alone. The whole sum is
 rounded to a public grid, once: rounding part by part would tell how many parts there are.
 
-Flattened updates are turned by a public randomised Walsh-Hadamard transform first (remark 1 of the paper), so
-that a range for coordinates fits vectors of a bounded l2 norm. All of the above then happens to the D rotated
-coordinates, padding included, clip, claims and grid among them; what the server turns back is the rounded
-sum, so that a release is a public map of one that the claim is about. Rows of that map are orthonormal:
-independent Gaussian noise of one variance stays just that, and the error's law is what it was.
+Flattened updates are turned by a public random rotation first (remark 1 of the paper; `functional.rotation`),
+so that a range for coordinates fits vectors of a bounded l2 norm. All of the above then happens to the D
+rotated coordinates, padding included, clip, claims and grid among them; what the server turns back is the
+rounded sum, so that a release is a public map of one that the claim is about. Rows of that map are
+orthonormal: independent Gaussian noise of one variance stays just that, and the error's law is what it was.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.exact_error.dither import release_grid, round_to_grid
 from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, layered_law_error
-from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
+from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.functional.sampled_loops import add_below, subtract_noise
 from lightning_fedq.functional.segments import to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
@@ -71,6 +72,7 @@ class SubsampledMechanism(Mechanism):
     """
 
     homomorphic = False
+    level = "noise_multiplier"
     fixed_cohort = True
 
     clip_value: float
@@ -82,9 +84,6 @@ class SubsampledMechanism(Mechanism):
         check_positive(clip_value=self.clip_value, noise_multiplier=self.noise_multiplier)
         if not 2.0**-20 <= self.sampling_probability <= 1.0:
             raise ValueError(f"sampling_probability must be in [2^-20, 1], got {self.sampling_probability}")
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> SubsampledMechanism:
-        return replace(self, noise_multiplier=1.0 / level)
 
     # ---- flattening -------------------------------------------------------------------------------------
 
@@ -105,17 +104,17 @@ class SubsampledMechanism(Mechanism):
         return replace(context, segments=(size,), center=0.0 * one, radius=one)
 
     @staticmethod
-    def _signs(context: RoundContext, rand: PublicRandomness) -> Tensor:
-        size = padded_size(context.dim)
-        words = rand.public("flattening").words(-(-size // 32)).astype("<u4")  # the same bytes on any machine
-        return 1.0 - 2.0 * torch.from_numpy(np.unpackbits(words.view(np.uint8), count=size)).double()
+    def _words(context: RoundContext, rand: PublicRandomness) -> Words:
+        """Signs of the rotation."""
+        return rand.public("flattening").words(sign_words(padded_size(context.dim)))
 
     def _released(self, total: Array, context: RoundContext, rand: PublicRandomness, like: Tensor) -> Tensor:
         """A decoded sum `(D,)`, in units of clip_value, as `decode` returns it."""
         values = torch.from_numpy(total * self.clip_value)
         if self.flatten:
             values = round_to_grid(values, self._grid)
-            values = rotate_back(values, self._signs(context, rand), context.dim).float()
+            back = rotate_back(values.numpy(), self._words(context, rand), context.dim)
+            values = torch.from_numpy(back).float()
         return values
 
     # ---- selection and noise ----------------------------------------------------------------------------
@@ -192,7 +191,8 @@ class SubsampledMechanism(Mechanism):
         """Updates `(n, dim)`, or rotated ones `(n, D)`, float32 or float64."""
         rows = update.detach().reshape(len(rand.clients), context.dim)
         if self.flatten:  # what is larger is clipped anyway, and sums of it have to be finite
-            rows = rotate(rows.double().clamp(-1e200, 1e200), self._signs(context, rand))
+            held = rows.double().clamp(-1e200, 1e200).numpy()
+            rows = torch.from_numpy(rotate(held, self._words(context, rand)))
         return (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
 
     def _to_units(self, values: NDArray[np.floating], first: int, units: Array) -> int:
@@ -231,7 +231,7 @@ class SubsampledMechanism(Mechanism):
         selected = torch.from_numpy(self.selected(client, context, public))
         far = 4.0 * self.clip_value * selected.double()
         if self.flatten:
-            far = rotate_back(far, self._signs(context, public), context.dim)
+            far = torch.from_numpy(rotate_back(far.numpy(), self._words(context, public), context.dim))
         return far, torch.zeros_like(far)
 
     def _subsampled_claims(

@@ -27,7 +27,14 @@ from lightning_fedq.mechanisms.contract_suite.by_hand import (
     server_draws,
     standard,
 )
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
+from lightning_fedq.mechanisms.interface import (
+    NO_SLACK,
+    Adversary,
+    GaussianLoss,
+    LaplaceLoss,
+    Mechanism,
+    NonPrivate,
+)
 from lightning_fedq.wire.coding import UndecodableError
 
 
@@ -73,6 +80,38 @@ def groups_cover_the_cohort(mechanism: Mechanism) -> None:
         sizes = mechanism.group_sizes(size)
         good = sum(sizes) == size and min(sizes) >= 1
         must(good, "groups_cover_the_cohort", f"group_sizes({size}) must sum to {size}, got {sizes}")
+
+
+@rule
+def claims_go_with_encode(mechanism: Mechanism) -> None:
+    """Whoever writes another `encode` says what is claimed about it, in the same class or a later one."""
+    order = type(mechanism).__mro__
+    sends, claims = (
+        next(place for place, kind in enumerate(order) if name in vars(kind)) for name in ("encode", "claims")
+    )
+    promised = mechanism.claims(context_of(mechanism, CLIENTS, SEGMENTS))
+    must(
+        claims <= sends or all(isinstance(claim.loss, NonPrivate) for claim in promised),
+        "claims_go_with_encode",
+        f"encode() is {order[sends].__name__}'s and the claims are what {order[claims].__name__} says about "
+        "its own messages. Define claims beside encode: `of_one_message` where messages are worked on "
+        "further, as a sum of rounded messages is no rounding of their sum; "
+        f"`claims = {order[claims].__name__}.claims` where the law of every message is what it was",
+    )
+
+
+@rule
+def continuous_noise_has_slack(mechanism: Mechanism) -> None:
+    """A claim about Gaussian or Laplace noise says how far floats are from that law, as slack or in words."""
+    for claim in mechanism.claims(context_of(mechanism, CLIENTS, SEGMENTS)):
+        said = claim.slack != NO_SLACK or any("float" in text for text in claim.assumptions)
+        must(
+            said or not isinstance(claim.loss, (GaussianLoss, LaplaceLoss)),
+            "continuous_noise_has_slack",
+            f"the claim about {claim.adversary.name} is that of a continuous law, with no slack. No computer "
+            "draws it, and noise of a grid on values off the grid shows their low bits: put values on a grid "
+            "first and state Slack (see `functional.noise.grid_noise`), or claim the law that is drawn",
+        )
 
 
 @rule

@@ -16,7 +16,9 @@ from lightning_fedq.mechanisms.interface.claims import (
     Slack,
     Unit,
     no_guarantee,
+    of_one_message,
     same_for_all,
+    who_is_hidden,
 )
 from lightning_fedq.mechanisms.interface.context import SMALLEST_RADIUS, HandOver, Message, RoundContext
 from lightning_fedq.privacy.losses import (
@@ -57,5 +59,7 @@ __all__ = [
     "Slack",
     "Unit",
     "no_guarantee",
+    "of_one_message",
     "same_for_all",
+    "who_is_hidden",
 ]

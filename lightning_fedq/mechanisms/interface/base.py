@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -90,6 +91,8 @@ class Mechanism(ABC):
     clips_norm: ClassVar[bool] = False
     """Does `encode` hold every update to the l2 norm `clip_norm`, do claims rest on that alone, and is noise
     measured in it? Then `AdaptiveClip` may move it."""
+    level: ClassVar[Literal["epsilon", "noise_multiplier"] | None] = None
+    """Free privacy parameter, which a target sets. Another `at_level` where more goes with it."""
     unbiased: ClassVar[bool] = True
     """Is the decoded sum right on average, for updates inside the range? One that is not tests its bias."""
 
@@ -287,9 +290,13 @@ class Mechanism(ABC):
         Raises:
             ValueError: If there is no such parameter, or it can't be set so.
         """
-        raise ValueError(
-            f"{type(self).__name__} has no privacy parameter that a target could set; leave the target out"
-        )
+        if self.level is None:
+            raise ValueError(
+                f"{type(self).__name__} has no privacy parameter that a target could set; "
+                "leave the target out"
+            )
+        value = level if self.level == "epsilon" else 1.0 / level
+        return replace(self, **{self.level: value})  # type: ignore[type-var]
 
     @classmethod
     def example(cls) -> Mechanism | None:
@@ -324,13 +331,6 @@ class Mechanism(ABC):
             dim: Coordinates of the cases that are not `concentrated`.
         """
         return (AuditCase(self),)
-
-    def counted_group(self) -> Mechanism | None:
-        """Settings in which the audit counts all words of a group: one coin and one shared word a coordinate.
-
-        None where clients share nothing in groups.
-        """
-        return None
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

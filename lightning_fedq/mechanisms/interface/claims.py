@@ -11,6 +11,7 @@ from lightning_fedq.privacy.losses import Loss, NonPrivate
 
 if TYPE_CHECKING:
     from lightning_fedq.mechanisms.interface.base import Mechanism
+    from lightning_fedq.mechanisms.interface.context import RoundContext
 
 
 class Adversary(Enum):
@@ -145,6 +146,23 @@ def same_for_all(
         about: Further fields of `PrivacyClaim`.
     """
     return tuple(PrivacyClaim(who, loss, compositions, assumptions=assumptions, **about) for who in Adversary)
+
+
+def of_one_message(claims: tuple[PrivacyClaim, ...]) -> tuple[PrivacyClaim, ...]:
+    """The claim about one message, for everybody: where messages are worked on further before they go."""
+    alone = next(claim for claim in claims if claim.adversary is Adversary.EAVESDROPPER)
+    return tuple(replace(alone, adversary=who) for who in Adversary)
+
+
+def who_is_hidden(context: RoundContext, max_dropped: int = 0) -> dict[Adversary, tuple[int, int]]:
+    """Views of a sum: clients that tell all they know, and how many do not and answer, the victim included.
+
+    Args:
+        max_dropped: Dropouts that the claims allow for.
+    """
+    left = len(context.cohort) - max_dropped
+    known = {Adversary.CLIENT: 1, Adversary.SECAGG_SERVER: context.num_corrupt, Adversary.OUTSIDER: 0}
+    return {who: (count, max(left - count, 1)) for who, count in known.items()}
 
 
 def no_guarantee(reason: str, compositions: int) -> tuple[PrivacyClaim, ...]:
