@@ -83,7 +83,7 @@ def names_of(module: str) -> Callable[[str], Any]:
 
 
 class OldModules(MetaPathFinder):
-    """The last finder of modules: it knows the old ones by name."""
+    """Knows the old modules by name. It is asked first: what an update leaves of a folder is a package, too."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
         """Raise ModuleNotFoundError with the new name of an old module; any other is not found, as before."""
@@ -92,4 +92,4 @@ class OldModules(MetaPathFinder):
 
 
 if not any(isinstance(finder, OldModules) for finder in sys.meta_path):
-    sys.meta_path.append(OldModules())
+    sys.meta_path.insert(0, OldModules())
