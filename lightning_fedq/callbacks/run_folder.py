@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.callbacks.client_files import add_evaluation, draw_evaluation, write_holdings
+from lightning_fedq.callbacks.client_files import add_evaluation, write_holdings
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
@@ -187,7 +187,7 @@ class RunFolder(pl.Callback):
         held = federated.fit.population.holdings
         sizes, held_out = ([len(part) for part in parts] for parts in (held.client_indices, held.held_out))
         if trainer.is_global_zero and any(sizes):
-            write_holdings(self._folder() / CLIENTS, sizes, held_out, counts, f"{self.name}: who holds what")
+            write_holdings(self._folder() / CLIENTS, sizes, held_out, counts)
         if counts is not None:
             write_atomically(self._folder() / CLIENTS / LABELS, json.dumps(counts.tolist()) + "\n")
         if trainer.is_global_zero:
@@ -198,8 +198,6 @@ class RunFolder(pl.Callback):
             )
             save_figure(progress, self._folder() / PICTURES[0])
             save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
-            for measured in federated.client_evaluations[-1:]:
-                draw_evaluation(self._folder() / CLIENTS, measured, self._metric(), title)
         if self.show and trainer.is_global_zero:
             print_summary(self.summary, self._folder())
 
@@ -231,10 +229,10 @@ class RunFolder(pl.Callback):
         if federated.fit.population.label_counts() is not None:
             return (
                 "Who holds how many samples of which label: clients/labels.json, which `fedq report` draws, "
-                f"and clients/holdings.csv and .png, {why}"
+                f"and clients/holdings.csv, {why}"
             )
         if any(len(part) for part in federated.client_indices):
-            return f"How many samples every client holds: clients/holdings.csv and .png, {why}"
+            return f"How many samples every client holds: clients/holdings.csv, {why}"
         return ""
 
     def _is_free(self, path: Path) -> bool:

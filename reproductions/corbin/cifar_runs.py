@@ -25,11 +25,12 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.data.models import Classifier, ResNet18, seeded
+from lightning_fedq.data.models import Classifier, seeded
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import PreviousMinMax
 from reproductions.bench import CIFAR10, ImageData, Row, Rows, load_cifar10, torchs_law, train
 from reproductions.corbin.authors import LEARNING_RATE, ROUNDS, WEIGHT_DECAY, AdamClassifier
+from reproductions.corbin.networks import ResNet18
 from reproductions.corbin.tuning import tune
 
 Norm = Literal["batch", "group"]

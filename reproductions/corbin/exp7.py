@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.datasets import MNISTDataModule
-from lightning_fedq.data.models import VGG2, Classifier
+from lightning_fedq.data.models import Classifier
 from lightning_fedq.data.models.initial import seeded
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, FedAvg
 from lightning_fedq.mechanisms.interface import Mechanism
@@ -39,6 +39,7 @@ from lightning_fedq.mechanisms.interface.ranges import FixedRange, PreviousMinMa
 from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Claim, ImageData, Row, Rows, curve_values, every, torchs_law, train
 from reproductions.corbin.authors import LEARNING_RATE, LOG, ROUNDS, WEIGHT_DECAY, AdamClassifier, logged
+from reproductions.corbin.networks import VGG2
 from reproductions.corbin.tuning import Gap, gap, spread, tune
 
 Target = Literal["weights", "updates"]

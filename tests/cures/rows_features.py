@@ -1,6 +1,5 @@
 """Cures that personalisation, evaluation by client, splits, LEAF files and secret cohorts name."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from lightning_fedq.clients.personal import OwnTensors
 from lightning_fedq.comparison.bench import markdown
 from lightning_fedq.comparison.bench.tasks import tasks
 from lightning_fedq.comparison.commands.bench import reference
-from lightning_fedq.data.datasets.leaf import leaf_clients
 from lightning_fedq.flower.settings import check_deployable, time_limit
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.run import Run
@@ -23,7 +21,6 @@ from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
 from tests.cures.rows import dpsgd, fed, fit, row
 from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
 from tests.cures.rows_training import monitor
-from tests.data.datasets.test_leaf import write
 from tests.digits_run import Classifier, digits
 from tests.leakage.test_monitor import Scores
 
@@ -66,15 +63,6 @@ def unreleased(**settings):
 
 def measured(amount=0.5, **settings):
     return fed(evaluate_clients=held_out(amount), **settings)
-
-
-def leaf(*files):
-    """Files of LEAF's format, with users and how many samples they have."""
-    shutil.rmtree("leaf", ignore_errors=True)
-    for number, users in enumerate(files):
-        samples = {user: ([[float(v)] for v in held], held) for user, held in users.items()}
-        write(Path("leaf"), f"{number}.json", samples)
-    return "leaf"
 
 
 class Users(Dataset[Any]):
@@ -196,16 +184,6 @@ row(
     "FeatureShards sorts by numbers, and some are NaN or infinite; leave these out",
     lambda: by(fedq.FeatureShards(by="lightness"), finite=False),
     lambda: by(fedq.FeatureShards(by="lightness")),
-)
-row(
-    "user {} of {} has no samples; leave it out of the file",
-    lambda: leaf_clients(leaf({"a": [1], "b": []}), "numbers"),
-    lambda: leaf_clients(leaf({"a": [1]}), "numbers"),
-)
-row(
-    "user {} is in two files of {}; keep every user's samples in one",
-    lambda: leaf_clients(leaf({"a": [1]}, {"a": [2]}), "numbers"),
-    lambda: leaf_clients(leaf({"a": [1, 2]}), "numbers"),
 )
 row(
     "held_out lists data sets of all clients, and a real client has its own only; say which fraction",

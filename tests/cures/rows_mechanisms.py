@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from lightning_fedq.callbacks import ByzantineClients
-from lightning_fedq.data.models.backbones import CNN3
+from lightning_fedq.data.models.backbones import CNN2
 from lightning_fedq.functional.blocks.codeword import sign_words, word_table
 from lightning_fedq.functional.blocks.design import block_design
 from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook, voronoi_codebook
@@ -179,7 +179,7 @@ row(
     lambda: claim(Unit.COORDINATE),
     lambda: claim(Unit.BLOCK),
 )
-row("an image of {} x {} can't be halved {}", lambda: CNN3(image_size=4), lambda: CNN3(image_size=8))
+row("an image of {} x {} can't be halved twice;", lambda: CNN2(image_size=3), lambda: CNN2(image_size=4))
 row(
     "epsilon is for {} rounds and this would be number {}; give it the rounds of the whole run",
     lambda: fit(fed(CPA(4.0, rounds=1, epsilon_scope="total")), max_epochs=2),

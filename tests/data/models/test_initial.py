@@ -1,18 +1,18 @@
 import torch
 
-from lightning_fedq.data.models import VGG2
+from lightning_fedq.data.models import CNN2
 from lightning_fedq.data.models.initial import seeded
 from lightning_fedq.functional.flatten import flatten
 
 
 def test_the_same_seed_gives_the_same_model_and_touches_no_global_generator():
     state = torch.random.get_rng_state()
-    model = VGG2()
+    model = CNN2()
     torch.random.set_rng_state(state)
     first = flatten(list(seeded(model, 3).parameters()))
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(first, flatten(list(seeded(VGG2(), 3).parameters())))
-    assert not torch.equal(first, flatten(list(seeded(VGG2(), 4).parameters())))
+    assert torch.equal(first, flatten(list(seeded(CNN2(), 3).parameters())))
+    assert not torch.equal(first, flatten(list(seeded(CNN2(), 4).parameters())))
 
 
 def test_weights_follow_the_law_and_biases_are_zero():

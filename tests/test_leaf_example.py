@@ -1,6 +1,8 @@
-"""LEAF's format, in small files that are written here."""
+"""`examples/leaf.py`: LEAF's format, in small files that are written here."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +11,14 @@ from torch import nn
 from lightning_fedq import ClientEvaluation
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.data.datasets.leaf import LETTERS, LEAFDataModule, leaf_clients, letters, read_leaf
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import make_trainer
+
+_spec = importlib.util.spec_from_file_location("leaf", Path(__file__).parents[1] / "examples" / "leaf.py")
+leaf = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(leaf)
+LETTERS, LEAFDataModule = leaf.LETTERS, leaf.LEAFDataModule
+leaf_clients, letters, read_leaf = leaf.leaf_clients, leaf.letters, leaf.read_leaf
 
 
 def write(folder, name, users, **more):
@@ -88,6 +95,13 @@ def test_files_that_are_no_leaf(tmp_path):
         ValueError, match="user u are not those of 'femnist': images of FEMNIST have 784 numbers"
     ):
         leaf_clients(tmp_path, "femnist")
+    write(tmp_path, "a.json", {"u": ([], [])})
+    with pytest.raises(ValueError, match=r"user u of .* has no samples; leave it out of the file"):
+        leaf_clients(tmp_path, "numbers")
+    write(tmp_path, "a.json", {"u": ([[1.0]], [1])})
+    write(tmp_path, "b.json", {"u": ([[1.0]], [1])})
+    with pytest.raises(ValueError, match=r"user u is in two files of .*; keep every user's samples in one"):
+        read_leaf(tmp_path)
     with pytest.raises(ValueError, match="task must be 'femnist' or 'shakespeare' or 'numbers', got 'mnist'"):
         leaf_clients(tmp_path, "mnist")
 

@@ -1,5 +1,10 @@
 """Files in the format of LEAF: FEMNIST, Shakespeare, and others of users with their own samples.
 
+A client is a user; validation is on all users' test files:
+
+    data = LEAFDataModule("data/train", "data/test", task="femnist", batch_size=20, max_users=100)
+    fed = Federated(FedAvg(), num_clients=100, evaluate_clients=ClientEvaluation(data.test_sets))
+
 A folder holds JSON files with `users`, `num_samples` and `user_data`, which maps a user to lists "x" and "y"
 (Caldas et al., LEAF: A Benchmark for Federated Settings, 2018; https://github.com/TalwalkarLab/leaf). LEAF's
 own scripts download the data and write these files; nothing is downloaded here.
