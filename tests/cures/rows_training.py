@@ -202,11 +202,6 @@ row(
     lambda: fit(fed(), fedq.ReloadBest(monitor="val_loss")),
     lambda: fit(fed(), fedq.ReloadBest(monitor="val_acc")),
 )
-row(
-    "TailAveraging has to know which rounds are the last ones, got Trainer(max_epochs={}); give a number",
-    lambda: fit(fed(), fedq.TailAveraging(), max_epochs=-1, max_steps=4),
-    lambda: fit(fed(), fedq.TailAveraging(), max_epochs=2),
-)
 # ---- clients and federation -------------------------------------------------------------------------
 row(
     "is not elementwise, so clients can't train side by side with it; use clients_per_step=1",
