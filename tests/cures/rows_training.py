@@ -116,7 +116,7 @@ row(
 )
 row("both choose the local", lambda: fit(fed(), dpsgd(), Chooses()), lambda: fit(fed(), dpsgd()))
 row(
-    "draws batches of different sizes for every client, so clients can't train side by side",
+    "{}, so clients can't train side by side, got clients_per_step={}; use",
     lambda: fit(fed(clients_per_step=2), dpsgd()),
     lambda: fit(fed(clients_per_step=1), dpsgd()),
     lambda: fit(fed(clients_per_step="auto"), dpsgd()),
