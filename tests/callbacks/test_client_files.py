@@ -1,15 +1,13 @@
-"""Who holds what, as a table and a picture in the folder of a run."""
+"""Who holds what, as a table in the folder of a run."""
 
 import csv
 from typing import Any
 
-import pytest
 import torch
 from torch.utils.data import Dataset
 
 from lightning_fedq import ClientEvaluation
 from lightning_fedq.callbacks import Federated, RunFolder
-from lightning_fedq.callbacks.client_files import client_figure, holdings_figure
 from lightning_fedq.data import LabelShards, QuantitySkew
 from lightning_fedq.mechanisms import LDPQ
 from tests.digits_run import Classifier, Digits, digits, make_trainer
@@ -42,7 +40,6 @@ def rows(folder):
     return list(csv.DictReader((folder / "clients" / "holdings.csv").read_text().splitlines()))
 
 
-@pytest.mark.pictures
 def test_who_holds_which_labels_and_what_is_held_out(tmp_path):
     settings = {"partition": LabelShards(2), "evaluate_clients": ClientEvaluation(0.2)}
     fed, folder = run(tmp_path, Digits(80, 5), **settings)
@@ -53,7 +50,6 @@ def test_who_holds_which_labels_and_what_is_held_out(tmp_path):
         assert int(row["client"]) == client and int(row["samples"]) == 16 and int(row["held_out"]) == 4
         counts = [int(row[f"label_{label}"]) for label in range(10)]
         assert counts == torch.bincount(held, minlength=10).tolist()
-    assert (folder / "clients" / "holdings.png").stat().st_size > 5_000
     assert "clients/holdings.csv" in (folder / "privacy.md").read_text()
     assert not list(folder.glob("holdings*")), "apart from what a server would have"
 
@@ -66,20 +62,3 @@ def test_without_labels_at_hand(tmp_path):
     assert "How many samples every client holds: clients/holdings.csv" in " ".join(
         (folder / "privacy.md").read_text().split()
     )
-
-
-def test_the_pictures():
-    counts = torch.tensor([[3, 0], [1, 5]])
-    figure = holdings_figure([3, 6], counts, "a run")
-    bars, image = figure.axes[:2]
-    assert [bar.get_height() for bar in bars.patches] == [3, 6]
-    assert image.images[0].get_array().tolist() == [[3, 1], [0, 5]]
-    assert len(holdings_figure([3, 6], None, "a run").axes) == 1
-    lines = (
-        client_figure({"global": [0.5, 0.2, 0.9], "personal": [1.0, 1.0, 1.0]}, "val_acc", "a run")
-        .axes[0]
-        .lines
-    )
-    assert lines[0].get_ydata().tolist() == [0.2, 0.5, 0.9], "worst first"
-    (losses,) = client_figure({"global": [0.5, 0.2, 0.9]}, "val_loss", "a run").axes
-    assert losses.lines[0].get_ydata().tolist() == [0.9, 0.5, 0.2]

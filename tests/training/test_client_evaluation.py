@@ -149,7 +149,6 @@ def page(folder):
     return " ".join((folder / "run" / "privacy.md").read_text().split())
 
 
-@pytest.mark.pictures
 def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
     fed = federated(LDPQ(epsilon=0.5), seed=None, local=("backbone.3.*",))
@@ -164,7 +163,6 @@ def test_where_something_is_claimed_it_stays_with_the_clients(tmp_path):
     lines = [json.loads(line) for line in (run / "clients" / "evaluation.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert len(lines[-1]["by_client"]["personal/val_acc"]) == CLIENTS
-    assert (run / "clients" / "evaluation.png").stat().st_size > 5_000
     assert "Not out: `val_acc`, `val_loss` on clients' held-out samples" in page(tmp_path)
 
 
