@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         ReloadBest,
         RoundProgressBar,
         RunFolder,
-        TailAveraging,
         TrackedRounds,
         WandbRounds,
     )
@@ -91,7 +90,6 @@ __all__ = [
     "RoundProgressBar",
     "RunFolder",
     "SecAgg",
-    "TailAveraging",
     "TrackedRounds",
     "WandbRounds",
 ]

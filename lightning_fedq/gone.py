@@ -31,6 +31,12 @@ GONE = {
     "lightning_fedq.mechanisms.ProjUnit": _AXES,
     "lightning_fedq.mechanisms.Skellam": "use DistributedDiscreteGaussian",
     "lightning_fedq.mechanisms.StratifiedCorBin": "use PairedCoins, or LDPQ",
+    "lightning_fedq.callbacks.TailAveraging": "use WeightAveraging of Lightning (docs/useful_privacy.md)",
+    "lightning_fedq.data.datasets.LEAFDataModule": "copy examples/leaf.py of the repository",
+    "lightning_fedq.data.datasets.leaf_clients": "copy examples/leaf.py of the repository",
+    "lightning_fedq.data.models.CNN3": "use a network of your own; that of CPA is in the repository",
+    "lightning_fedq.data.models.ResNet18": "use torchvision.models.resnet18",
+    "lightning_fedq.data.models.VGG2": "use a network of your own; that of CorBin-FL is in the repository",
     "lightning_fedq.flower.DecodingStrategy": _APPS,
     "lightning_fedq.flower.encoding_mod": _APPS,
     "lightning_fedq.keys.randomness.group_key": "keys are agreed in pairs; use agree",
@@ -44,6 +50,7 @@ COMMANDS = {
     "reproduce": "python -m reproductions, in a clone of the repository",
 }
 """Old commands of `fedq`, and the lines that do their work."""
+GONE["lightning_fedq.TailAveraging"] = GONE["lightning_fedq.callbacks.TailAveraging"]
 for _name in ("PrivUnit", "PrivUnitG", "ProjUnit", "Skellam", "StratifiedCorBin"):
     GONE[f"lightning_fedq.{_name}"] = GONE[f"lightning_fedq.mechanisms.{_name}"]
 
@@ -83,7 +90,7 @@ def names_of(module: str) -> Callable[[str], Any]:
 
 
 class OldModules(MetaPathFinder):
-    """Knows the old modules by name. It is asked first: what an update leaves of a folder is a package, too."""
+    """Knows the old modules by name, and is asked first: a folder that an update has left is a package, too."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
         """Raise ModuleNotFoundError with the new name of an old module; any other is not found, as before."""

@@ -62,7 +62,7 @@ RUN = {
     *("digits_fedavg", "digits_private", "digits_secagg", "digits_byzantine", "digits_adaptive_clip"),
     *("digits_handed_on_gaussian", "digits_csgm", "digits_layered_gaussian", "mnist_corbin"),
     *("corbin", "secagg", "byzantine", "dpsgd", "leakage_monitor", "cpa_round_budget"),
-    *("progress", "reload_best", "tail_averaging", "wandb"),
+    *("progress", "reload_best", "weight_averaging", "wandb"),
 }
 """One of each kind of what a file sets is trained by default, and all are built. The others are slow."""
 

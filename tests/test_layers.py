@@ -74,8 +74,8 @@ ALLOWED = {
     },
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"functional", "matplotlib", "numpy", *HOST},
-    "data.datasets": {"data", "imports", "sklearn", "torchvision", "PIL", "numpy", *HOST},
-    "data.models": {"torchmetrics", *HOST},
+    "data.datasets": {"gone", "data", "imports", "sklearn", "torchvision", "PIL", "numpy", *HOST},
+    "data.models": {"gone", "torchmetrics", *HOST},
     "reports": {
         *("mechanisms.interface", "privacy.planning", "privacy", "privacy.verdict", "rounds"),
         *("jinja2", "markupsafe", "matplotlib", "PIL", "rich"),

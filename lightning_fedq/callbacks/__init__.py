@@ -11,7 +11,6 @@ from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.callbacks.progress import RoundProgressBar
 from lightning_fedq.callbacks.reload_best import ReloadBest
 from lightning_fedq.callbacks.run_folder import RunFolder
-from lightning_fedq.callbacks.tail_averaging import TailAveraging
 from lightning_fedq.callbacks.tracking import TrackedRounds, WandbRounds
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "ReloadBest",
     "RoundProgressBar",
     "RunFolder",
-    "TailAveraging",
     "TrackedRounds",
     "WandbRounds",
 ]

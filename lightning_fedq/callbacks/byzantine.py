@@ -68,7 +68,8 @@ class ByzantineClients(pl.Callback, Tampering):
             raise ValueError(f"attack must be one of {', '.join(self.attacks)}, got {attack!r}")
         if not math.isfinite(scale):
             raise ValueError(f"scale must be finite, got {scale}; a NaN client is tested by its update")
-        self.fraction, self.attack, self.scale, self.seed = fraction, attack, scale, seed
+        self.fraction, self.scale, self.seed = fraction, scale, seed
+        self.attack: str = attack
         self.byzantine: frozenset[int] = frozenset()
 
     def num_byzantine(self, num_clients: int) -> int:

@@ -20,7 +20,7 @@ from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.target import adversary_named, affordable, most_within
+from lightning_fedq.privacy.target import adversary_named, affordable, check_secret, most_within
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.client_metrics import log_figure
 from lightning_fedq.training.described import whole_run
@@ -176,11 +176,7 @@ class PrivacyBudget(pl.Callback):
         """
         if self.cohorts == federated.clients.cohorts:
             return self.cohorts == "secret"
-        if self.cohorts == "secret":
-            raise ValueError(
-                "PrivacyBudget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
-                "Federated(cohorts='secret'), or leave cohorts out of the budget"
-            )
+        check_secret("budget", self.cohorts == "secret", False)
         raise ValueError(
             "secret cohorts need S5, clients without a limit of their own: this budget limits the charges of "
             "every client; use PrivacyBudget(adversary='outsider', cohorts='secret'), or cohorts='known'"

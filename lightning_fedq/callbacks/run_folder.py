@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.callbacks.client_files import add_evaluation, write_holdings
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
@@ -170,7 +171,9 @@ class RunFolder(pl.Callback):
                 file.write(json.dumps({"round": int(record.round) + 1, **values}) + "\n")
         measured = federated.client_evaluations[-1:]
         if measured and measured[0].round == record.round:
-            add_evaluation(self._folder() / CLIENTS, measured[0])
+            (self._folder() / CLIENTS).mkdir(exist_ok=True)
+            with (self._folder() / CLIENTS / "evaluation.jsonl").open("a") as file:
+                file.write(json.dumps(measured[0].plain()) + "\n")
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -187,7 +190,7 @@ class RunFolder(pl.Callback):
         held = federated.fit.population.holdings
         sizes, held_out = ([len(part) for part in parts] for parts in (held.client_indices, held.held_out))
         if trainer.is_global_zero and any(sizes):
-            write_holdings(self._folder() / CLIENTS, sizes, held_out, counts)
+            _write_holdings(self._folder() / CLIENTS, sizes, held_out, counts)
         if counts is not None:
             write_atomically(self._folder() / CLIENTS / LABELS, json.dumps(counts.tolist()) + "\n")
         if trainer.is_global_zero:
@@ -373,6 +376,26 @@ def _is_same(row: Row, there: Row) -> bool:
         row[key] == there[key] or (math.isnan(row[key]) and math.isnan(there[key]))
         for key in row.keys() & there.keys()
     )
+
+
+def _write_holdings(
+    folder: Path, sizes: Sequence[int], held_out: Sequence[int], counts: Tensor | None
+) -> None:
+    """Write who holds what: a table with a row for each client.
+
+    Args:
+        folder: The folder of what only a simulation has; it is made if need be.
+        sizes: Samples that each client trains on.
+        held_out: Samples that each client keeps out of it; empty if nobody does.
+        counts: `(clients, labels)` samples of each label; None where labels are not at hand.
+    """
+    folder.mkdir(exist_ok=True)
+    labels = [] if counts is None else [f"label_{label}" for label in range(counts.shape[1])]
+    lines = [",".join(["client", "samples", *(["held_out"] if held_out else []), *labels])]
+    for client, size in enumerate(sizes):
+        of_labels = [] if counts is None else counts[client].tolist()
+        lines.append(",".join(map(str, [client, size, *held_out[client : client + 1], *of_labels])))
+    write_atomically(folder / "holdings.csv", "\n".join(lines) + "\n")
 
 
 def title_of(name: str, mechanism: Mechanism) -> str:

@@ -93,8 +93,6 @@ class FederatedDataModule(pl.LightningDataModule):
             self.train_dataloader = self.sources.train_dataloader  # type: ignore[method-assign]
             self._serve(val_dataloader=val, test_dataloader=test, predict_dataloader=predict)
         else:
-            if batch_size is None:
-                raise ValueError("a Dataset needs a batch_size, got None; pass batch_size=32, say")
             self._serve(
                 train_dataloader=data, val_dataloader=val, test_dataloader=test, predict_dataloader=predict
             )

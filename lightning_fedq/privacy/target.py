@@ -160,17 +160,31 @@ def spent_on(target: PrivacyTarget, run: Run, charges: int) -> float:
     return account_of(target, run).epsilon(target.against, charges, secret=target.secret)
 
 
+def check_secret(kind: Literal["target", "budget"], wanted: bool, are: bool) -> None:
+    """Refuse a target or a budget that counts on secret cohorts where they are known.
+
+    Args:
+        kind: Which of the two it is.
+        wanted: Whether it counts on them.
+        are: Whether they are secret.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    if wanted and not are:
+        raise ValueError(
+            f"Privacy{kind.title()}(cohorts='secret') counts on cohorts that stay secret, these are known; "
+            f"set Federated(cohorts='secret'), or leave cohorts out of the {kind}"
+        )
+
+
 def account_of(target: PrivacyTarget, run: Run) -> Account:
     """Account of a run at a target's delta, of one round where the target is over one.
 
     Raises:
         ValueError: If delta is missing or not below 1 / clients, or cohorts are known.
     """
-    if target.secret and not run.sampling.secret:
-        raise ValueError(
-            "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
-            "Federated(cohorts='secret'), or leave cohorts out of the target"
-        )
+    check_secret("target", target.secret, run.sampling.secret)
     if target.over == "round" and run.rounds != 1:
         run = replace(run, rounds=1)
     return Account(run, check_delta(target.delta, run.num_clients, "clients"))

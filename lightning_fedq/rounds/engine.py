@@ -143,13 +143,17 @@ class RoundEngine(RoundServer):
         self._uplink_bits += message.num_bits
         self._clipped += message.num_clipped
         try:
-            self._sum.add(message.symbols, clients)
+            self._add(message.symbols, clients)
         except AbortedRoundError as error:
             self._aborted = str(error)
             return
         if self._exact is not None:
             add_rows(self._scale(encoded.updates, clients), self._exact)
             self._energy += encoded.energy
+
+    def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
+        """Add messages to the sum."""
+        self._sum.add(symbols, clients)
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
         if self.client_weights is None:

@@ -48,15 +48,28 @@ def check_batch_rule(rule: BatchRule, taken: BatchRule | None, local: Local) -> 
     name = type(rule).__name__
     if taken is not None:
         raise ValueError(f"{type(taken).__name__} and {name} both choose the local batches; leave one out")
-    if local.clients_per_step not in ("auto", 1):
-        raise ValueError(
-            f"{name} draws batches of different sizes for every client, so clients can't train side by "
-            f"side, got clients_per_step={local.clients_per_step}; use clients_per_step=1 or 'auto'"
-        )
+    check_one_by_one(f"{name} draws batches of different sizes for every client", local.clients_per_step)
     if local.patterns:
         raise ValueError(
             f"{name} works on all trained parameters, and local={list(local.patterns)} keeps some with "
             "the clients; leave one out"
+        )
+
+
+def check_one_by_one(why: str, clients_per_step: int | Literal["auto"]) -> None:
+    """Refuse stacks of clients.
+
+    Args:
+        why: Why there can be none, as the beginning of a sentence.
+        clients_per_step: The setting.
+
+    Raises:
+        ValueError: If it is a number of clients.
+    """
+    if clients_per_step not in ("auto", 1):
+        raise ValueError(
+            f"{why}, so clients can't train side by side, got clients_per_step={clients_per_step}; use "
+            "clients_per_step=1 or 'auto'"
         )
 
 
@@ -259,11 +272,8 @@ def check_own_loaders(
     Raises:
         ValueError: If they are to train side by side, or a stream is weighted by its samples.
     """
-    if own and clients_per_step not in ("auto", 1):
-        raise ValueError(
-            "clients whose batches come from several loaders can't train side by side, got "
-            f"clients_per_step={clients_per_step}; use clients_per_step=1 or 'auto'"
-        )
+    if own:
+        check_one_by_one("clients have loaders of their own, or several", clients_per_step)
     streams = [client for client, part in enumerate(held) if not len(part)]
     if streams and weighting == "samples":
         shown = ", ".join(map(str, streams[:_NAMED])) + (", ..." if len(streams) > _NAMED else "")

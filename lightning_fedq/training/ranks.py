@@ -353,11 +353,11 @@ class RankEngine(RoundEngine):
         super()._open(plan)
         self._messages: list[tuple[list[int], Tensor]] = []
 
-    def _add(self, symbols: Tensor, clients: Sequence[int]) -> Sequence[int]:
+    def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
         if self.adds_up:
-            return super()._add(symbols, clients)
-        self._messages.append((list(clients), symbols.cpu()))
-        return range(len(clients))
+            super()._add(symbols, clients)
+        else:
+            self._messages.append((list(clients), symbols.cpu()))
 
     def finish(self) -> RoundRecord:
         """Add up over the ranks, and finish as one process would.

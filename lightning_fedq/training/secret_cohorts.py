@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.privacy.report import PrivacyReport
-from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.privacy.target import PrivacyTarget, check_secret
 from lightning_fedq.privacy.verdict import NO_GUARANTEE
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training.described import why_round_repeated
@@ -28,11 +28,7 @@ def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyT
         ValueError: If target and federation do not say the same, or something tells of the draw.
     """
     if clients.cohorts == "known":
-        if target is not None and target.secret:
-            raise ValueError(
-                "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
-                "Federated(cohorts='secret'), or leave cohorts out of the target"
-            )
+        check_secret("target", target is not None and target.secret, False)
         return False
     if seed is not None:
         _refuse("S1, a secret draw", f"whoever knows seed={seed} knows every cohort", "use seed=None")

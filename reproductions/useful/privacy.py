@@ -15,8 +15,8 @@ Learning rates and ranges are tuned by validation accuracy with a seed of their 
 for `RotatedCoins` or, where nothing is summed, `GaussianNoise` (mechanisms that clip vectors), `RotatedAxes`
 (directions) and `LDPQ` or `CPA` (coordinates); vectors are clipped to twice the learning rate, without
 privacy too. With 10,000 clients the noise of a sum decides on no rate, and rates are those tuned without
-privacy. Tuning is not charged. What is reported is the last model or that of `TailAveraging`, whichever
-does better in validation.
+privacy. Tuning is not charged. What is reported is the last model or the mean of the last half of the
+rounds, whichever does better in validation.
 """
 
 from __future__ import annotations

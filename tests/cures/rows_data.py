@@ -205,13 +205,9 @@ row(
     lambda: split(FederatedDataModule(part(), batch_size=5, val=part())),
 )
 row(
-    "a Dataset needs a batch_size, got None; pass batch_size=32, say",
+    "a Dataset needs a batch_size, got None; pass batch_size=32, or a DataLoader",
     lambda: FederatedDataModule(part()),
     lambda: split(FederatedDataModule(part(), batch_size=32)),
-)
-row(
-    "a Dataset needs a batch_size, got None; pass batch_size=32, or a DataLoader",
-    lambda: split(of(*map(loader, parts()), val=part())),
     lambda: split(of(*map(loader, parts()), val=part(), batch_size=32)),
     lambda: split(of(*map(loader, parts()), val=loader())),
 )
@@ -388,7 +384,7 @@ row(
 row("the WeightedRandomSampler has", lambda: on(weighted(WEIGHTS[:40])), lambda: on(weighted(WEIGHTS)))
 row("samples with {} for testing", lambda: split_indices(2, 1, 0), lambda: split_indices(200, 20, 0))
 row(
-    "clients whose batches come from several loaders can't train side by side, got clients_per_step={}",
+    "{}, so clients can't train side by side, got clients_per_step={}; use",
     lambda: on(two(), federation=fed(clients_per_step=2), module=Several()),
     lambda: on(two(), federation=fed(clients_per_step=1), module=Several()),
     lambda: on(two(), federation=fed(clients_per_step="auto"), module=Several()),

@@ -221,13 +221,13 @@ row(
     lambda: calibrate(replace(SERVER, over="round"), no_rounds()),
 )
 row(
-    "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
+    "Privacy{}(cohorts='secret') counts on cohorts that stay secret, these are known; set",
     lambda: known(privacy=SECRET),
     lambda: fit(secret(privacy=SECRET), max_epochs=2),
     lambda: known(privacy=fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider")),
 )
 row(
-    "PrivacyBudget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
+    "Privacy{}(cohorts='secret') counts on cohorts that stay secret, these are known; set",
     lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
     lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
     lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "outsider")),

@@ -157,7 +157,7 @@ row(
 )
 row("both choose the local", lambda: fit(fed(), dpsgd(), Chooses()), lambda: fit(fed(), dpsgd()))
 row(
-    "draws batches of different sizes for every client, so clients can't train side by side",
+    "{}, so clients can't train side by side, got clients_per_step={}; use",
     lambda: fit(fed(clients_per_step=2), dpsgd()),
     lambda: fit(fed(clients_per_step=1), dpsgd()),
     lambda: fit(fed(clients_per_step="auto"), dpsgd()),
@@ -242,11 +242,6 @@ row(
     "ReloadBest monitors {}, but validation logged {}; set monitor to one of these",
     lambda: fit(fed(), fedq.ReloadBest(monitor="val_loss")),
     lambda: fit(fed(), fedq.ReloadBest(monitor="val_acc")),
-)
-row(
-    "TailAveraging has to know which rounds are the last ones, got Trainer(max_epochs={}); give a number",
-    lambda: fit(fed(), fedq.TailAveraging(), max_epochs=-1, max_steps=4),
-    lambda: fit(fed(), fedq.TailAveraging(), max_epochs=2),
 )
 # ---- clients and federation -------------------------------------------------------------------------
 row(

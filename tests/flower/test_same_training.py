@@ -7,7 +7,7 @@ import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
-from lightning_fedq.callbacks import PrivacyBudget, TailAveraging
+from lightning_fedq.callbacks import PrivacyBudget
 from lightning_fedq.data.models import Classifier
 from lightning_fedq.flower import client_app
 from lightning_fedq.flower.kept import KeptState, check_names
@@ -110,7 +110,7 @@ def test_callbacks_of_the_whole_fit_may_stand_on_both_sides(tmp_path):
 
     def both(folder):
         stop = pl.callbacks.EarlyStopping("val_acc", patience=9)
-        return [pl.callbacks.ModelCheckpoint(folder), TailAveraging(0.5), stop]
+        return [pl.callbacks.ModelCheckpoint(folder), pl.callbacks.EMAWeightAveraging(decay=0.5), stop]
 
     expected = simulate(federated(COIN), 2)
     server, _ = trained({"callbacks": both(tmp_path)}, {"callbacks": both(tmp_path / "kept")}, tmp_path)
@@ -199,11 +199,15 @@ KEEPS = {
         lambda: {
             "gradient_clip_val": 0.3,
             "accumulate_grad_batches": 2,
-            "callbacks": [Shrinks(), TailAveraging(0.5), PrivacyBudget(1e7, 1e-5, "eavesdropper")],
+            "callbacks": [
+                Shrinks(),
+                pl.callbacks.EMAWeightAveraging(decay=0.5),
+                PrivacyBudget(1e7, 1e-5, "eavesdropper"),
+            ],
         },
     ),
 }
-FIT_ONLY = (pl.callbacks.StochasticWeightAveraging, TailAveraging, PrivacyBudget)
+FIT_ONLY = (pl.callbacks.StochasticWeightAveraging, pl.callbacks.EMAWeightAveraging, PrivacyBudget)
 
 
 @pytest.mark.parametrize("name", KEEPS)

@@ -247,7 +247,7 @@ FEATURES = {
         federated={"privacy": fedq.PrivacyTarget(50.0, 1e-5, Adversary.OUTSIDER)},
         mechanism=fedq.AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
     ),
-    "an average of the tail": Feature(callbacks=lambda f: [fedq.TailAveraging(0.5)]),
+    "a moving average": Feature(callbacks=lambda f: [pl.callbacks.EMAWeightAveraging(decay=0.8)]),
     "back to the best": Feature(callbacks=lambda f: [fedq.ReloadBest("val_loss", 1, "min")]),
     "leakage": Feature(callbacks=lambda f: [fedq.LeakageMonitor(attempts=4, num_candidates=4)]),
     "Langevin": Feature(

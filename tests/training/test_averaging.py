@@ -6,6 +6,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.training.averaging import check_averaging
+from reproductions.useful.training import tail_from
 from tests.callbacks.silent import Silent
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
@@ -18,6 +19,17 @@ class Globals(pl.Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.models.append(weights_of(pl_module))
+
+
+class Servers(pl.Callback):
+    """Keeps the server's model of every round."""
+
+    def __init__(self) -> None:
+        self.models = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        fed = next(one for one in trainer.callbacks if isinstance(one, Federated))
+        self.models.append(fed.engine.weights.clone())
 
 
 def federated(mechanism=None, **settings):
@@ -64,6 +76,46 @@ def test_a_moving_average_counts_the_steps_of_one_client():
     make_trainer(federated(), averaging, seen, max_epochs=4).fit(module, datamodule=Digits(60))
     first, second = seen.models[1], seen.models[3]  # steps 3 and 6; 0 is before the start
     torch.testing.assert_close(weights_of(module), (first + second) / 2)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+def test_the_mean_of_a_tail_is_a_function_and_goes_on_from_a_checkpoint(tmp_path):
+    """Validated is the average, and before the tail the model; clients go on from the model itself."""
+
+    class Validated(pl.Callback):
+        def __init__(self):
+            self.models = []
+
+        def on_validation_batch_end(self, trainer, pl_module, *args):
+            if not trainer.sanity_checking:
+                self.models.append(weights_of(pl_module))
+
+    class Stop(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 5:
+                raise KeyError("power cut")
+
+    def run(*more, ckpt_path=None):
+        seen, validated, module, fed = Servers(), Validated(), Classifier(), federated()
+        averaging = pl.callbacks.WeightAveraging(avg_fn=tail_from(3))
+        keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, every_n_epochs=1, filename="{epoch}")
+        callbacks = [fed, averaging, seen, validated, keep, *more]
+        trainer = make_trainer(*callbacks, max_epochs=6, enable_checkpointing=True)
+        trainer.fit(module, datamodule=Digits(60), ckpt_path=ckpt_path)
+        return module, seen.models, validated.models
+
+    module, models, validated = run()
+    plain = Servers()
+    make_trainer(federated(), plain, max_epochs=6).fit(Classifier(), datamodule=Digits(60))
+    assert all(torch.equal(a, b) for a, b in zip(models, plain.models, strict=True))
+    expected = [*models[:4], *(torch.stack(models[3:k]).mean(0) for k in (5, 6))]
+    for got, wanted in zip(validated, expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(weights_of(module), expected[-1])
+    with pytest.raises(KeyError, match="power cut"):
+        run(Stop())
+    resumed, *_ = run(ckpt_path=tmp_path / "epoch=4.ckpt")
+    torch.testing.assert_close(weights_of(resumed), weights_of(module))
 
 
 def test_a_round_that_is_stopped_enters_no_average():

@@ -1,6 +1,7 @@
 """Cohorts that stay secret: drawn by a key of their own, told by nothing, refused where a condition fails."""
 
 import copy
+import inspect
 import json
 import math
 import pickle
@@ -291,6 +292,21 @@ def test_no_journal_is_written(tmp_path):
 def test_each_condition_is_refused_by_name_with_the_cure(settings, words):
     with pytest.raises(ValueError, match=words):
         secret(**settings)
+
+
+REFUSED = {"seed", "participation", "clients_per_round", "dropout_probability", "deadline", "privacy"}
+REFUSED |= {"weighting", "aggregator", "algorithm", "buffers", "local", "evaluate_clients", "check_isolation"}
+REFUSED |= {"diagnostics", "client_metrics", "ledger"}
+REFUSED |= {"secure_aggregation", "target"}  # where clients draw for themselves
+TAKEN = {"mechanism", "num_clients", "cohorts", "partition", "labels", "local_epochs", "local_steps"}
+TAKEN |= {"clients_per_step", "ranges", "server_lr", "server_optimizer", "shared", "constraints"}
+TAKEN |= {"broadcast_bits"}
+
+
+def test_every_argument_was_looked_at():
+    """One that is added to `Federated` may tell who was drawn: say here whether it is refused, and try it."""
+    assert {*inspect.signature(fedq.Federated).parameters} == REFUSED | TAKEN
+    assert not REFUSED & TAKEN
 
 
 @pytest.mark.parametrize(
