@@ -90,7 +90,7 @@ def names_of(module: str) -> Callable[[str], Any]:
 
 
 class OldModules(MetaPathFinder):
-    """Knows the old modules by name, and is asked first: a folder that an update has left is a package, too."""
+    """Knows the old modules by name, and is asked first: a folder that was left behind is a package, too."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
         """Raise ModuleNotFoundError with the new name of an old module; any other is not found, as before."""
