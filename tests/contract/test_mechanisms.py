@@ -144,13 +144,14 @@ TERMS = [
     (m.CSGM, without_levels),
     (m.CSGM, without_the_mean_s_noise),
 ]
-"""Bounds of several terms. Others: a pair and a client alone, which odd cohorts have, and a rounding that is a
-fixed part of the noise (grids of Gaussian and Laplace noise and of exact errors), below one in a hundred."""
+"""Bounds of several terms. Others: a pair and a client alone, which odd cohorts have; a rounding that is a
+fixed part of the noise (grids of Gaussian and Laplace noise and of exact errors), below one in a hundred; noise
+that is taken back, of which a round without a block has none (`test_handed_on_blocks`)."""
 
 
 @pytest.mark.parametrize(("kind", "term"), TERMS, ids=lambda value: value.__name__)
 def test_a_bound_without_a_term_is_noticed(kind, term, monkeypatch):
-    """In one row at least every term is so large a part of its bound that the law notices where it is gone."""
+    """In one row at least, every term is so large that the law notices where it is gone."""
     rows, bound = [row for row in ROWS if type(row) is kind], kind.noise_variance
 
     def forgetful(row, context, clients):
