@@ -33,8 +33,7 @@ ROWS = [
     m.CPA(epsilon=1.0, levels=4, dither="plain"),
     m.CPA(epsilon=1.0, stages=3, nesting=3),
     m.CPA(epsilon=2.0, lattice="A2", stages=2),
-    m.CPA(epsilon=2.0, lattice="D4"),
-    m.CPA(epsilon=2.0, lattice="E8", stages=2),
+    m.CPA(epsilon=2.0, lattice="A2", codebook_radius=2.0),
     m.CPA(epsilon=20.0, epsilon_scope="round"),
     m.CPA(epsilon=2.0, lattice="A2", stages=2, blocks_per_round=9),
     m.RotatedCoins(clip_norm=8.0, epsilon=0.5),
@@ -145,8 +144,8 @@ TERMS = [
     (m.CSGM, without_the_mean_s_noise),
 ]
 """Bounds of several terms. Others: a pair and a client alone, which odd cohorts have; a rounding that is a
-fixed part of the noise (grids of Gaussian and Laplace noise and of exact errors), below one in a hundred; noise
-that is taken back, of which a round without a block has none (`test_handed_on_blocks`)."""
+fixed part of the noise (grids of Gaussian and Laplace noise and of exact errors), below one in a hundred; and
+noise that is taken back, of which a round without a block has none (`test_handed_on_blocks`)."""
 
 
 @pytest.mark.parametrize(("kind", "term"), TERMS, ids=lambda value: value.__name__)
