@@ -46,7 +46,7 @@ MECHANISMS: list[Mechanism] = [
     m.PerCoordinateLaplace(1.0),
     m.CPA(1.0),
     m.CPA(1.0, stages=2),
-    m.CPA(1.0, lattice="E8"),
+    m.CPA(1.0, lattice="A2"),
     m.SignRR(1.0),
     m.JoPEQ(1.0),
     m.MVU(2.0),

@@ -100,10 +100,10 @@ class CPA(Mechanism):
     Args:
         epsilon: Local budget, > 0, in nats, `math.inf` for none; of what, says `epsilon_scope`. A tuple gives
             client i its entry i.
-        lattice: "Z" (L = 1), "A2" (2), "D4" (4) or "E8" (8).
+        lattice: "Z" (L = 1), or "A2" (2), the hexagonal one.
         levels: Levels of the coarsest stage, >= 2, for Z only; 2 if None.
-        codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for the other
-            lattices only; if None 1 for A2 (7 points), 2 for D4 (49) and E8 (2401).
+        codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for A2 only; 1 if
+            None, which are 7 points.
         stages: Bits per block, >= 1.
         nesting: Every further stage splits a cell into nesting^L; 2 if None. Only with stages > 1.
         words: Family of random words; see `functional.blocks.codeword.sign_words`.
@@ -122,7 +122,7 @@ class CPA(Mechanism):
         rounds: Rounds that "total" is for, >= 1; a later one is refused. Only with "total".
 
     Example:
-        >>> CPA(epsilon=0.5).bits_per_coordinate, CPA(epsilon=0.5, lattice="D4", stages=2).bits_per_coordinate
+        >>> CPA(epsilon=0.5).bits_per_coordinate, CPA(epsilon=0.5, lattice="A2").bits_per_coordinate
         (1.0, 0.5)
     """
 

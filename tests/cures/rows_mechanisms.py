@@ -164,11 +164,11 @@ row(
 )
 row(
     "nesting = {} does nothing with one stage; choose stages >= 2",
-    lambda: block_design("D4", None, None, 1, 2, "near_balanced", True),
-    lambda: block_design("D4", None, None, 2, 2, "hadamard", True),
+    lambda: block_design("A2", None, None, 1, 2, "near_balanced", True),
+    lambda: block_design("A2", None, None, 2, 2, "hadamard", True),
 )
-row("radius {} gives about {}", lambda: finite_codebook("E8", 30.0), lambda: finite_codebook("E8", 2.0))
-row("ratio {} gives {}^{}", lambda: voronoi_codebook("E8", 64), lambda: voronoi_codebook("E8", 2))
+row("radius {} gives about {}", lambda: finite_codebook("A2", 300.0), lambda: finite_codebook("A2", 2.0))
+row("ratio {} gives {}^{}", lambda: voronoi_codebook("A2", 300), lambda: voronoi_codebook("A2", 2))
 row("in (0, {}] integer", lambda: discrete_gaussian_variance(1e9), lambda: discrete_gaussian_variance(1e3))
 row("num_candidates must be >= 2,", lambda: recovery_leakage(0.5, 1), lambda: recovery_leakage(0.5, 2))
 row("in [{}, {}], where", lambda: GaussianNoise(1e-200, 1.0), lambda: fit(fed(GaussianNoise(1.0, 1.0))))

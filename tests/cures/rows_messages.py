@@ -105,11 +105,6 @@ class Mine(Loss):
 
 row("{} stage(s) of {} and then {}", lambda: CPA(1.0, stages=41), lambda: received(CPA(1.0, stages=2)))
 row(
-    "every block of {} can be overloaded with codebook_radius {}; choose a larger one",
-    lambda: CPA(1.0, lattice="D4", codebook_radius=2**0.5),
-    lambda: received(CPA(1.0, lattice="D4", codebook_radius=2.0)),
-)
-row(
     "a symbol of client {} is {}, too large for the sum of {} clients; raise noise_multiplier, got {}",
     lambda: received(LayeredGaussian(1.0, 1e-12)),
     lambda: received(LayeredGaussian(1.0, 1e-2)),

@@ -171,6 +171,16 @@ def test_infinite_mass_composes():
     assert composed_mass(1.0, 3) == 1.0
 
 
+def test_infinite_mass_of_a_run_is_that_of_all_its_rounds():
+    """Ten rounds, half of them the client's, of two units with 1e-7 each; and where that exceeds delta."""
+    seldom = PmfPairs((((1.0 - 1e-7, 1e-7), (1.0, 0.0)),))
+    run = spent(seldom, 1e-5, compositions=2, rounds=10, participation=0.5)
+    assert run.infinite_mass == pytest.approx(1e-6, rel=1e-4)
+    assert run.epsilon == 0.0
+    more = spent(seldom, 1e-5, compositions=2, rounds=60)
+    assert (more.epsilon, more.infinite_mass) == (math.inf, pytest.approx(1.2e-5, rel=1e-4))
+
+
 def test_certificate_is_above_the_numbers():
     low, high = coin(1.0)
     certificate, _ = blanket_epsilon(low, 9999, 10, 5e-6, 5e-6)

@@ -1,12 +1,16 @@
 """The papers' theorems by number: verdicts and the figures that the pages give."""
 
+import itertools
+
+import numpy as np
 import pytest
 
+from lightning_fedq.functional.blocks.codeword import sign_words
 from reproductions.__main__ import main
 from reproductions.corbin import theorems as corbin
 from reproductions.corbin.theorems import corbin_theorems
 from reproductions.cpa import theorems as cpa
-from reproductions.cpa.theorems import cpa_theorems
+from reproductions.cpa.theorems import anonymity, cpa_theorems
 from reproductions.optimal.theorems import optimal_theorems
 
 
@@ -70,3 +74,13 @@ def test_near_optimal_utility(tmp_path, capsys):
         "lemma B.3": [True],
         "appendix Q": [False],
     }
+
+
+def test_anonymity_under_repetition():
+    assert [anonymity(8, t) for t in (1, 2, 3, 4)] == pytest.approx([4, 16 / 7, 1.5510, 1.2362], abs=1e-4)
+    words = sign_words(8, "balanced").astype(int)
+    agree = [
+        ((words[[a, b]] == words[[a, b], 0][:, None]).all(0)).sum()
+        for a, b in itertools.product(range(70), repeat=2)
+    ]
+    assert np.mean(agree) == pytest.approx(16 / 7)

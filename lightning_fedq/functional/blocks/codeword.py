@@ -231,24 +231,3 @@ def smallest_half(table: WordTable) -> int:
         ones = ((size + sums) / 2).round().astype(np.int64)
     halves = np.concatenate([ones, size - ones])
     return int(halves[halves > 0].min())
-
-
-def anonymity_set_size(num_points: int, repetitions: int = 1) -> float:
-    """Expected number of points that agree with everything seen, for balanced words without a coin.
-
-    N / 2 for one bit; 1 + (N - 1) ((N/2 - 1) / (N - 1))^t after t fresh words for the same point. It says
-    nothing about posterior odds and does not compose over blocks: a figure, not a guarantee.
-
-    Args:
-        num_points: N, even.
-        repetitions: t >= 1.
-
-    Example:
-        >>> anonymity_set_size(16)
-        8.0
-    """
-    if num_points < 2 or num_points % 2:
-        raise ValueError(f"balanced words need an even number of points >= 2, got {num_points}")
-    if repetitions < 1:
-        raise ValueError(f"repetitions must be >= 1, got {repetitions}")
-    return 1.0 + (num_points - 1) * ((num_points / 2 - 1) / (num_points - 1)) ** repetitions

@@ -3,7 +3,7 @@
 A block x of L numbers, in units of the radius, becomes one of finitely many points of a lattice, after a
 dither that is uniform on the lattice's cell; nested stages are the digits of that point. The range that can't
 be overloaded is |x| <= 1 for Z, where N levels are spread over [-1, 1], and ||x|| <= sqrt(L), which holds the
-cube, for the others; a block beyond it is shrunk to it.
+square, for A2; a block beyond it is shrunk to it.
 
 Source: Lang et al., CPA, definitions 2.2 to 2.6; the departures are those of `lattice`.
 """
@@ -32,7 +32,7 @@ from lightning_fedq.functional.blocks.scalar_loops import Floats, Indices, Keys,
 
 _MOST_LEVELS = 1 << 40
 """Levels of all stages together that float64 places exactly, with bits to spare."""
-_RADIUS = {"A2": 1.0, "D4": 2.0, "E8": 2.0}
+_RADIUS = 1.0
 """Of codebooks for which nobody gave one."""
 
 
@@ -98,8 +98,8 @@ def block_design(
 
     Args:
         levels: Levels of the coarsest stage, for Z only; 2 if None.
-        codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for the other
-            lattices only; if None 1 for A2 (7 points), 2 for D4 (49) and E8 (2401).
+        codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for A2 only; 1 if
+            None, which are 7 points.
         stages: Bits per block, >= 1.
         nesting: Every further stage splits a cell into nesting^L; 2 if None. Only with stages > 1.
         words: Family of random words.
@@ -132,16 +132,12 @@ def block_design(
             points.append(scalar_levels(count, width * count / 2)[:, None].numpy())
         tables = tuple(word_table(p, words) for p in points)
         return BlockDesign(name, tables, step, 1.0, dithered, ratio, None)
-    radius = _RADIUS[name] if codebook_radius is None else codebook_radius
+    radius = _RADIUS if codebook_radius is None else codebook_radius
     top = finite_codebook(name, radius)
     inner = voronoi_codebook(name, ratio) if stages > 1 else top
     growth = float(ratio) ** (stages - 1)
     cells = (1.0 if dithered else 0.0) + sum(float(ratio) ** k for k in range(stages))
     safe = safe_radius(name, radius, cells / growth) * (1 - 1e-9)
-    if safe == 0.0:
-        raise ValueError(
-            f"every block of {name} can be overloaded with codebook_radius {radius}; choose a larger one"
-        )
     limit = math.sqrt(cell.dim)
     coarse = limit / safe
     widths = [coarse, *(coarse / float(ratio) ** k for k in range(1, stages))]

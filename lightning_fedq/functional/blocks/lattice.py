@@ -1,9 +1,9 @@
-"""Lattices Z, A2, D4 and E8: nearest points, dither over the Voronoi cell, nesting.
+"""Lattices Z and A2: nearest points, dither over the Voronoi cell, nesting.
 
-Source: Lang et al., CPA, definitions 2.2 to 2.6, and Conway and Sloane's decoders. Departures, each
-because the printed form is wrong: the scalar quantiser has exactly N levels; a nested quantiser
-decomposes the *fine* point (`Q_f = Q_c + Q_n(x - Q_c)` is false in general); second moments are those
-of the Voronoi cell, not of the parallelogram that coordinate-wise rounding of G^-1 x has.
+Source: Lang et al., CPA, definitions 2.2 to 2.6. Departures, each because the printed form is wrong: the
+scalar quantiser has exactly N levels; a nested quantiser decomposes the *fine* point
+(`Q_f = Q_c + Q_n(x - Q_c)` is false in general); second moments are those of the Voronoi cell, not of the
+parallelogram that coordinate-wise rounding of G^-1 x has.
 
 All lattices are at unit scale (generators below). A block is the last axis of a tensor.
 """
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LatticeName = Literal["Z", "A2", "D4", "E8"]
+LatticeName = Literal["Z", "A2"]
 _ROOT3 = math.sqrt(3.0)
-TIE_SHIFT = 1e-7 * np.sqrt(np.array([2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0, 19.0]))
+TIE_SHIFT = 1e-7 * np.sqrt(np.array([2.0, 3.0]))
 """Fixed and generic: ties between coarse points break the same way after any lattice translation."""
 
 
@@ -31,8 +31,7 @@ class Lattice:
     Args:
         name: Its name.
         units: Every point's coordinate j is an integer multiple of `units[j]`.
-        generator: Basis vectors, one per *row* (the columns of the usual G), lower triangular; D4's first
-            one is (2, 0, 0, 0) for the spec's (-1, -1, 0, 0), which spans the same lattice.
+        generator: Basis vectors, one per *row* (the columns of the usual G), lower triangular.
         volume: Volume of a cell, |det G|.
         second_moment: E ||u||^2 of u uniform on the Voronoi cell.
         covering_radius: Largest norm in the Voronoi cell.
@@ -53,11 +52,6 @@ class Lattice:
         return len(self.units)
 
     @property
-    def normalized_second_moment(self) -> float:
-        """E ||u||^2 / (L volume^(2/L)): 1/12 for Z, smaller is better."""
-        return self.second_moment / (self.dim * math.pow(self.volume, 2.0 / self.dim))
-
-    @property
     def sides(self) -> tuple[float, ...]:
         """Sides of a box that tiles space under the lattice: the diagonal of the triangular generator."""
         return tuple(abs(row[j]) for j, row in enumerate(self.generator))
@@ -66,28 +60,6 @@ class Lattice:
 _LATTICES = (
     Lattice("Z", (1.0,), ((1.0,),), 1.0, 1 / 12, 0.5, 1.0),
     Lattice("A2", (0.5, _ROOT3 / 2), ((1.0, 0.0), (0.5, _ROOT3 / 2)), _ROOT3 / 2, 5 / 36, 1 / _ROOT3, 1.0),
-    Lattice(
-        "D4",
-        (1.0,) * 4,
-        ((2.0, 0.0, 0.0, 0.0), (1.0, -1.0, 0.0, 0.0), (0.0, 1.0, -1.0, 0.0), (0.0, 0.0, 1.0, -1.0)),
-        2.0,
-        13 / 30,
-        1.0,
-        math.sqrt(2.0),
-    ),
-    Lattice(
-        "E8",
-        (0.5,) * 8,
-        (
-            (2.0, *(0.0,) * 7),
-            *(tuple(-1.0 if j == i else float(j == i + 1) for j in range(8)) for i in range(6)),
-            (0.5,) * 8,
-        ),
-        1.0,
-        929 / 1620,
-        1.0,
-        math.sqrt(2.0),
-    ),
 )
 
 
@@ -104,16 +76,6 @@ def lattice(name: str) -> Lattice:
 
 
 # ---- nearest points -----------------------------------------------------------------------------------
-
-
-def _nearest_in_checkerboard(x: Tensor) -> Tensor:
-    """Nearest integer vector with an even sum: if rounding gives an odd one, re-round the worst."""
-    rounded = torch.floor(x + 0.5)
-    error = x - rounded
-    worst = error.abs().argmax(-1, keepdim=True)
-    step = torch.where(error.gather(-1, worst) >= 0, 1.0, -1.0).to(x.dtype)
-    odd = rounded.sum(-1, keepdim=True).remainder(2.0)
-    return rounded.scatter_add(-1, worst, step * odd)
 
 
 def _nearer(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -135,17 +97,13 @@ def nearest_point(x: Tensor, name: str) -> Tensor:
         ValueError: If the lattice is not known or the last axis is not L.
 
     Example:
-        >>> nearest_point(torch.tensor([0.9, 0.8, 0.7, 0.4]), "D4")
-        tensor([1., 1., 1., 1.])
+        >>> nearest_point(torch.tensor([1.3, 0.8]), "A2")
+        tensor([1.5000, 0.8660])
     """
     if x.shape[-1] != (dim := lattice(name).dim):
         raise ValueError(f"blocks of {name} have length {dim}, got {tuple(x.shape)}")
     if name == "Z":
         return torch.floor(x + 0.5)
-    if name == "D4":
-        return _nearest_in_checkerboard(x)
-    if name == "E8":
-        return _nearer(x, _nearest_in_checkerboard(x), _nearest_in_checkerboard(x - 0.5) + 0.5)
     sides = x.new_tensor([1.0, _ROOT3])
     first = torch.floor(x / sides + 0.5) * sides
     second = (torch.floor((x - sides / 2) / sides + 0.5)) * sides + sides / 2

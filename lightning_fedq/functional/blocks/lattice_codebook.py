@@ -71,26 +71,18 @@ def _hash_table(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _points_within(name: LatticeName, radius: float) -> NDArray[np.float64]:
     units, bound = lattice(name).units, radius**2 * (1 + 1e-12) + 1e-12
-    found = []
-    for parity in (0, 1):
-        counts = np.zeros((1, 0), np.int64)
-        stride = 2 if name == "E8" else 1
-        for unit in units:
-            reach = int(math.sqrt(bound) / unit)
-            values = np.arange(-reach, reach + 1)
-            if stride == 2:
-                values = values[values % 2 == parity]
-            counts = np.concatenate(
-                [counts.repeat(len(values), 0), np.tile(values, len(counts))[:, None]], axis=1
-            )
-            norms = np.square(counts * np.array(units[: counts.shape[1]])).sum(1)
-            counts = counts[norms <= bound]
-        sums = counts.sum(1)
-        member = {"Z": sums == sums, "A2": sums % 2 == 0, "D4": sums % 2 == 0, "E8": sums % 4 == 0}[name]
-        found.append(counts[member] * np.array(units))
-        if stride == 1:
-            break
-    return np.concatenate(found)
+    counts = np.zeros((1, 0), np.int64)
+    for unit in units:
+        reach = int(math.sqrt(bound) / unit)
+        values = np.arange(-reach, reach + 1)
+        counts = np.concatenate(
+            [counts.repeat(len(values), 0), np.tile(values, len(counts))[:, None]], axis=1
+        )
+        norms = np.square(counts * np.array(units[: counts.shape[1]])).sum(1)
+        counts = counts[norms <= bound]
+    if name == "A2":
+        counts = counts[counts.sum(1) % 2 == 0]
+    return counts * np.array(units)
 
 
 @lru_cache(maxsize=64)
@@ -176,11 +168,6 @@ def safe_radius(name: LatticeName, radius: float, cells: float) -> float:
         inner, outer = outer, math.sqrt(outer**2 + 2.0)
         points = _points_within(name, outer)
         points = points[np.sqrt(np.square(points).sum(1)) > inner * (1 + 1e-9)]
-        if cell.dim > 2:  # permutations and pairs of sign flips are symmetries of D4 and E8
-            sign = np.where((points < 0).sum(1) % 2, -1.0, 1.0)
-            points = np.sort(np.abs(points), axis=1)
-            points[:, 0] *= sign
-            points = np.unique(points, axis=0)
         for point in points:
             squared = _squared_distance_to_cell(point, normals, bounds, 400)
             best = min(best, math.sqrt(max(squared, 0.0)))

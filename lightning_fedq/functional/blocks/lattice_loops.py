@@ -1,4 +1,4 @@
-"""The compiled loops of block coding on A2, D4 and E8: nearest points, dither over the cell, look-ups.
+"""The compiled loops of block coding on A2: nearest points, dither over the cell, look-ups.
 
 They equal the tensor code in `lattice` and `lattice_codebook`, to which the tests hold them, and take a stack
 of messages at once. Nothing larger than one stretch of blocks is ever made.
@@ -29,86 +29,23 @@ _ROOT3 = np.sqrt(3.0)
 # `sides` is a tuple, so that its length is a constant for the compiler, which then unrolls the loops.
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})  # type: ignore[untyped-decorator]
-def _nearest_d4(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...]) -> None:
-    """Round. If the sum is odd, re-round the coordinate with the largest error."""
-    parity, worst, largest = np.int64(0), 0, -1.0
-    for j in range(len(sides)):
-        rounded = np.floor(x[j] + 0.5)
-        spare[j] = x[j] - rounded
-        size = abs(spare[j])
-        worst = j if size > largest else worst
-        largest = size if size > largest else largest
-        parity ^= np.int64(rounded)
-        out[j] = rounded
-    if parity & 1:
-        out[worst] += 1.0 if spare[worst] >= 0.0 else -1.0
-
-
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})  # type: ignore[untyped-decorator]
-def _nearest_e8(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...]) -> None:
-    """Both cosets of D8 in one pass: with errors e to the integers, those to the half-integers are 1/2 - |e|.
-
-    So the coordinate that an odd sum re-rounds has the largest |e| in D8 and the smallest in D8 + 1/2.
-    """
-    parity, half_parity, worst, best = np.int64(0), np.int64(0), np.int64(-1), np.int64(1) << np.int64(60)
-    squared, half_squared = 0.0, 0.0
-    for j in range(len(sides)):
-        whole = np.floor(x[j])
-        fraction = x[j] - whole
-        up = np.int64(fraction >= 0.5)
-        size = 0.5 - abs(fraction - 0.5)
-        spare[j] = fraction
-        out[j] = whole
-        squared += size * size
-        half_squared += (0.5 - size) * (0.5 - size)
-        # size and coordinate in one integer, so that the largest and the smallest are plain reductions
-        ranked = (np.int64(size * 2.0**50) << np.int64(3)) | np.int64(j)
-        worst = max(worst, ranked)
-        best = min(best, ranked)
-        half_parity ^= np.int64(whole)
-        parity ^= np.int64(whole) + up
-    worst, best = worst & 7, best & 7
-    largest, smallest = 0.5 - abs(spare[worst] - 0.5), 0.5 - abs(spare[best] - 0.5)
-    odd, half_odd = parity & 1, half_parity & 1
-    squared += float(odd) * (1.0 - 2.0 * largest)
-    half_squared += float(half_odd) * (2.0 * smallest)
-    if squared > half_squared:
-        for j in range(len(sides)):
-            out[j] += 0.5
-        if half_odd:
-            out[best] += 1.0 if spare[best] >= 0.5 else -1.0
-    else:
-        for j in range(len(sides)):
-            out[j] += 1.0 if spare[j] >= 0.5 else 0.0
-        if odd:
-            out[worst] += -1.0 if spare[worst] >= 0.5 else 1.0
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _nearest(x: Floats, out: Floats) -> None:
+    """Nearest lattice point of one block."""
+    a, b = np.floor(x[0] + 0.5), np.floor(x[1] / _ROOT3 + 0.5) * _ROOT3
+    c, d = np.floor(x[0]) + 0.5, np.floor(x[1] / _ROOT3) * _ROOT3 + _ROOT3 / 2
+    one = (x[0] - a) * (x[0] - a) + (x[1] - b) * (x[1] - b)
+    two = (x[0] - c) * (x[0] - c) + (x[1] - d) * (x[1] - d)
+    out[0] = c if one > two else a
+    out[1] = d if one > two else b
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _nearest(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...]) -> None:
-    """Nearest lattice point of one block. The number of sides says which lattice."""
-    if len(sides) == 8:
-        _nearest_e8(x, out, spare, sides)
-    elif len(sides) == 4:
-        _nearest_d4(x, out, spare, sides)
-    else:
-        a, b = np.floor(x[0] + 0.5), np.floor(x[1] / _ROOT3 + 0.5) * _ROOT3
-        c, d = np.floor(x[0]) + 0.5, np.floor(x[1] / _ROOT3) * _ROOT3 + _ROOT3 / 2
-        one = (x[0] - a) * (x[0] - a) + (x[1] - b) * (x[1] - b)
-        two = (x[0] - c) * (x[0] - c) + (x[1] - d) * (x[1] - d)
-        out[0] = c if one > two else a
-        out[1] = d if one > two else b
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _dither(
-    base: np.uint64, block: int, out: Floats, box: Floats, spare: Floats, sides: tuple[float, ...]
-) -> None:
+def _dither(base: np.uint64, block: int, out: Floats, box: Floats, sides: tuple[float, ...]) -> None:
     """Point uniform on the Voronoi cell: uniform on a box that tiles space, less its nearest point."""
     for j in range(len(sides)):
         box[j] = uniform_at(base, block * len(sides) + j) * sides[j]
-    _nearest(box, out, spare, sides)
+    _nearest(box, out)
     for j in range(len(sides)):
         out[j] = box[j] - out[j]
 
@@ -194,7 +131,7 @@ def _quantize_lattice(
     out: Indices,
 ) -> int:
     size, clipped, bound = len(sides), 0, limit * limit * (1.0 + 1e-12)
-    spare, box, point, fine, u = np.zeros((5, size))
+    box, point, fine, u = np.zeros((4, size))
     x = np.empty(out.shape[2] * size)
     for row in range(out.shape[1]):
         _normalize(values[row], ranges, first * size, x)
@@ -206,17 +143,17 @@ def _quantize_lattice(
                 clipped += 1
                 factor = scale * limit / np.sqrt(squared)
             if dithered:
-                _dither(keys[row], first + i, u, box, spare, sides)
+                _dither(keys[row], first + i, u, box, sides)
                 for j in range(size):
                     point[j] = x[i * size + j] * factor + u[j]
             else:
                 for j in range(size):
                     point[j] = x[i * size + j] * factor
-            _nearest(point, fine, spare, sides)
+            _nearest(point, fine)
             for stage in range(out.shape[0] - 1, 0, -1):
                 for j in range(size):
                     point[j] = (fine[j] + shift[j]) / ratio
-                _nearest(point, u, spare, sides)
+                _nearest(point, u)
                 for j in range(size):
                     point[j] = fine[j] - ratio * u[j]
                     fine[j] = u[j]
@@ -282,10 +219,10 @@ def quantize_lattice(
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _subtract_lattice_dithers(keys: Keys, step: float, total: Floats, sides: tuple[float, ...]) -> None:
     size = len(sides)
-    spare, box, u = np.zeros((3, size))
+    box, u = np.zeros((2, size))
     for key in keys:
         for i in range(total.size // size):
-            _dither(key, i, u, box, spare, sides)
+            _dither(key, i, u, box, sides)
             for j in range(size):
                 total[i * size + j] -= step * u[j]
 

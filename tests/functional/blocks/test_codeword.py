@@ -1,11 +1,8 @@
-import itertools
-
 import numpy as np
 import pytest
 import torch
 
 from lightning_fedq.functional.blocks.codeword import (
-    anonymity_set_size,
     frequencies,
     hadamard_signs,
     prf_mix,
@@ -85,7 +82,6 @@ def all_codebooks():
     yield "shifted", 3.0 + scalar_levels(4, 1.0)[:, None].numpy()
     yield "A2", finite_codebook("A2", 1.0).points
     yield "A2 large", finite_codebook("A2", 2.0).points
-    yield "E8", finite_codebook("E8", 2**0.5).points
 
 
 CODEBOOKS = dict(all_codebooks())
@@ -160,24 +156,8 @@ def test_thresholded_frequencies_are_a_distribution():
     torch.testing.assert_close(got, torch.tensor([[5 / 11, 0, 6 / 11], [1 / 3] * 3], dtype=torch.float64))
 
 
-def test_anonymity_under_repetition():
-    assert [anonymity_set_size(8, t) for t in (1, 2, 3, 4)] == pytest.approx(
-        [4, 16 / 7, 1.5510, 1.2362], abs=1e-4
-    )
-    words = sign_words(8, "balanced").astype(int)
-    agree = [
-        ((words[[a, b]] == words[[a, b], 0][:, None]).all(0)).sum()
-        for a, b in itertools.product(range(70), repeat=2)
-    ]
-    assert np.mean(agree) == pytest.approx(16 / 7)
-
-
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="words must be one of"):
         sign_words(4, "hash")
     with pytest.raises(ValueError, match="at least 2 points, got 1"):
         word_table(np.zeros((1, 1)), "hadamard")
-    with pytest.raises(ValueError, match="even number of points"):
-        anonymity_set_size(7)
-    with pytest.raises(ValueError, match="repetitions must be >= 1"):
-        anonymity_set_size(8, 0)
