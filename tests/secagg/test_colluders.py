@@ -305,3 +305,34 @@ def test_a_run_counts_its_own_colluders():
         match="counted in cohorts of 100 of 1000 clients, 0 Byzantine, and these are of 100 of 900, 0",
     ):
         run_of(900, 100, sums, fedq.LDPQ(1.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "cohort"),
+    [
+        ({"degree": 16, "max_corrupt": 0.1, "max_dropout": 0.02}, 100),
+        ({"max_corrupt": 0.6}, 100),
+        ({"max_corrupt": 0.6, "max_dropout": 0.1}, 60),
+        ({"max_corrupt": 0.2, "max_dropout": 0.1, "active": True}, 100),
+    ],
+)
+def test_too_many_are_refused_with_the_most_that_are_safe_and_the_complete_graph(settings, cohort):
+    with pytest.raises(ValueError, match="could see more than the sum") as refused:
+        SecAgg(**settings).rules(1000, cohort)
+    most = int(re.search(r"keep max_corrupt <= (\d+) / 1000", str(refused.value))[1])
+    wanted = -50.0  # 2^-130 and 2^80 rosters, if the server lies
+    safe = SecAgg(**{**settings, "max_corrupt": most / 1000})
+    assert safe.guarantee(1000, cohort, 1).opened_log2 <= wanted
+    try:
+        more = SecAgg(**{**settings, "max_corrupt": (most + 1) / 1000}).guarantee(1000, cohort, 1)
+        assert more.opened_log2 > wanted
+    except ValueError as error:
+        assert "could see more than the sum" in str(error)
+    found = re.search(
+        r"complete graph, at threshold (\d+), that probability is (0|up to 1|below 2\^-(.*))$",
+        str(refused.value),
+    )
+    corrupt, threshold = int(settings["max_corrupt"] * 1000), int(found[1])
+    chance = 2.0 ** -float(found[3]) if found[3] else float(found[2] != "0")
+    counts = min(corrupt, cohort) if settings.get("active") else None
+    assert chance >= (tail(1000, corrupt, cohort, threshold) if counts is None else counts >= threshold)
