@@ -1,9 +1,12 @@
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
-from lightning_fedq.data.models import Classifier, Linear
+from lightning_fedq.data.models import CNN2, CNN3, MLP, VGG2, Classifier, Linear, ResNet18
+from lightning_fedq.data.models.initial import seeded
+from lightning_fedq.functional.flatten import flatten
 
 
 def test_logs_loss_and_accuracy(monkeypatch):
@@ -61,3 +64,82 @@ def test_optimizer_is_sgd_with_the_given_settings():
 def test_hyperparameters_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         Classifier(Linear(4), **settings)
+
+
+# ---- backbones -----------------------------------------------------------------------------------------
+CASES = [
+    (Linear(64), (1, 8, 8), 650),
+    (Linear(), (1, 28, 28), 7850),
+    (MLP(64), (1, 8, 8), 4810),
+    (MLP(64, hidden=(54,), activation="tanh"), (1, 8, 8), 4060),
+    (MLP(64, hidden=(32, 16)), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 170),
+    (CNN2(), (1, 28, 28), 20490),
+    (CNN2(image_size=8), (1, 8, 8), 6090),
+    (CNN3(), (3, 32, 32), 33834),
+    (VGG2(), (1, 28, 28), 12002),
+    (ResNet18(), (3, 32, 32), 11173962),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "size"), CASES, ids=lambda value: type(value).__name__)
+def test_scores_and_documented_size(model, shape, size):
+    assert model(torch.zeros(2, *shape)).shape == (2, 10)
+    assert sum(p.numel() for p in model.parameters()) == size
+
+
+@pytest.mark.parametrize("model", [case[0] for case in CASES], ids=lambda model: type(model).__name__)
+def test_no_stateful_buffers(model):
+    assert not list(model.buffers())
+
+
+def test_resnet_has_groupnorm_where_the_original_has_batchnorm():
+    kinds = [type(m) for m in ResNet18(num_classes=7).modules()]
+    assert kinds.count(nn.GroupNorm) == 20 and nn.BatchNorm2d not in kinds
+
+
+def test_resnet_as_published_keeps_batchnorm_and_its_statistics():
+    model = ResNet18(norm="batch")
+    kinds = [type(m) for m in model.modules()]
+    assert kinds.count(nn.BatchNorm2d) == 20 and nn.GroupNorm not in kinds
+    assert sum(p.numel() for p in model.parameters()) == 11173962
+    assert sum(b.numel() for b in model.buffers() if b.is_floating_point()) == 9600
+    with pytest.raises(ValueError, match="norm must be 'batch' or 'group', got 'layer'"):
+        ResNet18(norm="layer")
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: Linear(0), lambda: MLP(64, hidden=(0,)), lambda: CNN2(num_classes=0)]
+)
+def test_sizes_must_be_positive(build):
+    with pytest.raises(ValueError, match=r"must be >= 1, got 0"):
+        build()
+
+
+def test_an_activation_is_named():
+    """Hidden layers get it, and another name is refused with the names that there are."""
+    assert [type(layer).__name__ for layer in MLP(64, hidden=(3, 2), activation="tanh")][2::2] == [
+        "Tanh",
+        "Tanh",
+    ]
+    with pytest.raises(ValueError, match="activation must be one of \\['relu', 'tanh'\\], got 'gelu'"):
+        MLP(64, activation="gelu")
+
+
+# ---- initial -------------------------------------------------------------------------------------------
+def test_the_same_seed_gives_the_same_model_and_touches_no_global_generator():
+    state = torch.random.get_rng_state()
+    model = VGG2()
+    torch.random.set_rng_state(state)
+    first = flatten(list(seeded(model, 3).parameters()))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(first, flatten(list(seeded(VGG2(), 3).parameters())))
+    assert not torch.equal(first, flatten(list(seeded(VGG2(), 4).parameters())))
+
+
+def test_weights_follow_the_law_and_biases_are_zero():
+    model = seeded(torch.nn.Linear(600, 500), 0)
+    bound = (6 / 600) ** 0.5
+    assert model.weight.abs().max() <= bound
+    # variance bound^2 / 3 over 3e5 draws: relative standard error 0.0016, five of them
+    assert abs(float(model.weight.detach().var()) / (bound**2 / 3) - 1) < 0.008
+    assert not model.bias.any()
