@@ -237,10 +237,6 @@ def test_a_step_of_a_client_that_writes_to_parameters_itself_is_refused():
             make_trainer(*callbacks).fit(Remembering(), datamodule=FederatedDataModule(Digits(40)))
 
 
-def test_parameters_may_change_between_steps():
-    trainer(dpsgd(), epochs=1).fit(Writes("not"))
-
-
 # ---- how the loss is reduced ---------------------------------------------------------------------------
 
 

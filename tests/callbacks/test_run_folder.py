@@ -1,20 +1,25 @@
+import csv
 import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch.utils.data import Dataset
 
+from lightning_fedq import ClientEvaluation
 from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.run_folder import title_of
-from lightning_fedq.mechanisms import GaussianNoise, LayeredGaussian, RotatedCoins
+from lightning_fedq.data import LabelShards, QuantitySkew
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import noise_words, read_rows
 from tests.callbacks.runs import small_data, small_model, small_run
-from tests.digits_run import make_trainer
+from tests.digits_run import Classifier, Digits, digits, make_trainer
 
 DIM = 650
 
@@ -376,3 +381,55 @@ def test_rows_are_appended_and_a_new_column_rewrites_the_table(tmp_path):
     rows.append({"round": 3.0, "c": float("inf")})
     append_row(path, rows)
     assert path.stat().st_ino != before and read_rows(path) == rows
+
+
+# ---- who holds what, as a table and a picture in the folder of a run -----------------------------------
+class Plain(Dataset[Any]):
+    """Labels are in the samples only."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        inputs, labels = digits()
+        return inputs[index], int(labels[index])
+
+
+class WithoutLabels(Digits):
+    def train_set(self):
+        return Plain()
+
+
+def run(folder, data, **settings):
+    fed = Federated(LDPQ(epsilon=1.0), 4, **settings)
+    made = RunFolder("run", str(folder), show=False)
+    make_trainer(fed, made, max_epochs=1).fit(Classifier(), datamodule=data)
+    return fed, folder / "run"
+
+
+def rows(folder):
+    return list(csv.DictReader((folder / "clients" / "holdings.csv").read_text().splitlines()))
+
+
+def test_who_holds_which_labels_and_what_is_held_out(tmp_path):
+    settings = {"partition": LabelShards(2), "evaluate_clients": ClientEvaluation(0.2)}
+    fed, folder = run(tmp_path, Digits(80, 5), **settings)
+    table = rows(folder)
+    assert len(table) == 4 and len(table[0]) == 3 + 10
+    for client, row in enumerate(table):
+        held = digits()[1][fed.client_indices[client]]
+        assert int(row["client"]) == client and int(row["samples"]) == 16 and int(row["held_out"]) == 4
+        counts = [int(row[f"label_{label}"]) for label in range(10)]
+        assert counts == torch.bincount(held, minlength=10).tolist()
+    assert "clients/holdings.csv" in (folder / "privacy.md").read_text()
+    assert not list(folder.glob("holdings*")), "apart from what a server would have"
+
+
+def test_without_labels_at_hand(tmp_path):
+    fed, folder = run(tmp_path, WithoutLabels(batch_size=5), partition=QuantitySkew(0.5, least=2))
+    table = rows(folder)
+    assert [list(row) for row in table] == [["client", "samples"]] * 4
+    assert [int(row["samples"]) for row in table] == [len(part) for part in fed.client_indices]
+    assert "How many samples every client holds: clients/holdings.csv" in " ".join(
+        (folder / "privacy.md").read_text().split()
+    )

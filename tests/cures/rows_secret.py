@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
@@ -12,18 +13,10 @@ from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.training.secret_cohorts import check_processes
 from lightning_fedq.wire.entropy_coding import Elias
 from tests.cures.rows import row
-from tests.training.test_own_draws import Counted, in_pairs, own
+from tests.digits_run import ManualSteps
+from tests.training.test_own_draws import own
 from tests.training.test_privacy_target import Line, loader
-from tests.training.test_secret_cohorts import (
-    NOISE,
-    TARGET,
-    ByHand,
-    Limits,
-    Transforms,
-    Writes,
-    fitted,
-    secret,
-)
+from tests.training.test_secret_cohorts import NOISE, TARGET, fitted, secret
 
 AGAINST = fedq.PrivacyTarget(80.0, 1e-3, "outsider")
 
@@ -51,6 +44,32 @@ class Grouped(Line):
     def __init__(self):
         super().__init__()
         self.layer = nn.Sequential(nn.Linear(4, 1), nn.GroupNorm(1, 1))
+
+
+class Counted(Line):
+    """A layer that counts what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 1), nn.BatchNorm1d(1))
+
+
+class ByHand(ManualSteps, Line):
+    """Takes its steps itself."""
+
+
+class Writes(pl.Callback):
+    follows_clients = True
+
+
+class Limits(pl.Callback):
+    def on_train_start(self, trainer, pl_module):
+        trainer.callbacks[0].ledger.limits = torch.full((20,), 9, dtype=torch.int32)
+
+
+class Transforms(pl.Callback):
+    def on_train_start(self, trainer, pl_module):
+        trainer.callbacks[0].engine.transform = lambda clients, updates: updates
 
 
 class Validated(Line):
@@ -178,7 +197,7 @@ row(
 
 
 def counted(layers=Counted, **settings):
-    fits(**ADDER | settings, fit={"module": layers(), "data": in_pairs()})
+    fits(**ADDER | settings, fit={"module": layers(), "data": DataLoader(loader(40).dataset, batch_size=2)})
 
 
 row(

@@ -183,13 +183,13 @@ row(
 row("{} is of an older version and does not say how many parameters round {} had,", older, weights_only)
 row("{} has {} bytes, the checkpoint", lambda: cut_journal(back=False), lambda: cut_journal(back=True))
 row(
-    "{} has lost its first line and all behind it; put the file back",
+    "{} has lost its first line and all behind it; put the file back. Whoever goes on without it must count",
     lambda: damaged_journal(cut),
     lambda: damaged_journal(cut, back=True),
     weights_only,
 )
 row(
-    "{} is damaged at byte {}, so what was spent is not known; put the file back",
+    "{} is damaged at byte {}, so what was spent is not known; put the file back. Whoever goes on without",
     lambda: damaged_journal(flipped),
     lambda: damaged_journal(flipped, back=True),
     weights_only,

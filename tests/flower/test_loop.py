@@ -13,17 +13,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.models import MLP
-from lightning_fedq.flower.federated_server import FederatedServer, RemoteRoundServer
+from lightning_fedq.flower.federated_server import FederatedServer
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.remote_client import RefusedError
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.keys.party_keys import ClientSecrets, Identities
-from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, BandedGaussian, CorBin
-from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import RoundPlanner, RoundTask
+from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg, messages as wire, server as secagg_server
 from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, simulate
 
@@ -220,15 +218,6 @@ def test_settings_reach_the_server(tmp_path):
         assert getattr(server.local, name) == getattr(fed.local, name)
     assert server.ledger is fed.ledger and server.seed == fed.seed and not server.owns_ledger
     assert server.planner == replace(fed.planner, real_clients=True)
-
-
-def test_what_works_on_updates_is_refused_on_the_server():
-    server = RemoteRoundServer(COIN, RoundPlanner(4, 0), SeededKeys(0), torch.zeros(3), (3,), AdaptiveRange())
-    with pytest.raises(ValueError, match="works on updates, which a server is never given"):
-        server.tampering = object()
-    server.tampering = None
-    with pytest.raises(ValueError, match="draws the batches of clients"):
-        FederatedServer(federated(COIN), None, None).use_batches(object())
 
 
 def test_a_refusal_names_the_message():

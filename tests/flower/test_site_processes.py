@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from lightning_fedq.commands.flower import write_app
 from tests.flower import evil_apps
 from tests.flower.machines import example
-from tests.flower.test_node_authentication import write_keys
+from tests.flower.test_processes import write_keys
 
 pytestmark = pytest.mark.slow
 ROUNDS, SITES = 3, 2

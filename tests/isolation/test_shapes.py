@@ -28,7 +28,7 @@ CLIENTS_OWN = (*TOGETHER, "callbacks", "optimizers")
 """Kinds of rows that keep what they keep in a client's own world; others outlive it, or show it."""
 SIDE_BY_SIDE = frozenset(
     """
-    Buffer BatchNorm DatasetWithMemory TransformWithMemory CollateWithMemory AdamMoments
+    Buffer BatchNorm DatasetWithMemory CollateWithMemory AdamMoments
     StrategyOptimizersReplaced TrainerOptimizersReplaced NormalisedByTheFirstSample
     """.split()  # noqa: SIM905
 )

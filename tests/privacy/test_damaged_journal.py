@@ -76,13 +76,6 @@ def test_a_log_that_never_got_its_header_begins_again(path, monkeypatch, step):
     assert StreamLog(path, OWNER).charges == 1
 
 
-def test_a_refusal_says_what_it_costs_to_go_on(path):
-    whole = used(path)
-    path.write_bytes(whole.replace(b'"round": 1', b'"round": 9'))
-    with pytest.raises(ValueError, match=r"must count every round as charged that may have been"):
-        StreamLog(path, OWNER)
-
-
 def test_lines_without_a_checksum_are_read_in_a_file_of_the_earlier_version(path):
     path.write_text(
         f'{{"fedq ledger": 1, "mechanism": "{OWNER}", "clients": 1}}\n'

@@ -1,13 +1,19 @@
 """The code in docs/privacy.md runs, and docs/useful_privacy.md has the accountant's figures."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import lightning_fedq.privacy
 from lightning_fedq.mechanisms import LDPQ, AugCorBin
-from lightning_fedq.mechanisms.interface import Adversary, RoundContext
+from lightning_fedq.mechanisms.contract_suite import context_of
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, RoundContext
+from lightning_fedq.privacy import account, report, run, secret_row
+from lightning_fedq.secagg import SecAgg, terms
+from tests.contract.test_mechanisms import ROWS
 from tests.described import Setting
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,3 +58,75 @@ def behind(mechanism, clients, dim, rounds):
         RoundContext(0, tuple(groups), (dim,), 0 * one, one), rounds, 1e-5, secure_aggregation=True
     )
     return setting.spent(setting.claims(mechanism)[Adversary.SECAGG_SERVER], rounds).epsilon
+
+
+# ---- SECURITY.md names every assumption of a privacy report, and no others -----------------------------
+PAGE = (Path(lightning_fedq.privacy.__file__).parents[2] / "SECURITY.md").read_text()
+
+
+def table():
+    """Words of assumptions, and who sees to them, row by row."""
+    section = PAGE.split("## What has to hold")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    return [(set(re.findall(r"`([^`]+)`", words)), who.strip()) for words, who in rows]
+
+
+def of_mechanisms():
+    claims = [claim for row in ROWS for claim in row.claims(context_of(row, tuple(range(12))))]
+    return {text for claim in claims if not isinstance(claim.loss, NonPrivate) for text in claim.assumptions}
+
+
+def of_account():
+    """What `Account` adds: texts of its source, or their names, that are handed to what adds assumptions."""
+    tree, found = ast.parse(Path(account.__file__).read_text()), set()
+    named = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            named.setdefault(node.targets[0].id, []).append(node.value)
+    added = {"_given": {1: ""}, "_as_wider": {2: account._WIDER}, "_reduced": {2: "", 4: account._WIDER}}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in added:
+            for place, behind in added[node.func.id].items():
+                one = node.args[place]
+                for value in named.get(one.id, []) if isinstance(one, ast.Name) else [one]:
+                    found |= {f"{_text(value)}, {behind}" if behind else _text(value)}
+        if isinstance(node, ast.FunctionDef) and node.name == "_colluders":
+            found |= {
+                _text(one.value)
+                for one in ast.walk(node)
+                if isinstance(one, ast.Return) and isinstance(one.value, ast.JoinedStr)
+            }
+    return {text for text in found if text.strip(", ") and "allow for max_dropped" not in text}
+
+
+def _text(value):
+    parts = [part.value for part in ast.walk(value) if isinstance(part, ast.Constant)]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def of_protocols():
+    kinds = [SecAgg(), SecAgg(run="accounted"), SecAgg(active=True)]
+    sparse = SecAgg(degree=58, max_corrupt=0.05, max_dropout=0.1)
+    assert isinstance(sparse, terms.SecAgg)
+    said = {kind.statement for kind in kinds} | {
+        sparse.guarantee(1000, 1000, 10).statement,
+        SecAgg(max_corrupt=0.3).guarantee(1000, 100, 10).statement,
+    }
+    return said | {run.ASSUMED.statement}
+
+
+SENTENCES = sorted(
+    of_mechanisms() | of_account() | of_protocols() | set(secret_row.CONDITIONS) | {report.OWN_CODE}
+)
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_each_assumption_has_its_row(sentence):
+    assert any(words in sentence for known, _ in table() for words in known), sentence
+
+
+def test_each_row_is_of_an_assumption_and_says_who():
+    for known, who in table():
+        assert re.search(r"You|Library|Nobody|Nothing", who)
+        for words in known:
+            assert any(words in sentence for sentence in SENTENCES), words

@@ -63,16 +63,6 @@ def test_a_limit_that_leaves_a_client_without_a_batch():
         assert least_fraction(batches) <= 1.0
 
 
-def test_a_loader_that_slips_in_would_train_centrally():
-    class Swaps(pl.Callback):
-        def on_fit_start(self, trainer, pl_module):
-            trainer.datamodule.train_dataloader = Digits(80).train_dataloader
-
-    message = r"not the clients' own, .*datamodule=FederatedDataModule.from_loader\(loader, val_loader\)"
-    with pytest.raises(ValueError, match=message):
-        make_trainer(federated(), Swaps()).fit(Classifier(), datamodule=Digits(80))
-
-
 def test_a_refused_tuner_leaves_a_trainer_that_trains():
     trainer, data, module = make_trainer(federated(), max_epochs=1), Digits(80), Classifier()
     module.lr = module.batch_size = 10
@@ -100,12 +90,6 @@ def test_nothing_to_train_is_said():
     module = Classifier(optimizer=lambda params: None)
     with pytest.warns(UserWarning, match="no optimizer"):
         refused("has nothing to train", module)
-
-
-@pytest.mark.filterwarnings("ignore:.*no `val_dataloader`")
-def test_no_data_at_all_is_said():
-    with pytest.raises(ValueError, match=r"there is no training data, .* datamodule="):
-        make_trainer(federated()).fit(Classifier())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.rounds import RoundRecord
 from lightning_fedq.rounds.client import StreamLog
+from lightning_fedq.training.records import warn_of
 from lightning_fedq.training.resume import RecordsBeside, records_of
 from tests.callbacks.test_federated_resume import fit, latest
 from tests.callbacks.test_federated_resume_killed import pytestmark  # noqa: F401
@@ -131,3 +133,15 @@ def test_a_trial_of_isolation_writes_no_records(tmp_path):
     trainer.fit(TwoLayers(change_at=10**9), datamodule=Digits(12))
     [path] = tmp_path.glob("records-*.jsonl")
     assert len(path.read_text().splitlines()) == 2
+
+
+# ---- records -------------------------------------------------------------------------------------------
+def record(clients):
+    return RoundRecord(3, 50, 50, 0, 0, 0, 0, 0.0, 1.0, 1.0, 0.0, non_finite_clients=tuple(clients))
+
+
+def test_a_warning_names_ten_clients_and_counts_the_others():
+    with pytest.warns(UserWarning, match=r"round 4: the updates of clients \[7, 8\] held a NaN"):
+        warn_of(record([7, 8]))
+    with pytest.warns(UserWarning, match=r"clients \[0, 1, 2, 3, 4, 5, 6, 7, 8, 9\] and 30 more held a NaN"):
+        warn_of(record(range(40)))

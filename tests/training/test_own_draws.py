@@ -2,13 +2,11 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import nn
 
 import lightning_fedq as fedq
 from lightning_fedq.cli import main
@@ -26,7 +24,6 @@ from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.rounds import CohortKey, RoundPlanner
 from lightning_fedq.rounds.running_sum import RunningSum
-from lightning_fedq.training.secret_cohorts import check_processes
 from lightning_fedq.training.spending import report_of
 from tests.described import privacy_report
 from tests.training.test_privacy_target import Line, loader
@@ -434,37 +431,17 @@ def test_what_a_run_lets_out_is_the_same_whoever_and_however_many_took_part(tmp_
     assert few["steps"] > 0 and len(few["screen"]) == 3
 
 
-class Counted(Line):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Sequential(nn.Linear(4, 1), nn.BatchNorm1d(1))
-
-
-def in_pairs():
-    return torch.utils.data.DataLoader(loader(40).dataset, batch_size=2)
-
-
-MASKED = fedq.SecAgg(run="accounted")
-
-
 @pytest.mark.parametrize("participation", OWN)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"seed": 3}, "S1, .*seed=None"),
         ({"clients_per_round": None}, "S1, .*clients_per_round below 20"),
-        ({"dropout_probability": 0.1}, "S3, .*dropout_probability=0"),
-        ({"weighting": "samples"}, "S4, .*weighting='uniform'"),
-        ({"secure_aggregation": MASKED}, "S11, .*leave secure_aggregation out"),
-        ({"target": "weights"}, "S11, .*target='updates'"),
-        ({"cohorts": "known"}, "draw for itself.*cohorts='secret', or participation='random'"),
         ({"mechanism": fedq.BandedGaussian(1.0, 1.0, band=2)}, "counts on 2 rounds"),
         ({"mechanism": fedq.GaussianNoise(1.0, 1.0)}, "S11, .*GaussianNoise.*BandedGaussian"),
         ({"mechanism": fedq.DistributedDiscreteGaussian(1.0, 1.0, 0.01)}, "S11, .*participation='random'"),
         ({"mechanism": fedq.RotatedCoins(1.0)}, "S11, .*RotatedCoins"),
         ({"mechanism": fedq.AggregateGaussian(1.0, 1.0)}, "S11, .*AggregateGaussian"),
         ({"mechanism": fedq.AdaptiveClip(fedq.GaussianNoise(1.0, 1.0))}, "S11, .*AdaptiveClip"),
-        ({"privacy": fedq.PrivacyTarget(2.0, 1e-3, "outsider")}, "S5, .*limits the charges"),
     ],
 )
 def test_each_condition_is_refused_by_name_with_the_cure(participation, settings, words):
@@ -472,37 +449,15 @@ def test_each_condition_is_refused_by_name_with_the_cure(participation, settings
         own(participation, **settings)
 
 
+def test_real_clients_are_refused():
+    with pytest.raises(ValueError, match="real clients"):
+        RoundPlanner(12, 0, 3, participation="poisson", cohort_key=CohortKey(), real_clients=True)
+
+
 def test_blocks_are_of_whole_rounds():
     with pytest.raises(ValueError, match=r"a whole number, got 20 / 6; use clients_per_round=5"):
         own("allocated", clients_per_round=6)
     own("poisson", clients_per_round=6)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"fast_dev_run": True}, "S8, .*fast_dev_run.*max_epochs=1"),
-        ({"module": Counted(), "data": in_pairs()}, "S8, .*num_batches_tracked.*buffers='frozen'"),
-    ],
-)
-def test_each_condition_of_a_fit_is_refused_before_anything_is_charged(options, words):
-    federated = own("poisson")
-    with pytest.raises(ValueError, match=words):
-        fitted(federated, **options)
-    assert federated.ledger.rounds == 0
-
-
-def test_frozen_counters_are_the_cure():
-    federated = own("poisson", buffers="frozen")
-    fitted(federated, module=Counted(), data=in_pairs())
-    assert federated.ledger.rounds == 3
-
-
-def test_processes_and_real_clients_are_refused():
-    with pytest.raises(ValueError, match=r"S1, .*2 processes.*devices=1"):
-        check_processes(SimpleNamespace(world_size=2, strategy=None))
-    with pytest.raises(ValueError, match="real clients"):
-        RoundPlanner(12, 0, 3, participation="poisson", cohort_key=CohortKey(), real_clients=True)
 
 
 def test_a_round_that_was_given_up_voids_the_claim(monkeypatch):

@@ -253,8 +253,6 @@ def test_an_abandoned_round_is_a_new_attempt_with_new_masks():
 
 
 def test_weights_are_refused():
-    with pytest.raises(ValueError, match="no client can be weighted; use weighting='uniform'"):
-        fedq.Federated(fedq.LDPQ(1.0), CLIENTS, weighting="samples", secure_aggregation=fedq.SecAgg())
     with pytest.raises(ValueError, match="no client can be weighted"):
         engine_of(fedq.LDPQ(1.0), fedq.SecAgg(), client_weights=torch.ones(CLIENTS))
 

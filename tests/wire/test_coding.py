@@ -1,8 +1,14 @@
+import zlib
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_fedq.wire.coding import FixedLength
+from lightning_fedq.functional.exact_error.dither import centred_dither
+from lightning_fedq.wire.coding import FixedLength, UndecodableError
+from lightning_fedq.wire.entropy_coding import Elias, Subset
+from lightning_fedq.wire.range_coding import ConditionalRange
 
 
 @st.composite
@@ -48,3 +54,87 @@ def test_a_stream_of_the_wrong_length_is_refused():
 def test_widths_beyond_a_word_are_refused(width):
     with pytest.raises(ValueError, match=r"bits_per_symbol must be in \[1, 32\]"):
         FixedLength(width)
+
+
+# ---- any bytes at all ----------------------------------------------------------------------------------
+COUNT = 24
+_SELECTED = np.arange(COUNT) % 3 == 0
+
+
+def dithered(width):
+    rng = np.random.default_rng(3)
+    step = width * np.exp2(-rng.integers(0, 12, COUNT).astype(float))
+    return ConditionalRange(centred_dither(rng.integers(0, 2**63, COUNT).astype(np.uint64)), step, (8, 16))
+
+
+CODES = {
+    "one bit": FixedLength(1),
+    "signed": FixedLength(5, signed=True),
+    "32 bits": FixedLength(32),
+    "gamma": Elias(),
+    "delta": Elias(delta=True),
+    "subset": Subset(_SELECTED, Elias(), smallest=-2),
+    "nothing": Subset(np.zeros(COUNT, bool), Elias()),
+    "range": dithered(1.0),
+    "narrow range": dithered(2.0**-12),
+}
+TOO_LONG = {FixedLength: "symbols of .* bits need", Subset: "must be empty|symbols take"}
+every_code = pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+
+
+def honest(code, rng):
+    symbols = torch.from_numpy(rng.integers(0, 2, COUNT))
+    if isinstance(code, Subset):
+        symbols[torch.from_numpy(~code.selected)] = 0
+    return symbols
+
+
+def bad_streams(code, rng):
+    """Junk of any length, and honest streams with other heads, tails and words. Checksums are made right."""
+    good = code.pack(honest(code, rng))
+    crc = isinstance(code, ConditionalRange)
+    good = good[:-4] if crc else good
+    for number in range(400):
+        junk, place = rng.bytes(int(rng.integers(0, 2 * len(good) + 8))), int(rng.integers(0, len(good) + 1))
+        stream = [junk, good[:place] + junk, good[:place] + b"\xff" * len(junk), junk + good[place:]][
+            number % 4
+        ]
+        if crc and number % 3 == 0:
+            stream = bytes([number % 2]) + stream[1:]
+        yield stream + zlib.crc32(stream).to_bytes(4, "little") if crc else stream
+
+
+@every_code
+def test_any_bytes_are_read_or_refused_by_one_error(code):
+    rng, read = np.random.default_rng(1), 0
+    for stream in bad_streams(code, rng):
+        try:
+            symbols = code.unpack(stream, COUNT)
+        except UndecodableError:
+            continue
+        read += 1
+        assert symbols.shape == (COUNT,) and code.num_bits(symbols) >= 0
+    assert code.unpack(code.pack(honest(code, rng)), COUNT).shape == (COUNT,)
+
+
+@every_code
+def test_what_is_too_long_for_its_symbols_is_not_read(code):
+    longest = code.max_bytes(COUNT)
+    with pytest.raises(UndecodableError, match=TOO_LONG.get(type(code), "symbols take .* bytes at most")):
+        code.unpack(bytes(longest + 1), COUNT)
+
+
+@every_code
+@pytest.mark.parametrize("size", [0, 1, 2**31 - 1, 2**61, 2**62 - 3])
+def test_the_limit_holds_for_the_longest_streams(code, size):
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        symbols = torch.from_numpy(rng.choice([-size, -1, 0, size], COUNT))
+        if isinstance(code, Subset):
+            symbols[torch.from_numpy(~code.selected)] = 0
+        try:
+            stream = code.pack(symbols)
+        except ValueError:
+            assert isinstance(code, FixedLength)
+            continue
+        assert len(stream) <= code.max_bytes(COUNT)
