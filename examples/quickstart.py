@@ -35,7 +35,7 @@ def main() -> float:
     engine = RoundEngine(
         CorBin(epsilon=1.0, shared_bits=5),
         RoundPlanner(CLIENTS, SEED, dropout_probability=0.1),
-        SeededKeys(SEED),  # reproducible, not private; AgreedKeys(range(CLIENTS)) takes keys from the system
+        SeededKeys(SEED),  # reproducible, not private; RootKeys() takes keys from the system
         weights=torch.zeros(650),
         segments=(640, 10),
         ranges=FixedRange(0.1),

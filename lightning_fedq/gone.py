@@ -39,6 +39,7 @@ GONE = {
     "lightning_fedq.data.models.VGG2": "use a network of your own; that of CorBin-FL is in the repository",
     "lightning_fedq.flower.DecodingStrategy": _APPS,
     "lightning_fedq.flower.encoding_mod": _APPS,
+    "lightning_fedq.keys.randomness.AgreedKeys": "use RootKeys(); real clients have keys.party_keys",
     "lightning_fedq.keys.randomness.group_key": "keys are agreed in pairs; use agree",
     "lightning_fedq.privacy.target.epsilon_of": "use privacy.account.Account(run, delta).spent",
     "lightning_fedq.mechanisms.contract_suite.devices_agree": "mechanisms are given tensors of the CPU",

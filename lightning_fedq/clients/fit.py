@@ -26,6 +26,8 @@ from lightning_fedq.clients.reached import state_named_by
 from lightning_fedq.clients.world import World
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
+_KEPT_BYTES = (32 << 20) - (1 << 16)
+"""glibc maps larger blocks than 32 MiB one by one."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,9 @@ class ClientFit:
     def __init__(
         self, trainer: Any, loggers: Sequence[Any] | None = None, shared: Sequence[Any] = ()
     ) -> None:
+        # glibc gives memory back to the system above twice the largest block that it has mapped and freed:
+        # with a large one, what a step allocates stays, and the next step's pages are there already
+        torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         self._home, self._shared = trainer, tuple(shared)
         self._worlds: dict[bool, World] = {}
         self._reached: dict[int, tuple[Any, str]] | None = None

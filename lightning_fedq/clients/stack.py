@@ -183,10 +183,6 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-_KEPT_BYTES = (32 << 20) - (1 << 16)
-"""glibc maps larger blocks than 32 MiB one by one."""
-
-
 class StackMemory(NamedTuple):
     """Tensors that one stack after the other trains in.
 
@@ -209,9 +205,6 @@ class StackMemory(NamedTuple):
         members = [attrgetter(name)(module).detach() for name in names]
         dtype = torch.promote_types(members[0].dtype, torch.float32)
         dim = sum(member.numel() for member in members)
-        # glibc gives memory back to the system above twice the largest block that it has mapped and freed:
-        # with a large one, what a step allocates stays, and the next step's pages are there already
-        torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         stacks = [member.new_empty(capacity, *member.shape) for member in members]
         return cls(stacks, members[0].new_empty(capacity, dim, dtype=dtype))
 

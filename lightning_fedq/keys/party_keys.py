@@ -1,9 +1,8 @@
 """Keys of one party of a secure federation: a server with none of its clients', a client with its own.
 
-`keys.randomness.AgreedKeys` holds everybody's keys in one process, to simulate; here the same keys are
-derived by those who are meant to have them. A client sends its public key once, 32 bytes, and the server
-relays it to those who share a group with it. Asking a party for a key that it must not know raises
-`NotHeldError`.
+A simulation derives all keys from one root (`keys.randomness.RootKeys`); here each is derived by those who
+are meant to have it. A client sends its public key once, 32 bytes, and the server relays it to those who
+share a pair with it. Asking a party for a key that it must not know raises `NotHeldError`.
 
 The server relays public keys, so it could put itself between two clients, and would then know what they
 share. With a directory of identities (Ed25519) from elsewhere, a client accepts a peer's key with that peer's

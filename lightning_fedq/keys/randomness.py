@@ -7,8 +7,8 @@ as a whole, so an address needs no layer index: the layers of one message share 
 
 Two sources of keys, and the report says which:
 
-* `AgreedKeys` (*secure*): X25519 key pairs and private seeds from the operating system. Peer keys
-  come from the key agreement, so no shared bit is ever sent. Nothing is reproducible.
+* `RootKeys` (*secure*): everything follows from 32 bytes of the operating system, as all keys of a simulation
+  lie in one program anyway. Real clients agree on theirs by X25519 (`party_keys`). Nothing is reproducible.
 * `SeededKeys` (*reproducible*): everything follows from one integer. For experiments; not private.
 
 What the server may hold is `PublicRandomness`; `ClientRandomness` adds what it must not.
@@ -322,16 +322,22 @@ class SeededKeys(_DerivedKeys):
 
 
 class RootKeys(OneOwner, _DerivedKeys):
-    """Keys of a simulation over several processes: all follow from 32 bytes of the operating system.
+    """Keys of all parties of a simulation: all follow from 32 bytes of the operating system.
+
+    They can't be copied or pickled: two owners would draw the same secret coins for different payloads.
 
     Args:
-        root: Drawn by one process, and told to the others, which own disjoint clients.
+        root: Drawn by one process, and told to the others, which own disjoint clients. None is drawn here.
+
+    Example:
+        >>> RootKeys().public() == RootKeys().public()
+        False
     """
 
     mode = "secure"
 
-    def __init__(self, root: bytes) -> None:
-        super().__init__(hkdf_extract(_PROTOCOL, pack_fields("ranks", root)))
+    def __init__(self, root: bytes | None = None) -> None:
+        super().__init__(hkdf_extract(_PROTOCOL, pack_fields("ranks", root or os.urandom(_KEY_BYTES))))
 
 
 def agree(own: X25519PrivateKey, other: X25519PublicKey, salt: bytes, info: bytes) -> bytes:
@@ -376,62 +382,6 @@ def group_info(federation: bytes, members: Sequence[int]) -> bytes:
 def private_key(seed: bytes, federation: bytes) -> bytes:
     """Key that nobody but a client knows, from its own seed."""
     return hkdf_expand(seed, pack_fields("private", federation))
-
-
-class AgreedKeys(OneOwner, Keys):
-    """Keys of all parties of one secure federation, held by one process that simulates them.
-
-    Every client gets an X25519 pair and a private seed from the operating system; the server has a
-    pair too. A pair's key is its key agreement.
-
-    They can't be copied or pickled: two owners would draw the same secret coins for different payloads.
-    """
-
-    mode = "secure"
-
-    def __init__(self, clients: Sequence[int]) -> None:
-        self._own = {client: X25519PrivateKey.generate() for client in clients}
-        self._server = X25519PrivateKey.generate()
-        self._seeds = {client: os.urandom(32) for client in clients}
-        self.setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
-        self._salt = roster_digest({c: own.public_key().public_bytes_raw() for c, own in self._own.items()})
-        self._public = os.urandom(32)
-        self._members = os.urandom(32)  # the server's; it goes to each client under their pairwise key
-        self._own_key = os.urandom(32)
-        self._client = lru_cache(maxsize=_KEPT_KEYS)(self._agree_with_server)
-        self._peer = lru_cache(maxsize=_KEPT_KEYS)(self._agree_in_pair)
-        self._private: dict[int, bytes] = {}
-
-    def public(self) -> bytes:
-        return self._public
-
-    def members(self) -> bytes:
-        return self._members
-
-    def client(self, client: int) -> bytes:
-        return self._client(client)
-
-    def server(self) -> bytes:
-        return self._own_key
-
-    def _agree_with_server(self, client: int) -> bytes:
-        info = server_info(self._public, client)
-        return agree(self._own[client], self._server.public_key(), self._salt, info)
-
-    def peer(self, group: tuple[int, ...]) -> bytes:
-        return self._peer(tuple(sorted(group)))
-
-    def _agree_in_pair(self, members: tuple[int, ...]) -> bytes:
-        if len(members) != 2:
-            raise ValueError(f"keys are agreed in pairs, and the group {members} is none")
-        info = group_info(self._public, members)
-        first, second = members
-        return agree(self._own[first], self._own[second].public_key(), self._salt, info)
-
-    def private(self, client: int) -> bytes:
-        if (key := self._private.get(client)) is None:
-            key = self._private[client] = private_key(self._seeds[client], self._public)
-        return key
 
 
 class PublicRandomness:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
-from lightning_fedq.keys.randomness import AgreedKeys
+from lightning_fedq.keys.randomness import RootKeys
 from lightning_fedq.leakage.gradients import sample_gradients
 from lightning_fedq.leakage.matching import Attack, Matching
 from lightning_fedq.leakage.study import Study, StudyResult
@@ -140,7 +140,7 @@ class LeakageMonitor(pl.Callback):
                 self.adversary,
                 self.attempts,
                 generator,
-                keys=AgreedKeys(range(_COHORT)),
+                keys=RootKeys(),
                 seconds=max(self.seconds_per_round - (time.perf_counter() - start), 0.0),
                 kept=1,
             )

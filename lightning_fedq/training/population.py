@@ -23,7 +23,7 @@ from lightning_fedq.data.dealing import LocalPasses, deal
 from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.labels import are_at_hand, label_counts, labels_of
 from lightning_fedq.data.loader import ClientLoader
-from lightning_fedq.keys.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
+from lightning_fedq.keys.randomness import Keys, RootKeys, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.secagg import Aggregation
 from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
@@ -322,13 +322,12 @@ class SimulatedClients(Population):
     ) -> RoundEngine:
         """The round engine, or a rank's, see `Population.server`."""
         federation, server = self._federation, self._federation.server
-        clients, seed = range(federation.clients.num_clients), federation.seed
-        keys: Keys = AgreedKeys(clients) if seed is None else SeededKeys(seed)
+        seed, root = federation.seed, os.urandom(32)
         secagg, more = server.secure_aggregation, dict[str, Any]()
         if self.ranks is not None:
-            root = self.ranks.group.broadcast(os.urandom(32), "the keys")  # also where one has a seed
-            keys = RootKeys(root) if seed is None else keys
+            root = self.ranks.group.broadcast(root, "the keys")  # also where one has a seed
             more = {"strategy": self.ranks, "stacks": all}
+        keys: Keys = RootKeys(root) if seed is None else SeededKeys(seed)
         return (RoundEngine if self.ranks is None else RankEngine)(
             federation.mechanism,
             federation.planner,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 import lightning_fedq as fedq
-from lightning_fedq.keys.randomness import AgreedKeys
+from lightning_fedq.keys.randomness import RootKeys
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.rounds.client_budget import ClientBudget
@@ -143,7 +143,7 @@ row(
 )
 row(
     "secure keys can't be copied or pickled: both owners would draw the same secret coins; make a new",
-    lambda: copy.copy(AgreedKeys(range(4))),
+    lambda: copy.copy(RootKeys()),
     lambda: fit(private(fedq.LDPQ(1.0))),
     lambda: copy.copy(fed(fedq.LDPQ(1.0))),
     error=TypeError,

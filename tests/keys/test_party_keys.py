@@ -12,7 +12,17 @@ from lightning_fedq.keys.party_keys import (
     sign_key,
     verify_key,
 )
-from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, Keys, PublicRandomness, roster_digest
+from lightning_fedq.keys.randomness import (
+    ClientRandomness,
+    Keys,
+    PublicRandomness,
+    RootKeys,
+    agree,
+    group_info,
+    private_key,
+    roster_digest,
+    server_info,
+)
 
 
 def parties(count=3):
@@ -36,27 +46,27 @@ def parties(count=3):
     return secrets, own, server, clients
 
 
-def agreed(secrets, own):
-    """The keys of the same parties, all in one process."""
-    keys = AgreedKeys(range(len(own)))
-    keys._own = {c: X25519PrivateKey.from_private_bytes(one.secret) for c, one in enumerate(own)}
-    keys._seeds = {c: one.seed for c, one in enumerate(own)}
-    keys._server = X25519PrivateKey.from_private_bytes(secrets.secret)
-    keys._public, keys._members = secrets.federation, secrets.members
-    keys._salt = roster_digest({c: one.public_key for c, one in enumerate(own)})
-    return keys
+def agreed(one, other, secrets, own, info):
+    """The key of two secrets, by an X25519 exchange and the federation's salt."""
+    salt = roster_digest({number: client.public_key for number, client in enumerate(own)})
+    mine, theirs = (X25519PrivateKey.from_private_bytes(secret) for secret in (one, other))
+    return agree(mine, theirs.public_key(), salt, info)
 
 
-def test_parties_derive_what_one_process_derives():
+def test_parties_derive_what_the_key_agreement_gives():
     secrets, own, server, clients = parties()
-    keys = agreed(secrets, own)
-    assert keys.public() == server.public() == clients[1].public()
-    assert keys.members() == server.members() == clients[1].members()
+    assert secrets.federation == server.public() == clients[1].public()
+    assert secrets.members == server.members() == clients[1].members()
     for number, client in enumerate(clients):
-        assert client.client(number) == server.client(number) == keys.client(number)
-        assert client.private(number) == keys.private(number)
-    assert clients[0].peer((2, 0)) == clients[2].peer((0, 2)) == keys.peer((0, 2))
-    assert len({keys.peer((0, 1)), keys.peer((0, 2)), keys.peer((1, 2))}) == 3
+        key = agreed(
+            own[number].secret, secrets.secret, secrets, own, server_info(secrets.federation, number)
+        )
+        assert client.client(number) == server.client(number) == key
+        assert client.private(number) == private_key(own[number].seed, secrets.federation)
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        key = agreed(own[b].secret, own[a].secret, secrets, own, group_info(secrets.federation, (a, b)))
+        assert clients[a].peer((b, a)) == clients[b].peer((a, b)) == key
+    assert len({clients[0].peer((0, 1)), clients[0].peer((0, 2)), clients[1].peer((1, 2))}) == 3
 
 
 def test_the_key_of_the_server_s_noise_is_another_one_in_every_process_and_no_client_holds_it():
@@ -64,7 +74,7 @@ def test_the_key_of_the_server_s_noise_is_another_one_in_every_process_and_no_cl
     secrets, _, server, clients = parties()
     again = HeldServerKeys(secrets, server.roster)
     assert again.client(1) == server.client(1)
-    assert len({again.server(), server.server(), AgreedKeys(range(3)).server()}) == 3
+    assert len({again.server(), server.server(), RootKeys().server()}) == 3
     assert server.server() == server.server()
     with pytest.raises(NotHeldError, match="client 1 does not hold the key of the server's own noise"):
         clients[1].server()

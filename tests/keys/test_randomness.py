@@ -12,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from lightning_fedq.keys.randomness import (
-    AgreedKeys,
     ClientRandomness,
     PublicRandomness,
     RootKeys,
@@ -137,7 +136,7 @@ def _streams(keys):
                 yield rand.peer(group, purpose)
 
 
-@pytest.mark.parametrize("keys", [SeededKeys(0), AgreedKeys((1, 2, 3))], ids=["seeded", "agreed"])
+@pytest.mark.parametrize("keys", [SeededKeys(0), RootKeys()], ids=["seeded", "root"])
 def test_every_address_field_changes_the_stream(keys):
     heads = [stream.words(8).tobytes() for stream in _streams(keys)]
     assert len(set(heads)) == len(heads) == 48
@@ -145,7 +144,7 @@ def test_every_address_field_changes_the_stream(keys):
 
 def test_federations_with_other_seeds_or_keys_share_no_stream():
     heads = [s.words(8).tobytes() for keys in (SeededKeys(0), SeededKeys(1)) for s in _streams(keys)]
-    heads += [s.words(8).tobytes() for _ in range(2) for s in _streams(AgreedKeys((1, 2, 3)))]
+    heads += [s.words(8).tobytes() for _ in range(2) for s in _streams(RootKeys())]
     assert len(set(heads)) == len(heads)
 
 
@@ -161,19 +160,14 @@ def test_public_randomness_is_what_the_client_sees_of_it():
 
 
 def test_peers_agree_whatever_the_order_of_the_group():
-    rand = ClientRandomness(AgreedKeys((1, 2, 3)), (1,), 0)
+    rand = ClientRandomness(RootKeys(), (1,), 0)
     assert np.array_equal(rand.peer((1, 2), "p").words(4), rand.peer((2, 1), "p").words(4))
-
-
-def test_keys_are_agreed_in_pairs():
-    with pytest.raises(ValueError, match=r"agreed in pairs, and the group \(1, 2, 3\) is none"):
-        AgreedKeys((1, 2, 3)).peer((1, 2, 3))
 
 
 def test_modes_are_named():
     assert SeededKeys(0).mode == "reproducible"
-    assert AgreedKeys((0, 1)).mode == "secure"
-    assert SeededKeys(0).setup_bits_per_client == AgreedKeys((0,)).setup_bits_per_client == 256
+    assert RootKeys().mode == "secure"
+    assert SeededKeys(0).setup_bits_per_client == RootKeys().setup_bits_per_client == 256
 
 
 # ---- laws ---------------------------------------------------------------------------------------------
@@ -269,7 +263,7 @@ def test_words_of_different_streams_are_uncorrelated():
         assert abs((first * second).mean()) < 6 / 32_000**0.5
 
 
-@pytest.mark.parametrize("make", [lambda: RootKeys(bytes(32)), lambda: AgreedKeys([0, 1])])
+@pytest.mark.parametrize("make", [lambda: RootKeys(bytes(32)), RootKeys])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_secret_keys_have_one_owner(make, copied):
     """A second one would draw the same coins for another payload."""

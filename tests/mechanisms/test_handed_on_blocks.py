@@ -11,7 +11,7 @@ import torch
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.functional.hadamard import padded_size
-from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys
+from lightning_fedq.keys.randomness import RootKeys, SeededKeys
 from lightning_fedq.mechanisms import BandedGaussian, HandedOnGaussian
 from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, square_of_participations
 from lightning_fedq.mechanisms.interface import HandOver
@@ -184,7 +184,7 @@ def test_a_repeated_round_and_what_follows_begin_anew(kind):
 
     def made():
         mechanism, planner = kind()
-        return engine_of(mechanism, planner, 20_000, AgreedKeys(range(planner.num_clients)))
+        return engine_of(mechanism, planner, 20_000, RootKeys())
 
     def correlation(one, other):
         return np.corrcoef(one, other)[0, 1]

@@ -19,7 +19,7 @@ from scipy import stats
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
-from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, RootKeys, SeededKeys
 from lightning_fedq.mechanisms import HandedOnGaussian, handed_on_gaussian
 from lightning_fedq.mechanisms.handed_on_gaussian import (
     KEPT,
@@ -354,7 +354,7 @@ def noise_of(mechanism, keys, context, client):
 
 def test_a_successor_takes_back_four_fifths_of_the_share():
     """Round 0 of client 1, and round 1 of client 3, who comes after it: its own part is what is left."""
-    mechanism, keys = small(granularity=0.001, bits=24), AgreedKeys(range(6))
+    mechanism, keys = small(granularity=0.001, bits=24), RootKeys()
     first, second = handed(mechanism, 0, 64), handed(mechanism, 1, 64)
     alone = replace(second, hand_over=replace(second.hand_over, before=()))
     taken = noise_of(mechanism, keys, alone, 3) - noise_of(mechanism, keys, second, 3)

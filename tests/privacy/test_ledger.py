@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys
+from lightning_fedq.keys.randomness import RootKeys, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, BandedGaussian
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.journal import Journal
@@ -123,7 +123,7 @@ def test_of_servers_that_take_turns_each_has_streams_of_its_own(mechanism, plann
 
     def begun():
         start = torch.zeros(8), [8], FixedRange(1.0)
-        return RoundEngine(mechanism, planner, AgreedKeys(range(6)), *start, ledger=ledger)
+        return RoundEngine(mechanism, planner, RootKeys(), *start, ledger=ledger)
 
     first = begun()
     before = first.state_dict()

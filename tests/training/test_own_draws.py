@@ -10,7 +10,7 @@ from scipy import stats
 
 import lightning_fedq as fedq
 from lightning_fedq.cli import main
-from lightning_fedq.keys.randomness import AgreedKeys, PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import PublicRandomness, RootKeys, SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import (
@@ -116,7 +116,7 @@ def played(participation):
     engine = fedq.RoundEngine(
         adder,
         plan,
-        AgreedKeys(range(2)),
+        RootKeys(),
         torch.zeros(2 * COPIES, dtype=torch.float64),
         (2 * COPIES,),
         fedq.FixedRange(1.0),
@@ -235,7 +235,7 @@ def test_noise_and_divisor_are_the_same_whoever_is_there(fault, monkeypatch):
         )
     dim, plan = 2000, planner("poisson", 6, 2)
     engine = fedq.RoundEngine(
-        ADDER, plan, AgreedKeys(range(6)), torch.zeros(dim), (dim,), fedq.FixedRange(1.0), diagnostics=False
+        ADDER, plan, RootKeys(), torch.zeros(dim), (dim,), fedq.FixedRange(1.0), diagnostics=False
     )
     stds, sizes = [], []
     for _ in range(220):

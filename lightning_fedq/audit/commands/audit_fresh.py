@@ -16,7 +16,6 @@ with `seed=None`. Then:
 import hashlib
 import json
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -40,7 +39,7 @@ from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.data.generator_turns import seed_everywhere
 from lightning_fedq.keys import randomness
 from lightning_fedq.keys.party_keys import ClientSecrets, HeldClientKeys, HeldServerKeys, ServerSecrets
-from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, RootKeys, SeededKeys, Stream
+from lightning_fedq.keys.randomness import ClientRandomness, RootKeys, SeededKeys, Stream
 from lightning_fedq.mechanisms import BandedGaussian, DistributedDiscreteGaussian, GaussianNoise
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
@@ -201,7 +200,7 @@ def play_rounds(mechanism: Mechanism, secagg: SecAgg | None, new_keys: Callable[
     engine = RoundEngine(
         mechanism,
         planner,
-        new_keys() if handed == 1 else AgreedKeys(range(clients * handed)),
+        new_keys(),
         torch.zeros(_DIM),
         (_DIM,),
         FixedRange(1.0),
@@ -398,11 +397,9 @@ def of_mechanisms(names: Sequence[str]) -> list[Watch]:
         mechanism = example(mechanism_class(name))
         word = _OVER_ROUNDS if mechanism.separation > 1 else ""
         for turn in range(2):
-            clients = range(_cohort_size(mechanism))
-            keys = partial(AgreedKeys, clients)
-            found.append(play_rounds(mechanism, None, keys, f"{word}{name}, engine {turn}"))
+            found.append(play_rounds(mechanism, None, RootKeys, f"{word}{name}, engine {turn}"))
             if mechanism.homomorphic and turn == 0:
-                found.append(play_rounds(mechanism, SecAgg(), keys, f"{word}{name}, masked engine"))
+                found.append(play_rounds(mechanism, SecAgg(), RootKeys, f"{word}{name}, masked engine"))
     return found
 
 
@@ -422,7 +419,7 @@ def of_fits(folder: Path, processes: bool = True) -> tuple[list[Watch], list[str
         found.append(_elsewhere(next(iter(FITS))))
     ranks = GaussianNoise(1.0, 1.0)
     for turn in range(2):
-        found.append(play_rounds(ranks, None, lambda: RootKeys(os.urandom(32)), f"ranks, {turn}"))
+        found.append(play_rounds(ranks, None, RootKeys, f"ranks, {turn}"))
     return [*found, *play_folders("over a network")], missing
 
 

@@ -16,7 +16,7 @@ from lightning_fedq.audit.commands.audit_fresh import (
     watching,
 )
 from lightning_fedq.commands.mechanism_row import example
-from lightning_fedq.keys.randomness import AgreedKeys, Stream
+from lightning_fedq.keys.randomness import RootKeys, Stream
 from lightning_fedq.mechanisms.registry import installed, mechanism_class
 from lightning_fedq.rounds import plan as plans
 from lightning_fedq.secagg import SecAgg, client, messages
@@ -59,7 +59,7 @@ def test_a_watch_leaves_nothing_behind():
 
 def masked():
     mechanism = example(mechanism_class("DistributedDiscreteGaussian"))
-    return judge([play_rounds(mechanism, SecAgg(), lambda: AgreedKeys(range(4)), "masked")])[1]
+    return judge([play_rounds(mechanism, SecAgg(), lambda: RootKeys(), "masked")])[1]
 
 
 def test_pairwise_mask_keys_that_ignore_the_round(monkeypatch):

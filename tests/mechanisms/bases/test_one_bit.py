@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_fedq.functional.one_bit import threshold_coin as ob
-from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness
+from lightning_fedq.keys.randomness import ClientRandomness, RootKeys
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
 from tests.functional.one_bit.closed_forms import mean_mse
 from tests.one_round import context_of, decode, encode
@@ -89,7 +89,7 @@ def test_swapping_the_roles_of_a_pair_changes_bits_but_not_the_law():
 
 def test_secure_keys_couple_pairs_too():
     """A pair of equal extreme inputs at d = unlimited: outputs agree only as often as 2q - 1 says."""
-    mechanism, keys = CorBin(1.0, None), AgreedKeys((0, 1))
+    mechanism, keys = CorBin(1.0, None), RootKeys()
     context = context_of(mechanism, (0, 1), (DRAWS,))
     bits = mechanism.encode(torch.zeros(2, DRAWS), context, ClientRandomness(keys, (0, 1), 0)).symbols
     assert int((bits[0] == bits[1]).sum()) == 0
