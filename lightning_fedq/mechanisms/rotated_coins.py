@@ -37,7 +37,7 @@ from torch import Tensor
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import float32_range, unit_ball_factor
-from lightning_fedq.functional.hadamard import kernel_order, padded_size
+from lightning_fedq.functional.hadamard import Floats, kernel_order, padded_size
 from lightning_fedq.functional.linear_decode import sum_of_rows
 from lightning_fedq.functional.one_bit.hidden_coin import ORDERS, hidden_coin_moments
 from lightning_fedq.functional.one_bit.threshold_coin import (
@@ -46,7 +46,7 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     coin_thresholds,
     one_bit_quantize_rows,
 )
-from lightning_fedq.functional.rotation import Floats, Words, rotate, rotate_back, sign_words
+from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.claims import (
     ARBITRARY,

@@ -12,9 +12,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-BEST_BIT_EPSILON = 2.1773189849653067
-"""The positive root of sinh e = 2 e."""
-
 
 def bit_epsilon(epsilon: float, bits: int) -> float:
     """Epsilon of each of `bits` bits that compose to `epsilon`. The division is rounded down.

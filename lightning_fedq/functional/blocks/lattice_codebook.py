@@ -82,7 +82,8 @@ def _points_within(name: LatticeName, radius: float) -> NDArray[np.float64]:
         counts = counts[norms <= bound]
     if name == "A2":
         counts = counts[counts.sum(1) % 2 == 0]
-    return counts * np.array(units)
+    points: NDArray[np.float64] = counts * np.array(units)
+    return points
 
 
 @lru_cache(maxsize=64)

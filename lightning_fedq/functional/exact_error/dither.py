@@ -51,11 +51,6 @@ def dither_quantize(values: Tensor, dither: Tensor, step: Tensor | float) -> Ten
     return torch.floor(values.double() / step + dither + 0.5).to(torch.int64)
 
 
-def dither_dequantize(symbols: Tensor, dither: Tensor, step: Tensor | float) -> Tensor:
-    """Return (M - U) w in float64. The error is uniform on (-w/2, w/2]."""
-    return (symbols.double() - dither) * step
-
-
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def add_centred_dither(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
     """Add `centred_dither(words)` to a running sum, in one pass."""

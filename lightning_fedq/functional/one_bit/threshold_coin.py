@@ -265,16 +265,6 @@ def one_probability(value: float, center: float, radius: float, epsilon: float) 
     return 0.5 + 0.5 * x * math.tanh(epsilon / 2.0)
 
 
-def single_mse(value: float, center: float, radius: float, epsilon: float) -> float:
-    """Mean squared error of one client's decoded bit, r^2 alpha^2 - (value - center)^2.
-
-    Example:
-        >>> round(single_mse(0.0, 0.0, 1.0, 1.0), 3)
-        4.683
-    """
-    return (radius * output_scale(epsilon)) ** 2 - (value - center) ** 2
-
-
 def pair_mse(
     first: float, second: float, center: float, radius: float, epsilon: float, shared_bits: int | None
 ) -> float:

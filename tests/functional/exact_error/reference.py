@@ -26,3 +26,8 @@ def integer_dither_dequantize(symbols, dither, width):
     whatever the input was.
     """
     return 2 * (symbols * width - dither) + (width - 1)
+
+
+def dither_dequantize(symbols, dither, step):
+    """(M - U) w in float64. The error is uniform on (-w/2, w/2]."""
+    return (symbols.double() - dither) * step

@@ -7,7 +7,6 @@ from lightning_fedq.functional.exact_error.dither import (
     add_dequantized_row,
     add_uniforms,
     centred_dither,
-    dither_dequantize,
     dither_levels,
     dither_quantize,
     dither_quantize_row,
@@ -15,7 +14,11 @@ from lightning_fedq.functional.exact_error.dither import (
     round_to_grid,
 )
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys, Stream
-from tests.functional.exact_error.reference import integer_dither_dequantize, integer_dither_quantize
+from tests.functional.exact_error.reference import (
+    dither_dequantize,
+    integer_dither_dequantize,
+    integer_dither_quantize,
+)
 
 
 def stream(purpose="test"):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.functional.exact_error.dither import centred_dither, dither_dequantize, dither_quantize
+from lightning_fedq.functional.exact_error.dither import centred_dither, dither_quantize
 from lightning_fedq.functional.exact_error.layered import check_law, layer, layer_row, minimal_step
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta, layer_mean
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
@@ -16,6 +16,7 @@ from reproductions.exact.formulas import (
     lower_bound,
     upper_bound,
 )
+from tests.functional.exact_error.reference import dither_dequantize
 
 CASES = [(law, kind) for law in ("gaussian", "laplace") for kind in ("direct", "shifted")]
 

@@ -11,7 +11,12 @@ import numpy as np
 import scipy
 
 from lightning_fedq.functional.one_bit.privacy import _lower_quantile
-from lightning_fedq.functional.one_bit.threshold_coin import pair_mse, single_mse
+from lightning_fedq.functional.one_bit.threshold_coin import output_scale, pair_mse
+
+
+def single_mse(value, center, radius, epsilon):
+    """Mean squared error of one client's decoded bit, r^2 alpha^2 - (value - center)^2."""
+    return (radius * output_scale(epsilon)) ** 2 - (value - center) ** 2
 
 
 def randomized_response_rdp(epsilon_bit, order):

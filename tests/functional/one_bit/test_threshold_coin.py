@@ -11,7 +11,7 @@ import torch
 
 from lightning_fedq.functional.one_bit import threshold_coin as ob
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
-from tests.functional.one_bit.closed_forms import group_variance, mean_mse, random_pairing_mse
+from tests.functional.one_bit.closed_forms import group_variance, mean_mse, random_pairing_mse, single_mse
 
 INF = None  # unlimited shared bits
 
@@ -46,7 +46,7 @@ def test_single_client():
     outputs = [0.1 + sign * 0.5 * ob.output_scale(1.0) for sign in (-1, 1)]
     close(outputs[0], -0.981976706869)
     close(outputs[1], 1.18197670687)
-    close(ob.single_mse(0.35, 0.1, 0.5, 1.0), 1.10817359421)
+    close(single_mse(0.35, 0.1, 0.5, 1.0), 1.10817359421)
 
 
 @pytest.mark.parametrize(
