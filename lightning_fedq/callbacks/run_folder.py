@@ -100,6 +100,7 @@ class RunFolder(pl.Callback):
         check_run_name(name)
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
         self.delta, self.show, self.baseline = delta, show, baseline
+        self.clients_delta = delta
         self.path: Path | None = None
         self.rows: list[Row] = []
         self.summary: dict[str, Any] = {}
@@ -118,11 +119,6 @@ class RunFolder(pl.Callback):
             check_delta(delta_of(federated, trainer), federated.clients.num_clients, "clients")
         except ValueError as error:
             raise ValueError(f"RunFolder(delta={self.delta!r}): {error}") from None
-
-    @property
-    def clients_delta(self) -> float | None:
-        """Delta of the run's clients that is asked for."""
-        return self.delta
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""

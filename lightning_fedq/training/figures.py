@@ -33,16 +33,14 @@ def delta_of(federation: Federation, trainer: pl.Trainer) -> float:
         ValueError: If two of them ask for different ones.
     """
     target = federation.privacy_target
-    asked = [(type(one).__name__, getattr(one, "clients_delta", None)) for one in callbacks_of(trainer)]
-    asked += [("PrivacyTarget", None if target is None else target.delta)]
-    said = [(name, delta) for name, delta in asked if delta is not None]
-    if len({delta for _, delta in said}) > 1:
-        several = " and ".join(f"{name}(delta={delta:g})" for name, delta in said)
+    asked = {getattr(callback, "clients_delta", None) for callback in callbacks_of(trainer)}
+    said = sorted((asked | {None if target is None else target.delta}) - {None})
+    if len(said) > 1:
         raise ValueError(
-            f"the epsilons of a run's clients are all said at one delta, got {several}; give the same one, "
-            "or leave the RunFolder's out"
+            f"the epsilons of a run's clients are all said at one delta, got {said}; give privacy target, "
+            "budget and RunFolder the same one, or leave the RunFolder's out"
         )
-    return said[0][1] if said else min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
+    return said[0] if said else min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
 
 
 class RunFigures:

@@ -231,7 +231,7 @@ row(
 )
 # ---- secret cohorts ---------------------------------------------------------------------------------
 row(
-    "the epsilons of a run's clients are all said at one delta, got {}; give the same one, or leave the",
+    "the epsilons of a run's clients are all said at one delta, got {}; give privacy target, budget and",
     lambda: fit(known(privacy=SERVER), fedq.PrivacyBudget(90.0, 1e-4, "server")),
     lambda: fit(known(privacy=SERVER), fedq.PrivacyBudget(90.0, 1e-3, "server")),
     lambda: fit(known(privacy=SERVER), fedq.RunFolder(show=False)),
