@@ -74,8 +74,8 @@ class RunFolder(pl.Callback):
         mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name: losses
             and errors are better small.
         delta: Chance with which the reported privacy guarantee may fail, in (0, 1 / num_clients); the fit
-            refuses another at its start, and one that is not the privacy target's or budget's. None is
-            theirs, or min(1e-5, 0.1 / num_clients). Loggers have it as `fed/delta`.
+            refuses another at its start, and one that is not a `PrivacyBudget`'s. None is that, the privacy
+            target's, or min(1e-5, 0.1 / num_clients). Loggers have it as `fed/delta`.
         show: Print the summary when the training ends.
         baseline: A value of the metric to draw as a line, such as that of a central training.
 
