@@ -34,7 +34,10 @@ def delta_of(federation: Federation, trainer: pl.Trainer) -> float:
     Raises:
         ValueError: If two of them ask for different ones.
     """
-    asked = {getattr(callback, "clients_delta", None) for callback in callbacks_of(trainer)} - {None}
+    said: list[float | None] = [
+        getattr(callback, "clients_delta", None) for callback in callbacks_of(trainer)
+    ]
+    asked = {delta for delta in said if delta is not None}
     if len(asked) > 1:
         raise ValueError(
             f"the epsilons of a run's clients are all said at one delta, got {sorted(asked)}; give budget "
