@@ -80,6 +80,7 @@ class PrivacyBudget(pl.Callback):
         if unit not in ("client", "sample", None):
             raise ValueError(f"unit must be 'client', 'sample' or None, got {unit!r}")
         self.epsilon, self.delta, self.unit = epsilon, check_delta(delta), unit
+        self.clients_delta = None if unit == "sample" else delta
         self.adversary, self.on_exhausted = adversary_named(adversary), on_exhausted
         if cohorts not in ("known", "secret"):
             raise ValueError(f"cohorts must be 'known' or 'secret', got {cohorts!r}")
@@ -94,11 +95,6 @@ class PrivacyBudget(pl.Callback):
         self._spent_by_now: Callable[[], float] = _nothing
         self._blocked: Callable[[], str] = str
         self._began = self._counts_samples = self._seeded = False
-
-    @property
-    def clients_delta(self) -> float | None:
-        """Delta of the run's clients, where they are what the budget is of."""
-        return None if self.unit == "sample" else self.delta
 
     @property
     def statement(self) -> str:

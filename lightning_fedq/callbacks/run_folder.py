@@ -75,8 +75,8 @@ class RunFolder(pl.Callback):
         mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name: losses
             and errors are better small.
         delta: Chance with which the reported privacy guarantee may fail, in (0, 1 / num_clients); the fit
-            refuses another at its start, and one that is not the privacy target's or budget's. None is
-            theirs, or min(1e-5, 0.1 / num_clients). Loggers have it as `fed/delta`.
+            refuses another at its start, and one that is not a `PrivacyBudget`'s. None is that, the privacy
+            target's, or min(1e-5, 0.1 / num_clients). Loggers have it as `fed/delta`.
         show: Print the summary when the training ends.
         baseline: A value of the metric to draw as a line, such as that of a central training.
 
@@ -101,6 +101,7 @@ class RunFolder(pl.Callback):
         check_run_name(name)
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
         self.delta, self.show, self.baseline = delta, show, baseline
+        self.clients_delta = delta
         self.path: Path | None = None
         self.rows: list[Row] = []
         self.summary: dict[str, Any] = {}
@@ -119,11 +120,6 @@ class RunFolder(pl.Callback):
             check_delta(delta_of(federated, trainer), federated.clients.num_clients, "clients")
         except ValueError as error:
             raise ValueError(f"RunFolder(delta={self.delta!r}): {error}") from None
-
-    @property
-    def clients_delta(self) -> float | None:
-        """Delta of the run's clients that is asked for."""
-        return self.delta
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""

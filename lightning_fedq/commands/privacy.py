@@ -23,7 +23,7 @@ from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.journal import Journal
-from lightning_fedq.privacy.ledger import Ledger, check_terms
+from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
@@ -119,10 +119,11 @@ def report_of_checkpoint(
         (engine["ledger"].get("terms") or {}).get("clients") == "real",
     )
     protocol = federation["secure_aggregation"]
-    ledger = None
-    if rounds is None:
-        ledger = _charged(path, engine["ledger"], federation["seed"] != "None")
-        rounds = ledger.paid[0]
+    charged = Ledger(len(engine["ledger"]["charges"]), engine["ledger"]["mechanism"])
+    charged.load_state_dict(engine["ledger"])
+    if rounds is None:  # those after the checkpoint included
+        _read_journal(path, charged, federation["seed"] != "None")
+    ledger, rounds = (charged, charged.paid[0]) if rounds is None else (None, rounds)
     masks = None if protocol == "None" else SecAgg(**parse_call(protocol)[1])
     known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
     byzantine = min(len(known), planner.cohort_size)
@@ -130,7 +131,7 @@ def report_of_checkpoint(
     run = described(
         planner,
         parse_mechanism(federation["mechanism"], kind),
-        max(engine["weights"].numel(), engine["ledger"].get("dim", 0), ledger.dim if ledger else 0),
+        max(engine["weights"].numel(), charged.dim),
         rounds=rounds,
         secure_sum=masks,
         plain_sum=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
@@ -139,7 +140,7 @@ def report_of_checkpoint(
         charges=None if ledger is None else ledger.paid[1],
         broken="",
     )
-    check_terms(terms or None, run.terms)
+    charged.agree(run.terms)
     report = _report(run, delta, secagg)
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)
@@ -166,14 +167,6 @@ def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> Samp
     elif state["charges"] and ledger.charges.tolist() != state["charges"]:
         remarks.append("Rounds charged after the checkpoint are NOT in these figures: they are too small.")
     return SampleStatement.of_histories(state["histories"], delta, tuple(remarks))
-
-
-def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:
-    """Rounds that a checkpoint's federation has paid for, those after the checkpoint included."""
-    ledger = Ledger(len(state["charges"]), state["mechanism"])
-    ledger.load_state_dict(state)
-    _read_journal(path, ledger, repeatable)
-    return ledger
 
 
 def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:

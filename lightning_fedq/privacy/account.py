@@ -43,10 +43,7 @@ class Account:
 
     @property
     def masks_hold(self) -> bool:
-        """Can delta pay for the rounds in which masks may be opened? Else they count as open.
-
-        Half of it, or half of what dropouts leave, so that something is left for the mechanism.
-        """
+        """Can half of delta, or of what dropouts leave, pay for masks that open? Else they count as open."""
         share = 0.25 if self.run.sampling.dropout_probability else 0.5
         return max(self.run.horizon, 1) * self.run.masks_open <= share * self.delta
 
@@ -223,7 +220,8 @@ class Account:
             off = f"secure aggregation is off: see the row of {wider_view.value}"
             return replace(claim, loss=NonPrivate(off))
         if adversary is Adversary.SECAGG_SERVER and not self.masks_hold:
-            why = f"colluders open masks with chance {run.masks_open:.0e} a round, more than delta can pay"
+            power = math.ceil(10 * math.log2(run.masks_open)) / 10
+            why = f"colluders open masks with chance up to 2^{power:g} a round, more than delta can pay"
             return _as_wider(wider, adversary, why)
         if not run.threat.plain_sum:
             why = "the mean is weighted, or no mean"

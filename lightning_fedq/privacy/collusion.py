@@ -62,7 +62,7 @@ class Colluders:
         count = self.known
         if self.drawn:
             marked = min(count, self.clients - 1)
-            count = min(most_drawn(self.clients - 1, marked, self.cohort - 1, chance), self.cohort - 1)
+            count = most_drawn(self.clients - 1, marked, self.cohort - 1, chance)
         return min(count + self.byzantine, self.cohort)
 
     @cached_property

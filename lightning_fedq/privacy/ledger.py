@@ -160,7 +160,7 @@ class Ledger:
             ValueError: If rounds of other terms are charged; with the cure.
         """
         if self.rounds or self.recorded[0]:
-            check_terms(self.terms, terms)
+            _check_terms(self.terms, terms)
         self.terms = dict(terms)
 
     def begin(self, keys: bytes | None) -> None:
@@ -212,7 +212,7 @@ class Ledger:
             self.dim = max(self.dim, entry.dim)
             if entry.terms:
                 terms = _as_named_now(json.loads(entry.terms))
-                check_terms(terms, self.terms)
+                _check_terms(terms, self.terms)
                 self.terms = terms
             if entry.clients == ():  # a length only, see `lengthen`
                 continue
@@ -426,7 +426,7 @@ class Ledger:
                 f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
         terms = _as_named_now(state.get("terms"))
-        check_terms(terms, self.terms)
+        _check_terms(terms, self.terms)
         self.terms = self.terms or terms
         self.dim = max(self.dim, state.get("dim", 0))
         self._streams = state["streams"].clone() if repeatable else _later(self._streams, state["streams"])
@@ -480,16 +480,8 @@ def _as_named_now(terms: dict[str, str] | None) -> dict[str, str] | None:
     return terms and {{"liars": "num_byzantine"}.get(name, name): value for name, value in terms.items()}
 
 
-def check_terms(charged: Mapping[str, str] | None, here: Mapping[str, str] | None) -> None:
-    """Refuse to price rounds by other terms than their own. Unknown ones count as the same.
-
-    Args:
-        charged: Terms of the charged rounds.
-        here: Terms by which they would be priced.
-
-    Raises:
-        ValueError: With what they were, what they are, and the cure.
-    """
+def _check_terms(charged: Mapping[str, str] | None, here: Mapping[str, str] | None) -> None:
+    """Refuse to price rounds by other terms than their own. Unknown ones count as the same."""
     if charged is None or here is None:
         return
     differing = [

@@ -153,13 +153,13 @@ class Run:
                     raise ValueError(
                         f"{name} must be in [1, cohort = {size}], got {value}; SecAgg.guarantee knows it"
                     )
-            those = sums.colluders
-            here = self.num_clients, size, self.threat.num_byzantine
-            if those != NOBODY and (those.clients, those.cohort, those.byzantine) != here:
+            those, liars = sums.colluders, self.threat.num_byzantine
+            here = replace(those, clients=self.num_clients, cohort=size, byzantine=liars)
+            if those not in (NOBODY, here):
                 raise ValueError(
-                    f"colluders are counted in cohorts of {those.cohort} of {those.clients} clients, "
-                    f"{those.byzantine} Byzantine, and these are of {size} of {self.num_clients}, {here[2]} "
-                    "Byzantine; SecAgg.guarantee knows it"
+                    f"colluders are counted in cohorts of {those.cohort} of {those.clients} clients, and "
+                    f"these are of {size} of {self.num_clients}, or with {those.byzantine} Byzantine clients "
+                    f"for {liars}; SecAgg.guarantee knows it"
                 )
         if self.num_clients < size:
             raise ValueError(
@@ -194,10 +194,10 @@ class Run:
     @property
     def colluders(self) -> Colluders:
         """Clients that may collude with the server behind secure aggregation, and those that lie."""
-        sums = self.threat.secure_sum
-        if sums is None or sums.colluders == NOBODY:
-            return Colluders(0.0, self.num_clients, self.cohort_size, False, self.threat.num_byzantine)
-        return sums.colluders
+        sums, size = self.threat.secure_sum, self.cohort_size
+        if sums is not None and sums.colluders != NOBODY:
+            return sums.colluders
+        return Colluders(0.0, self.num_clients, size, chosen=False, byzantine=self.threat.num_byzantine)
 
     @property
     def masks_open(self) -> float:

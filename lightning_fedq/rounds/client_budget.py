@@ -139,4 +139,5 @@ def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget |
     if budget is None or (sums := budget.insists) is None:
         return terms
     terms += f"; {sums.min_survivors} confirm a sum, a share of {sums.colluders.fraction:g} may collude"
-    return terms if sums.colluders.clients == sums.colluders.cohort else f"{terms}; {sums.settings}"
+    drawn = sums.colluders.known and sums.colluders.clients > sums.colluders.cohort
+    return f"{terms}; {sums.settings}" if drawn else terms  # whose graph earlier versions made for a share

@@ -19,12 +19,11 @@ with many is as good as open). What must not happen:
   so that the sum is lost: P <= n P[Hyp(n - 1, d, k) > k - t] + C(n, 2) (d / n)^k.
 
 An *active* server chooses the cohort, with all the corrupt clients in it, and who "drops out" after it saw
-the order. Then only where the corrupt ones stand is random. If
-the honest survivors were split, some honest survivor would have a run of k / 2 neighbours without any; at
-most k / 2 + 1 + (corrupt ones in the run) holders of its secrets would answer, so with fewer than t of them
-its self-mask stays on the sum. It takes a run with t - k / 2 - 1 corrupt clients: P <= 2 n P[Hyp(n - d - 1,
-c, k / 2) >= t - k / 2 - 1]. And as it can try many rosters for a bad order, 80 bits are added to the security
-wanted.
+the order. Then only where the corrupt ones stand is random. If the honest survivors were split, some honest
+survivor would have a run of k / 2 neighbours without any; at most k / 2 + 1 + (corrupt ones in the run)
+holders of its secrets would answer, so with fewer than t of them its self-mask stays on the sum. It takes a
+run with t - k / 2 - 1 corrupt clients: P <= 2 n P[Hyp(n - d - 1, c, k / 2) >= t - k / 2 - 1]. And as it can
+try many rosters for a bad order, 80 bits are added to the security wanted.
 
 With the complete graph c >= t opens every secret, and c < t none.
 

@@ -198,8 +198,7 @@ class SecAgg:
         """log2 of the chance that an attempt shows more than its sum, at each roster that a server tries."""
         if self.active and 2 * survivors - colluders.cohort <= colluders.law[0][-1]:
             return 0.0  # two lists of survivors overlap in so many, who could confirm both
-        dropped = self._dropped(colluders.cohort)
-        return security_log2(colluders, degree, threshold, dropped)
+        return security_log2(colluders, degree, threshold, self._dropped(colluders.cohort))
 
     def _dropped(self, cohort: int) -> int:
         """Dropouts that are allowed for, rounded down: more than the fraction must not be missing."""
@@ -246,7 +245,9 @@ class SecAgg:
                 f"{survivors} of {cohort} clients must survive, which {dropped} dropouts do not leave; "
                 "lower max_dropout or the threshold"
             )
-        if not self._is_safe(colluders, rules):
+        # what the complete graph risks is paid for by the account
+        wanted = wanted_log2(self.active) if degree < cohort - 1 else -1
+        if self._opened_log2(colluders, *rules) > wanted:
             self._refuse(colluders, rules)
         if correctness_log2(cohort, degree, threshold, dropped) > -CORRECTNESS_BITS:
             raise ValueError(
@@ -255,11 +256,6 @@ class SecAgg:
                 "lower threshold, or use degree='auto'"
             )
         return colluders, rules
-
-    def _is_safe(self, colluders: Colluders, rules: tuple[int, int, int]) -> bool:
-        # what the complete graph risks is paid for by the account
-        wanted = wanted_log2(self.active) if rules[0] < colluders.cohort - 1 else -1
-        return self._opened_log2(colluders, *rules) <= wanted
 
     def _refuse(self, colluders: Colluders, rules: tuple[int, int, int]) -> NoReturn:
         """Say why it is not safe, with the most colluders that are, and what the complete graph gives."""
@@ -278,9 +274,9 @@ class SecAgg:
         known, clients, size = colluders.known, colluders.clients, colluders.cohort
         raise ValueError(
             f"{known} corrupt clients of {clients} could see more than the sum of a cohort of {size}, with "
-            f"probability above {wanted} a round, at degree {rules[0]} and threshold {rules[1]}; "
-            f"{'; or '.join(cures)}. In the complete graph, at threshold {whole[1]}, that probability is "
-            f"{'0' if opened == -math.inf else _below(-opened)}"
+            f"probability above {wanted} a round, at degree {rules[0]} and threshold {rules[1]} (complete "
+            f"graph, threshold {whole[1]}: {'0' if opened == -math.inf else _below(-opened)}); "
+            f"{'; or '.join(cures)}"
         )
 
     def _graph(self, colluders: Colluders) -> tuple[int, int, int]:

@@ -24,7 +24,9 @@ _FIRST_PRICED = 32
 
 
 def delta_of(federation: Federation, trainer: pl.Trainer) -> float:
-    """Delta of all epsilons of a run's clients: its target's, budget's or folder's, or else the usual one.
+    """Delta of what a run says of its clients: its folder's or budget's, else its target's, else the usual.
+
+    A target is judged at its own.
 
     Args:
         trainer: Its callbacks ask for a delta by `clients_delta`.
@@ -32,17 +34,17 @@ def delta_of(federation: Federation, trainer: pl.Trainer) -> float:
     Raises:
         ValueError: If two of them ask for different ones.
     """
-    target = federation.privacy_target
-    asked = [(type(one).__name__, getattr(one, "clients_delta", None)) for one in callbacks_of(trainer)]
-    asked += [("PrivacyTarget", None if target is None else target.delta)]
-    said = [(name, delta) for name, delta in asked if delta is not None]
-    if len({delta for _, delta in said}) > 1:
-        several = " and ".join(f"{name}(delta={delta:g})" for name, delta in said)
+    said: list[float | None] = [
+        getattr(callback, "clients_delta", None) for callback in callbacks_of(trainer)
+    ]
+    asked = {delta for delta in said if delta is not None}
+    if len(asked) > 1:
         raise ValueError(
-            f"the epsilons of a run's clients are all said at one delta, got {several}; give the same one, "
-            "or leave the RunFolder's out"
+            f"the epsilons of a run's clients are all said at one delta, got {sorted(asked)}; give budget "
+            "and RunFolder the same one, or leave the RunFolder's out"
         )
-    return said[0][1] if said else min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
+    target, usual = federation.privacy_target, min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
+    return asked.pop() if asked else (None if target is None else target.delta) or usual
 
 
 class RunFigures:

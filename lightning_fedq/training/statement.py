@@ -72,6 +72,9 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
     if not trainer.barebones and trainer.is_global_zero and federated.clients.cohorts != "secret":
         finite = of_all([(row.adversary, row.epsilon) for row in report.rows], masked)
         log_values(trainer, {**finite, "fed/delta": delta})
+    if target is not None and target.delta not in (None, delta):
+        delta = target.delta  # at which it is judged
+        report = report_of(federated, trainer, delta)
     met = {row.adversary: is_met(Adversary[row.adversary], masked) for row in report.rows}
     over = f"over {report.rounds} rounds at delta {delta:g}"
     if target is None:

@@ -27,6 +27,7 @@ from tests.leakage.test_monitor import Scores
 HEAD = ["backbone.bias"]
 LIMIT = fedq.Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
+BUDGET = fedq.PrivacyBudget(1000.0, 1e-3, "server")
 SERVER = fedq.PrivacyTarget(80.0, delta=1e-3, adversary="server")
 SECRET = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
 
@@ -209,10 +210,10 @@ row(
 )
 # ---- secret cohorts ---------------------------------------------------------------------------------
 row(
-    "the epsilons of a run's clients are all said at one delta, got {}; give the same one, or leave the",
-    lambda: fit(known(privacy=SERVER), fedq.PrivacyBudget(90.0, 1e-4, "server")),
-    lambda: fit(known(privacy=SERVER), fedq.PrivacyBudget(90.0, 1e-3, "server")),
-    lambda: fit(known(privacy=SERVER), fedq.RunFolder(show=False)),
+    "the epsilons of a run's clients are all said at one delta, got {}; give budget and RunFolder",
+    lambda: fit(known(), BUDGET, fedq.RunFolder(delta=1e-4, show=False)),
+    lambda: fit(known(), BUDGET, fedq.RunFolder(delta=1e-3, show=False)),
+    lambda: fit(known(), BUDGET, fedq.RunFolder(show=False)),
 )
 row(
     "a privacy target over the run needs rounds >= 1, got {}; say how many, or",

@@ -56,6 +56,8 @@ def test_what_masks_would_give_is_no_epsilon_of_a_run_without(run, tmp_path):
         (None, None, 1e-4, 1e-4),
         (1e-6, None, None, 1e-6),
         (1e-6, 1e-6, 1e-6, 1e-6),
+        (1e-6, 1e-3, None, 1e-3),
+        (1e-6, None, 1e-4, 1e-4),
     ],
 )
 def test_one_epsilon_has_one_delta_in_loggers_and_in_the_folder(target, delta, budget, true, tmp_path):
@@ -74,12 +76,18 @@ def test_one_epsilon_has_one_delta_in_loggers_and_in_the_folder(target, delta, b
 
 
 def test_two_deltas_are_refused_before_anything_is_charged(tmp_path):
-    target = PrivacyTarget(90.0, 1e-6, "server")
-    for other in (PrivacyBudget(1000.0, 1e-5, "server"), RunFolder("run", str(tmp_path), delta=1e-5)):
-        fed = Federated(GaussianNoise(1.0, 1.0), 20, privacy=target)
-        with pytest.raises(ValueError, match=r"at one delta, got .*\(delta=1e-05\) and .*\(delta=1e-06\)"):
-            logged(tmp_path, fed, other)
-        assert fed.ledger.rounds == 0
+    fed, folder = Federated(GaussianNoise(1.0, 1.0), 20), RunFolder("run", str(tmp_path), delta=1e-6)
+    with pytest.raises(ValueError, match=r"at one delta, got \[1e-06, 1e-05\]; give"):
+        logged(tmp_path, fed, PrivacyBudget(1000.0, 1e-5, "server"), folder)
+    assert fed.ledger.rounds == 0
+
+
+def test_the_line_at_the_end_judges_a_target_at_its_own_delta(tmp_path, caplog):
+    fed = Federated(GaussianNoise(1.0, 1.0), 20, privacy=PrivacyTarget(4.0, 1e-9, "server"))
+    with caplog.at_level("INFO"):
+        values = logged(tmp_path, fed, RunFolder("run", str(tmp_path), delta=1e-2, show=False))
+    assert "rounds at delta 1e-09: met, 4 spent" in caplog.text
+    assert values["fed/delta"] == pytest.approx(1e-2) and values["fed/epsilon_server"] < 3.0
 
 
 def test_secret_cohorts_log_no_epsilon(tmp_path):
