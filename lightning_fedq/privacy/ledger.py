@@ -247,7 +247,7 @@ class Ledger:
         names, dim = {self._id, *self._others}, self.dim
         for entry in journal.unread(mend=False):
             if entry.terms:
-                check_terms(_as_named_now(json.loads(entry.terms)), self.terms)
+                _check_terms(_as_named_now(json.loads(entry.terms)), self.terms)
             if entry.ledger and entry.ledger in names:
                 continue
             dim = max(dim, entry.dim)
