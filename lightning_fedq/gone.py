@@ -46,8 +46,8 @@ GONE = {
 }
 """What is gone, and what to use in its place."""
 COMMANDS = {
-    "attack": "python -m reproductions attack, in a clone of the repository",
-    "tradeoff": "python -m reproductions tradeoff, in a clone of the repository",
+    "attack": "python -m reproductions leakage-attack, in a clone of the repository",
+    "tradeoff": "python -m reproductions leakage-tradeoff, in a clone of the repository",
     "reproduce": "python -m reproductions, in a clone of the repository",
 }
 """Old commands of `fedq`, and the lines that do their work."""
