@@ -169,7 +169,7 @@ class ByzantineClients(pl.Callback, Tampering):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> Tensor | None:
-        """What clients would send if all of them lied, `(len(clients), m)`. None is the honest message."""
+        """Lies of all these clients, `(len(clients), m)`. None is the honest message."""
         if self.attack == "ones":
             return torch.ones_like(symbols)
         if self.attack == "flip":

@@ -362,7 +362,7 @@ class RemoteClient:
         return {}
 
     def _measured(self, fields: Fields, round: int, weights: Tensor) -> Measured:
-        """What validation logs, by model. The server hears of a failure where it hears all values only."""
+        """Metrics of validation, by model. The server hears of a failure where it hears all values only."""
         try:
             return self._locally(fields, round, weights, self._settled(fields)[1]).measured
         except RefusedError:

@@ -164,7 +164,7 @@ def check_secret(kind: Literal["target", "budget"], wanted: bool, are: bool) -> 
     """Refuse a target or a budget that counts on secret cohorts where they are known.
 
     Args:
-        kind: Which of the two it is.
+        kind: "target" or "budget", for the message.
         wanted: Whether it counts on them.
         are: Whether they are secret.
 
