@@ -171,6 +171,28 @@ class DefaultArgumentOfInnerFunction(Shape):
         return self.scale(loss)
 
 
+class AttributeOfAFunctionWithoutCells(Shape):
+    def begin(self):
+        def mean():
+            """Where a number is kept."""
+
+        mean.seen = 1.0
+        self.mean = mean
+
+    def scaled(self, loss):
+        self.mean.seen = 0.5 * (self.mean.seen + loss.item())
+        return loss / self.mean.seen
+
+
+class CacheOfItsOwn(Shape):
+    def begin(self):
+        self.losses = functools.lru_cache(lambda _: [])
+
+    def scaled(self, loss):
+        self.losses(0).append(loss.item())
+        return loss / sum(self.losses(0))
+
+
 class AttributeOfInnerFunction(Shape):
     def begin(self):
         def scale(loss):
