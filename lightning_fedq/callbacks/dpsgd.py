@@ -16,8 +16,12 @@ sums differ by one clipped gradient, and a mixture of such pairs is no easier to
 
 Beside `Federated` the clients train one at a time, every local step is such a step on samples of that
 client's own data, and every client has an account of its own. What a client sends is computed from its
-noisy steps alone, so the claim holds against whoever sees the messages, the server included. A sample must
-belong to one client only, and who takes part and how many samples a client holds count as known.
+noisy steps alone, so the claim holds against whoever sees the messages, the server included. Who takes
+part and how many samples a client holds count as known.
+
+What is counted is a row of the training data set, or a person in `rows_per_person` of them (`dpsgd.opacus`).
+Rows that `Subset` and `ConcatDataset` repeat are seen by their indices, and refused beyond that number. Every
+client's account charges for all rows of a person, as nobody knows where they lie.
 """
 
 from __future__ import annotations
@@ -30,9 +34,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
+from lightning_fedq._lightning import is_overridden, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.child import is_client
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.undo import Undo
@@ -43,7 +47,7 @@ from lightning_fedq.dpsgd.accounts import SampleAccounts
 from lightning_fedq.dpsgd.between_steps import check_between_steps
 from lightning_fedq.dpsgd.draws import check_draws_of_data
 from lightning_fedq.dpsgd.loss_reduction import loss_reduction, samples_to_try
-from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch
+from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch, check_repeats
 from lightning_fedq.dpsgd.refusals import (
     UnchangedBuffers,
     UnchangedParameters,
@@ -51,10 +55,11 @@ from lightning_fedq.dpsgd.refusals import (
     check_layers,
     check_settings,
 )
-from lightning_fedq.dpsgd.statement import SampleStatement
+from lightning_fedq.dpsgd.statement import SampleStatement, unit_of
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.training.client_metrics import log_figure, watch_training_log
 from lightning_fedq.training.saved_states import SavedStates
+from lightning_fedq.training.statement import of_samples
 
 if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import (
@@ -90,6 +95,8 @@ class DPSGD(pl.Callback):
         delta: Delta at which `dp/epsilon` is logged, below 1 / samples (of the largest client).
         seed: An integer makes batches, noise and all random draws of a step reproducible, and NOT private;
             None takes them from the operating system, whatever `seed_everything` was told.
+        rows_per_person: Rows of the training data set, >= 1, in which one person stands at most. Epsilon is
+            about the data with and without all of them; it grows faster than this number.
 
     Attributes:
         accounts: What was spent, by client; client 0 is everybody where there is no federation.
@@ -103,7 +110,13 @@ class DPSGD(pl.Callback):
     """
 
     def __init__(
-        self, noise_multiplier: float, max_grad_norm: float, *, delta: float, seed: int | None = None
+        self,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        *,
+        delta: float,
+        seed: int | None = None,
+        rows_per_person: int = 1,
     ) -> None:
         from lightning_fedq.privacy.accounting import check_delta
 
@@ -111,9 +124,12 @@ class DPSGD(pl.Callback):
             raise ValueError(
                 f"noise_multiplier and max_grad_norm must be > 0, got {noise_multiplier} and {max_grad_norm}"
             )
+        if rows_per_person < 1:
+            raise ValueError(f"rows_per_person must be >= 1, got {rows_per_person}")
         self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
+        self.rows_per_person = rows_per_person
         self.delta, self.seed = check_delta(delta), seed
-        self._spent = SampleAccounts()
+        self._spent = SampleAccounts(rows_per_person)
         self.accounts: dict[int, Account] = self._spent.of_client
         self._new_root()
         self._undo = Undo()
@@ -147,7 +163,14 @@ class DPSGD(pl.Callback):
 
     def training_words(self) -> str:
         """Numbers that both sides of a deployment compare, without the secrets."""
-        return f"DPSGD({self.noise_multiplier}, {self.max_grad_norm}, delta={self.delta}, seed={self.seed})"
+        rows = "" if self.rows_per_person == 1 else f", rows_per_person={self.rows_per_person}"
+        norm = self.max_grad_norm
+        return f"DPSGD({self.noise_multiplier}, {norm}, delta={self.delta}, seed={self.seed}{rows})"
+
+    @property
+    def unit(self) -> str:
+        """What is counted, in words."""
+        return unit_of(self.rows_per_person)
 
     @property
     def account(self) -> list[list[float]]:
@@ -206,8 +229,13 @@ class DPSGD(pl.Callback):
         from lightning_fedq.privacy.accounting import check_delta
 
         check_delta(self.delta, max(map(len, work.held)), "samples")
+        self.check(work.dataset, work.held)
         self._batches = PoissonBatches(work, lambda client, step: self._stream("batch", client, step))
         self._spent.open(self._batches, self.noise_multiplier)
+
+    def check(self, dataset: Dataset[Any] | None, held: Sequence[Tensor]) -> None:
+        """Refuse data, reloaded ones too, whose rows stand in more samples than are charged for."""
+        check_repeats(dataset, held, self.rows_per_person)
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """The next steps of each client, whatever the round, which is opened next."""
@@ -398,7 +426,9 @@ class DPSGD(pl.Callback):
         """
         from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant
 
-        return self.accounts[0].accountant if self.accounts else SampledGaussianAccountant()
+        return (
+            self.accounts[0].accountant if self.accounts else SampledGaussianAccountant(self.rows_per_person)
+        )
 
     @property
     def num_non_finite(self) -> int:
@@ -426,6 +456,7 @@ class DPSGD(pl.Callback):
             self.max_grad_norm,
             account.sample_rate,
             self.seed is None,
+            rows=self.rows_per_person,
         )
 
     def next_steps(self) -> dict[int, int]:
@@ -517,6 +548,11 @@ class DPSGD(pl.Callback):
         elif not trainer.barebones:
             epsilon = self.epsilon(self.delta)
             log_figure(pl_module, "dp/epsilon", epsilon, prog_bar=True)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say what was protected, where no federation does."""
+        for line in of_samples(trainer) if self._federated is None else ():
+            rank_zero_info(line)
 
     # ---- checkpoint -------------------------------------------------------------------------------
 
