@@ -16,8 +16,12 @@ sums differ by one clipped gradient, and a mixture of such pairs is no easier to
 
 Beside `Federated` the clients train one at a time, every local step is such a step on samples of that
 client's own data, and every client has an account of its own. What a client sends is computed from its
-noisy steps alone, so the claim holds against whoever sees the messages, the server included. A sample must
-belong to one client only, and who takes part and how many samples a client holds count as known.
+noisy steps alone, so the claim holds against whoever sees the messages, the server included. Who takes
+part and how many samples a client holds count as known.
+
+What is counted is a row of the training data set, or a person in `rows_per_person` of them (`dpsgd.opacus`).
+Rows that `Subset` and `ConcatDataset` repeat are seen by their indices, and refused beyond that number. Every
+client's account charges for all rows of a person, as nobody knows where they lie.
 """
 
 from __future__ import annotations
@@ -30,9 +34,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
+from lightning_fedq._lightning import is_overridden, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.child import is_client
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.undo import Undo
@@ -43,7 +47,7 @@ from lightning_fedq.dpsgd.accounts import SampleAccounts
 from lightning_fedq.dpsgd.between_steps import check_between_steps
 from lightning_fedq.dpsgd.draws import check_draws_of_data
 from lightning_fedq.dpsgd.loss_reduction import loss_reduction, samples_to_try
-from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch
+from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch, check_repeats
 from lightning_fedq.dpsgd.refusals import (
     UnchangedBuffers,
     UnchangedParameters,
@@ -51,10 +55,11 @@ from lightning_fedq.dpsgd.refusals import (
     check_layers,
     check_settings,
 )
-from lightning_fedq.dpsgd.statement import SampleStatement
+from lightning_fedq.dpsgd.statement import SampleStatement, unit_of
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.training.client_metrics import log_figure, watch_training_log
 from lightning_fedq.training.saved_states import SavedStates
+from lightning_fedq.training.statement import of_samples
 
 if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import (
@@ -90,10 +95,14 @@ class DPSGD(pl.Callback):
         delta: Delta at which `dp/epsilon` is logged, below 1 / samples (of the largest client).
         seed: An integer makes batches, noise and all random draws of a step reproducible, and NOT private;
             None takes them from the operating system, whatever `seed_everything` was told.
+        rows_per_person: Rows of the training data set, >= 1, in which one person stands at most. Epsilon is
+            about the data with and without all of them; it grows faster than this number.
 
     Attributes:
         accounts: What was spent, by client; client 0 is everybody where there is no federation.
         num_non_finite: Samples whose gradient was not finite and counted as zero.
+        loss_reduction: How the loss of a batch is reduced, "mean" or "sum", as found before the first
+            charge; a checkpoint keeps it. None before.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -103,7 +112,13 @@ class DPSGD(pl.Callback):
     """
 
     def __init__(
-        self, noise_multiplier: float, max_grad_norm: float, *, delta: float, seed: int | None = None
+        self,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        *,
+        delta: float,
+        seed: int | None = None,
+        rows_per_person: int = 1,
     ) -> None:
         from lightning_fedq.privacy.accounting import check_delta
 
@@ -111,9 +126,12 @@ class DPSGD(pl.Callback):
             raise ValueError(
                 f"noise_multiplier and max_grad_norm must be > 0, got {noise_multiplier} and {max_grad_norm}"
             )
+        if rows_per_person < 1:
+            raise ValueError(f"rows_per_person must be >= 1, got {rows_per_person}")
         self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
+        self.rows_per_person = rows_per_person
         self.delta, self.seed = check_delta(delta), seed
-        self._spent = SampleAccounts()
+        self._spent = SampleAccounts(rows_per_person)
         self.accounts: dict[int, Account] = self._spent.of_client
         self._new_root()
         self._undo = Undo()
@@ -124,7 +142,7 @@ class DPSGD(pl.Callback):
         self._first_step: dict[int, int] = {}
         self._buffers: UnchangedBuffers | None = None
         self._parameters: UnchangedParameters | None = None
-        self._reduction: Literal["mean", "sum"] | None = None
+        self.loss_reduction: Literal["mean", "sum"] | None = None
         self._hooks: SampleGradientHooks | None = None
         self._tried_in = -1
         self._inside: Any = None
@@ -147,7 +165,14 @@ class DPSGD(pl.Callback):
 
     def training_words(self) -> str:
         """Numbers that both sides of a deployment compare, without the secrets."""
-        return f"DPSGD({self.noise_multiplier}, {self.max_grad_norm}, delta={self.delta}, seed={self.seed})"
+        rows = "" if self.rows_per_person == 1 else f", rows_per_person={self.rows_per_person}"
+        norm = self.max_grad_norm
+        return f"DPSGD({self.noise_multiplier}, {norm}, delta={self.delta}, seed={self.seed}{rows})"
+
+    @property
+    def unit(self) -> str:
+        """What is counted, in words."""
+        return unit_of(self.rows_per_person)
 
     @property
     def account(self) -> list[list[float]]:
@@ -167,7 +192,7 @@ class DPSGD(pl.Callback):
         if self.seed is None:  # a copy of this object, or a fork of its process, may have drawn from the old
             self._new_root()
         self._forget()
-        self._optimizer, self._non_finite = None, 0
+        self._optimizer, self.loss_reduction, self._non_finite = None, None, 0
         found = [c for c in trainer.callbacks if hasattr(c, "use_batches")]  # type: ignore[attr-defined]
         self._federated = found[0] if found else None  # `Federated`, or a real client's `LocalRound`
         self._first = getattr(self._federated, "number", 0)
@@ -206,11 +231,18 @@ class DPSGD(pl.Callback):
         from lightning_fedq.privacy.accounting import check_delta
 
         check_delta(self.delta, max(map(len, work.held)), "samples")
+        self.check(work.dataset, work.held)
         self._batches = PoissonBatches(work, lambda client, step: self._stream("batch", client, step))
         self._spent.open(self._batches, self.noise_multiplier)
 
+    def check(self, dataset: Dataset[Any] | None, held: Sequence[Tensor]) -> None:
+        """Refuse data, reloaded ones too, whose rows stand in more samples than are charged for."""
+        check_repeats(dataset, held, self.rows_per_person)
+
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        """The next steps of each client, whatever the round, which is opened next."""
+        """The next steps of each client, whatever the round, which is opened and charged next."""
+        if self._home.current_epoch != self._tried_in:
+            self._try_loss(self._home, self._home.lightning_module)
         self._spent.begin_round()
         self._first_step = {client: self.accounts[client].steps for client in clients}
         return [
@@ -250,7 +282,7 @@ class DPSGD(pl.Callback):
                 f"DPSGD needs exactly one optimiser, the module has {len(trainer.optimizers)}; "
                 "put all parameters into one optimiser"
             )
-        original = trainer.strategy.optimizers
+        self._home, original = trainer, trainer.strategy.optimizers
         self._undo.callback(setattr, trainer.strategy, "optimizers", original)
         if self._federated is None and self.protects_samples:  # beside it, client_metrics says who may
             watch_training_log(trainer, self._undo)
@@ -285,42 +317,43 @@ class DPSGD(pl.Callback):
             max_grad_norm=self.max_grad_norm,
             expected_batch_size=self._expected_size(0),
             words=lambda: self._charge(module),
-            loss_reduction=self._reduction or "mean",
+            loss_reduction=self.loss_reduction or "mean",
         )
         trainer.strategy.optimizers = [self._optimizer]
 
     def _try_loss(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Look, once an epoch, at the loss and the gradients of a few samples.
+        """Look, once an epoch and before its first charge, at the loss and the gradients of a few samples.
 
-        A module may have another loss in another epoch. Beside a federation the samples are anybody's, so
-        they are tried on a copy that nobody trains.
+        A module may have another loss in another epoch. What follows from samples decides at the first look
+        alone: later ones can only stop the run. Beside a federation the samples are anybody's, so they are
+        tried on a copy that nobody trains.
+
+        Args:
+            trainer: The user's.
 
         Raises:
-            ValueError: See `loss_reduction`, or if a batch's loss is reduced in another way than before.
+            ValueError: See `loss_reduction`, `draws` and `between_steps`.
         """
         from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
-        assert self._optimizer is not None
         epoch, home = trainer.current_epoch, trainer
         self._unhook()
         if self._federated is None:
             held, fetch = torch.arange(self._batches.num_samples(0)), self._loader.dataset.__getitem__
         else:
             held, fetch = torch.cat(self._federated.client_indices), self._federated.fit.fetch
-            home = trainer.home  # type: ignore[attr-defined]
             double = ClientFit(home).copy(0, alone=True)
             trainer, module = double.trainer, double.module
         tried = samples_to_try(len(held), epoch)
         check_draws_of_data(fetch, held[tried])
         batch = fetch(held[tried])
-        reduction = loss_reduction(trainer, module, batch, SampleGradientHooks)
-        if self._reduction not in (None, reduction):
-            raise ValueError(
-                f"the loss of a batch was the {self._reduction} of its samples' losses and is "
-                f"their {reduction} in epoch {epoch}; reduce it in one way"
-            )
+        try:
+            found = loss_reduction(trainer, module, batch, SampleGradientHooks, self.loss_reduction)
+        except Exception:
+            check_layers(module)  # they fail in words of their own, on a batch of one say
+            raise
+        self.loss_reduction = found
         check_between_steps(home, fetch, held[torch.roll(tried, epoch)], trainer.train_dataloader)
-        self._optimizer.loss_reduction = self._reduction = reduction
         self._tried_in = epoch
 
     def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -329,10 +362,12 @@ class DPSGD(pl.Callback):
 
         if self._federated is not None and trainer is not self._inside:
             self._make_noisy(trainer, module)
-        if trainer.current_epoch != self._tried_in:
+        if self._federated is None and trainer.current_epoch != self._tried_in:
             self._try_loss(trainer, module)
+        assert self._optimizer is not None and self.loss_reduction is not None
+        self._optimizer.loss_reduction = self.loss_reduction
         self._unhook()
-        self._hooks = SampleGradientHooks(module, loss_reduction=self._reduction, strict=True)
+        self._hooks = SampleGradientHooks(module, loss_reduction=self.loss_reduction, strict=True)
         if trainer is self._inside:
             return
         self._inside = trainer
@@ -369,7 +404,7 @@ class DPSGD(pl.Callback):
 
     def _forget(self) -> None:
         """Nobody trains."""
-        self._inside = self._buffers = self._parameters = self._reduction = None
+        self._inside = self._buffers = self._parameters = None
         self._tried_in = -1
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -398,7 +433,9 @@ class DPSGD(pl.Callback):
         """
         from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant
 
-        return self.accounts[0].accountant if self.accounts else SampledGaussianAccountant()
+        return (
+            self.accounts[0].accountant if self.accounts else SampledGaussianAccountant(self.rows_per_person)
+        )
 
     @property
     def num_non_finite(self) -> int:
@@ -426,6 +463,7 @@ class DPSGD(pl.Callback):
             self.max_grad_norm,
             account.sample_rate,
             self.seed is None,
+            rows=self.rows_per_person,
         )
 
     def next_steps(self) -> dict[int, int]:
@@ -518,6 +556,11 @@ class DPSGD(pl.Callback):
             epsilon = self.epsilon(self.delta)
             log_figure(pl_module, "dp/epsilon", epsilon, prog_bar=True)
 
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say what was protected, where no federation does."""
+        for line in of_samples(trainer) if self._federated is None else ():
+            rank_zero_info(line)
+
     # ---- checkpoint -------------------------------------------------------------------------------
 
     def on_save_checkpoint(
@@ -536,16 +579,18 @@ class DPSGD(pl.Callback):
         an open round counts: a process that is killed after this can't say how far it came.
         """
         federated = self._federated
+        found = {"loss_reduction": self.loss_reduction}
         if federated is None or federated.engine is None:
-            return self._spent.state_dict()
+            return self._spent.state_dict() | found
         engine = federated.engine
         charges = engine.ledger.charges.tolist() if federated.seed is None else []
         is_open = federated.fit.start_of_round is not None
         if None not in (self.seed, federated.seed):
-            return self._spent.state_dict(charges, at_start_of_round=is_open)
+            return self._spent.state_dict(charges, at_start_of_round=is_open) | found
         survivors = () if engine.plan is None else engine.plan.survivors
-        return self._spent.state_dict(charges, round_taken_by=survivors)
+        return self._spent.state_dict(charges, round_taken_by=survivors) | found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what a checkpoint had spent, and this object besides."""
         self._spent.load_state_dict(state_dict, repeatable=self.seed is not None)
+        self.loss_reduction = state_dict.get("loss_reduction")

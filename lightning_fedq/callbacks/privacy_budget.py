@@ -107,7 +107,7 @@ class PrivacyBudget(pl.Callback):
         whose = "data set" if self._counts_samples else "client"
         by = "who never learns who took part, by every client alike"
         if self.cohorts == "known":
-            by = f"by the {whose} that has spent most"
+            by = f"by the {whose} that has spent most{self._unit}"
         return (
             f"Privacy budget: epsilon {format_epsilon(self._spent_by_now())} of {self.epsilon:g} spent "
             f"at delta {self.delta:g} against {self.adversary.value}, {by}"
@@ -274,7 +274,7 @@ class PrivacyBudget(pl.Callback):
             return f"{self.affordable} {unit} fit into it and {done} are done"
 
         self._spent_by_now, self._blocked = (lambda: dpsgd.epsilon(self.delta)), blocked
-        self._key = "dp/epsilon"
+        self._key, self._unit = "dp/epsilon", f" ({dpsgd.unit})"
 
     # ---- what is done about it ------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.imports import extra
 from lightning_fedq.reports.runs import first_metric
+from lightning_fedq.training.client_metrics import protecting_samples
 from lightning_fedq.training.figures import delta_of
 from lightning_fedq.training.spending import noise_over_signal
 
@@ -304,8 +305,9 @@ def _settings_of(trainer: pl.Trainer, federated: Federated, asking: str) -> dict
         "num_parameters": engine.weights.numel(),
         "reproducible": federated.seed is not None,
     }
+    samples = {"samples": one.unit for one in protecting_samples(callbacks_of(trainer))}
     resolved = {} if folder is None or folder.config is None else yaml.safe_load(folder.config)
-    return {**resolved, "federation": federation}
+    return {**resolved, "federation": {**federation, **samples}}
 
 
 def _folder_of(trainer: pl.Trainer) -> RunFolder | None:

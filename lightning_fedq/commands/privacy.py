@@ -166,7 +166,8 @@ def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> Samp
         remarks.append("The steps are those of the checkpoint, not of the rounds asked for.")
     elif state["charges"] and ledger.charges.tolist() != state["charges"]:
         remarks.append("Rounds charged after the checkpoint are NOT in these figures: they are too small.")
-    return SampleStatement.of_histories(state["histories"], delta, tuple(remarks))
+    rows = state.get("rows_per_person", 1)  # of a checkpoint of 0.2: one
+    return SampleStatement.of_histories(state["histories"], delta, tuple(remarks), rows)
 
 
 def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from lightning_fedq.data.sampling import Sampling, batching_of, sampling_of
 
@@ -97,6 +97,7 @@ class LocalWork:
         limit_batches: Trainer's `limit_train_batches`, of every pass of every client: an int is the most
             batches of a pass, a float in [0, 1] the fraction of them that is trained on, rounded down.
         sampling: How a pass is drawn, where that is no plain order or permutation.
+        dataset: Data set that the indices are of; None where nobody asks for it.
     """
 
     held: Sequence[Tensor]
@@ -107,6 +108,7 @@ class LocalWork:
     local_steps: int | None
     limit_batches: int | float = 1.0
     sampling: Sampling | None = None
+    dataset: Dataset[Any] | None = None
 
     @classmethod
     def of(
@@ -120,7 +122,8 @@ class LocalWork:
         """With the settings of the user's own loader."""
         size, drop_last, sampler = batching_of(loader)
         shuffle, sampling = not isinstance(sampler, SequentialSampler), sampling_of(loader)[0]
-        return cls(held, size, drop_last, shuffle, local_epochs, local_steps, limit_batches, sampling)
+        passes = local_epochs, local_steps, limit_batches
+        return cls(held, size, drop_last, shuffle, *passes, sampling, loader.dataset)
 
     @cached_property
     def passes(self) -> list[tuple[int, ...]]:

@@ -1,11 +1,10 @@
 """One data set for each client, by name: as many data sets as there are hospitals, writers or sites."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from lightning_fedq.data.columns import as_tensors
 from lightning_fedq.data.own_loaders import LoadersOfClients
@@ -15,31 +14,13 @@ Source = Dataset[Any] | DataLoader[Any] | Callable[[], Any]
 """A client's data: a data set, a loader, or a function without arguments that returns one of them."""
 
 
-class ClientDatasets(Dataset[Any]):
-    """The data sets of all clients, one behind the other.
-
-    Args:
-        datasets: One for each client, with a length.
-    """
-
-    def __init__(self, datasets: Sequence[Dataset[Any]]) -> None:
-        self.datasets = list(datasets)
-        sizes: list[int] = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
-        self._starts = [0, *torch.tensor(sizes).cumsum(0).tolist()]
-
-    def __len__(self) -> int:
-        """Samples of all clients."""
-        return int(self._starts[-1])
-
-    def __getitem__(self, index: int) -> Any:
-        """One sample."""
-        client = bisect_right(self._starts, index) - 1
-        return self.datasets[client][index - self._starts[client]]
+class ClientDatasets(ConcatDataset[Any]):
+    """The data sets of all clients, one behind the other."""
 
     @property
     def clients(self) -> list[range]:
         """The indices of each client's samples."""
-        return [range(*bounds) for bounds in zip(self._starts, self._starts[1:], strict=False)]
+        return [range(*bounds) for bounds in pairwise([0, *self.cumulative_sizes])]
 
 
 class ClientSources:

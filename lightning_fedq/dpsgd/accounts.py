@@ -26,11 +26,15 @@ History = list[tuple[float, float, int]]
 class SampleAccounts:
     """An account for everybody who holds data. Client 0 where nobody has dealt them out.
 
+    Args:
+        rows: Rows of one person that every account charges for, at any one client.
+
     Attributes:
         of_client: The accounts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 1) -> None:
+        self._rows = rows
         self.of_client: dict[int, Account] = {}
         self._id = secrets.token_hex(8)
         self._origin: tuple[str, dict[int, History]] = "", {}
@@ -60,7 +64,7 @@ class SampleAccounts:
 
         self._batches = batches
         for client in range(len(batches.steps)):
-            account = Account(noise_multiplier, batches.sample_rate(client))
+            account = Account(noise_multiplier, batches.sample_rate(client), self._rows)
             if client in self.of_client:
                 account.accountant = self.of_client[client].accountant
             if client in self._histories:
@@ -78,12 +82,24 @@ class SampleAccounts:
                 )
 
     def history(self, client: int) -> list[list[float]]:
-        """Charges of a client, in plain numbers."""
-        return [list(entry) for entry in self._now().get(client, [])]
+        """Charges of a client, in plain numbers, each with the rows of a person where these are several."""
+        rows = [float(self._rows)] * (self._rows > 1)
+        return [[*entry, *rows] for entry in self._now().get(client, [])]
 
     def go_on(self, client: int, history: Sequence[Sequence[float]]) -> None:
         """Let a client's account, once it is opened, go on from what was kept elsewhere."""
-        self._histories[client] = [(noise, rate, int(steps)) for noise, rate, steps in history]
+        for *_, rows in ([*entry, 1][:4] for entry in history):
+            self._check_rows(int(rows))
+        self._histories[client] = [(noise, rate, int(steps)) for noise, rate, steps, *_ in history]
+
+    def _check_rows(self, rows: int) -> None:
+        """Refuse charges for persons with another number of rows, which are about other neighbours."""
+        if rows != self._rows:
+            raise ValueError(
+                f"what was spent before is charged for persons with up to {rows} rows, and this DPSGD counts "
+                f"{self._rows}; use DPSGD(rows_per_person={rows}), or load only the weights: what is spent "
+                "from then on comes on top"
+            )
 
     def _prices(self) -> list[list[float]]:
         """Price of a round for every client: noise multiplier, sampling rate, steps."""
@@ -141,6 +157,7 @@ class SampleAccounts:
         plain = {str(client): [list(entry) for entry in history] for client, history in histories.items()}
         return {
             "id": self._id,
+            "rows_per_person": self._rows,
             "histories": plain,
             "rounds": {str(client): number for client, number in rounds.items()},
             "charges": list(charges),
@@ -170,8 +187,10 @@ class SampleAccounts:
                 past is repeated bit for bit, so they go back to it. Else what was spent stays spent.
 
         Raises:
-            ValueError: If these accounts have spent steps, and the state is not of their own past.
+            ValueError: If these accounts have spent steps, and the state is not of their own past, or if it
+                is about persons with another number of rows.
         """
+        self._check_rows(state_dict.get("rows_per_person", 1))
         name, own = state_dict.get("id") or secrets.token_hex(8), self._now()  # 0.1.0 gave no names
         theirs: dict[int, History] = {
             int(client): [(nm, rate, steps) for nm, rate, steps in history]

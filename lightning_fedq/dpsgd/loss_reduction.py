@@ -9,6 +9,9 @@ and batch normalisation give the same loss for a batch and for the batch twice.
 Nor may a row of one layer be another sample's than the same row of the next one, as where a batch is sorted
 on its way: what is clipped together would be gradients of several samples, and one sample more or less would
 shift them all. So the rows of the gradients are compared with those of each sample alone, too.
+
+The answer is found once, before anything is charged. It follows from raw data, so no later look may choose
+another one: where a later one can't tell, the first answer stays, and where it contradicts, the run stops.
 """
 
 from __future__ import annotations
@@ -54,7 +57,11 @@ def samples_to_try(num_samples: int, turn: int = 0) -> Tensor:
 
 
 def loss_reduction(
-    trainer: Any, module: pl.LightningModule, batch: Any, hooks: type[SampleGradientHooks]
+    trainer: Any,
+    module: pl.LightningModule,
+    batch: Any,
+    hooks: type[SampleGradientHooks],
+    before: Literal["mean", "sum"] | None = None,
 ) -> Literal["mean", "sum"]:
     """Find out how `training_step` reduces the losses of a batch, on a copy of the module that logs nothing.
 
@@ -64,10 +71,11 @@ def loss_reduction(
         module: Not trained, and not hooked into, yet.
         batch: Batch of `samples_to_try` samples, as the loader gives it.
         hooks: Give the gradients of samples.
+        before: What was found at the first look, which stays where this one can't tell; None at the first.
 
     Raises:
-        ValueError: If it is neither, or can't be told, or if a row of gradients is of several samples; with
-            the cure.
+        ValueError: If it is neither, or another one than before, or can't be told at first, or if a row of
+            gradients is of several samples; with the cure.
     """
     batch = trainer.precision_plugin.convert_input(batch)
     batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
@@ -104,7 +112,7 @@ def loss_reduction(
             finite = [i for i, loss in enumerate(alone) if math.isfinite(loss)]
             alone = [alone[i] for i in finite]
             whole = loss_of(_part(batch, finite)) if finite else whole
-        reduction = _reduction(whole, alone)
+        reduction = _reduction(whole, alone, before)
         probe.zero_grad()
         for part, trains in modes.items():  # dropout stays away, and Opacus hooks into what trains
             part.training = trains and any(True for _ in part.parameters(recurse=False))
@@ -166,21 +174,31 @@ def _rows(probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, 
     return torch.cat(found, 1)
 
 
-def _reduction(whole: float, alone: list[float]) -> Literal["mean", "sum"]:
-    if len(alone) < 2 or not (whole or any(alone)):
+def _reduction(
+    whole: float, alone: list[float], before: Literal["mean", "sum"] | None
+) -> Literal["mean", "sum"]:
+    total, scale = sum(alone), sum(map(abs, alone)) / max(len(alone), 1)
+    is_mean = abs(whole - total / max(len(alone), 1)) <= _TOLERANCE * scale
+    is_sum = abs(whole - total) <= _TOLERANCE * scale * len(alone)
+    if len(alone) < 2 or (is_mean and is_sum):  # nothing but zeros, too
+        if before is not None:
+            return before
         raise ValueError(
             f"the loss of the first samples is {whole:g}, from which DPSGD can't tell whether losses are "
             "averaged or summed over a batch; start from weights at which it is finite and not 0"
         )
-    scale = sum(map(abs, alone)) / len(alone)
-    if abs(whole - sum(alone) / len(alone)) <= _TOLERANCE * scale:
-        return "mean"
-    if abs(whole - sum(alone)) <= _TOLERANCE * scale * len(alone):
-        return "sum"
+    if is_mean or is_sum:
+        found: Literal["mean", "sum"] = "mean" if is_mean else "sum"
+        if before not in (None, found):
+            raise ValueError(
+                f"the loss of a batch was the {before} of its samples' losses and is now their {found}; "
+                "reduce it in one way"
+            )
+        return found
     raise ValueError(
         f"the loss of a batch must be the mean or the sum of its samples' losses, or one sample weighs on "
         f"another's gradient and clipping bounds nothing; of {len(alone)} samples it is {whole:.6g}, which "
-        f"is neither the mean nor the sum of theirs ({sum(alone) / len(alone):.6g} and {sum(alone):.6g}); "
+        f"is neither the mean nor the sum of theirs ({total / len(alone):.6g} and {total:.6g}); "
         "average over samples, without class weights, ignored labels, or layers and losses that compare "
         "samples"
     )

@@ -2,7 +2,8 @@
 
 `SampledGaussianAccountant` is registered with Opacus as "fedq": `PrivacyEngine(accountant="fedq")` takes it.
 It composes the two privacy loss distributions of the Poisson-sampled Gaussian, one sample added or removed,
-on loss grids: tighter than Opacus's RDP, and thousands of steps in milliseconds.
+on loss grids: tighter than Opacus's RDP, and thousands of steps in milliseconds. A person may stand in
+several samples: then the number of them that a batch has is binomial, and the step a mixture of Gaussians.
 
 `GridDPOptimizer` departs from Opacus's `DPOptimizer` where floating point would break the guarantee: every
 sample's clipped gradient is cut toward zero to integer steps of sigma / 2^14 (its norm can only shrink), sums
@@ -13,22 +14,23 @@ the two differ by less than double precision can show.
 References:
     Abadi et al., Deep Learning with Differential Privacy, 2016.
     Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy, 2020.
+    Ganesh, Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of Gaussians, 2024.
 """
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import special
+from scipy import special, stats
 
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.imports import extra
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.grid import POINTS_PER_STD, LossGrid, added_up
+from lightning_fedq.privacy.grid import POINTS_PER_STD, LossGrid, added_up, atoms_on
 
 with extra("opacus", "DP-SGD"):
     from opacus.accountants import IAccountant, register_accountant
@@ -64,7 +66,7 @@ def _cell_masses(edges: Array, mean: float, s: float) -> Array:
 
 @lru_cache(maxsize=64)
 def sampled_gaussian_grid(
-    noise_multiplier: float, sample_rate: float, removal: bool, tail: float
+    noise_multiplier: float, sample_rate: float, removal: bool, tail: float, rows: int = 1
 ) -> LossGrid:
     """A loss that dominates one step: P = (1 - q) N(0, s^2) + q N(1, s^2) against Q = N(0, s^2).
 
@@ -76,8 +78,11 @@ def sampled_gaussian_grid(
         sample_rate: q in (0, 1].
         removal: True for P against Q, a sample removed; False for Q against P, one added.
         tail: Mass of large losses that may count as infinite.
+        rows: Samples of one person, who is removed or added with all of them: `mixture_grid`.
     """
     s, q = noise_multiplier, sample_rate
+    if rows > 1:
+        return mixture_grid(s, q, rows, removal, tail)
     width = s * (math.sqrt(-2.0 * math.log(tail)) + 0.5)
     ends = sorted(_loss_at(x, s, q) if q == 1.0 or x > 0 else math.log1p(-q) for x in (-width, 1.0 + width))
     ends = [min(max(end, -_LARGEST_LOSS), _LARGEST_LOSS) for end in ends]
@@ -100,6 +105,51 @@ def sampled_gaussian_grid(
     return LossGrid(step, first if removal else -last, masses, float(p[-1]))  # above the last point: infinite
 
 
+def mixture_grid(s: float, q: float, rows: int, removal: bool, tail: float) -> LossGrid:
+    """A loss that dominates one step for a person in several rows, who is removed or added with all of them.
+
+    As many of the rows are in the batch as successes in `rows` trials of chance q, and each moves the sum by
+    at most 1: P = sum_j Binom(j; rows, q) N(j, s^2) against Q = N(0, s^2) is worst for vectors and for
+    queries that follow from earlier answers, too (Ganesh 2024). The loss grows with the output, as for one.
+
+    Args:
+        s: Noise multiplier, > 0.
+        q: Sampling rate in (0, 1].
+        rows: Rows of the person, >= 1.
+        removal: True for P against Q; False for Q against P.
+        tail: Mass of large losses that may count as infinite.
+    """
+    chances = {j: float(stats.binom.logpmf(j, rows, q)) for j in range(rows + 1)}
+    chances = {j: chance for j, chance in chances.items() if chance > -_LARGEST_LOSS}
+
+    def losses_at(x: Array) -> Array:
+        parts = (chance + (2.0 * j * x - j * j) / (2.0 * s * s) for j, chance in chances.items())
+        return reduce(np.logaddexp, parts)
+
+    width = s * (math.sqrt(-2.0 * math.log(tail)) + 0.5)
+    x = np.linspace(-width, rows + width, _MOST_POINTS // 16)
+    losses = losses_at(x)
+    x, losses = (column[np.abs(losses) <= _LARGEST_LOSS] for column in (x, losses))
+    if len(x) < 2:  # hardly any noise
+        return LossGrid(1.0, 0, np.zeros(1), 1.0)
+    density = np.exp(-0.5 * (x / s) ** 2 + (losses if removal else 0.0))
+    std = math.sqrt(float((density * losses**2).sum() / density.sum()))
+    step = max(std / POINTS_PER_STD, (losses[-1] - losses[0]) / _MOST_POINTS)
+    # outputs at which the loss has grown by about a step, and the exact losses there
+    x = np.unique(np.append(np.interp(np.arange(losses[0], losses[-1], step), losses, x), x[-1]))
+    losses, edges = losses_at(x), np.concatenate([[-np.inf], x, [np.inf]])
+    without = _cell_masses(edges, 0.0, s)
+    mixture = sum(math.exp(chance) * _cell_masses(edges, j, s) for j, chance in chances.items())
+    p, other = (mixture, without) if removal else (without[::-1], mixture[::-1])
+    losses = losses if removal else -losses[::-1]
+    # as above, a cell's masses are split between its ends so that both stay
+    inner = (p[1:-1] - other[1:-1] * np.exp(losses[:-1])) / -np.expm1(losses[:-1] - losses[1:])
+    inner = np.clip(inner, 0.0, p[1:-1])
+    masses = np.append(p[0], inner)
+    masses[:-1] += p[1:-1] - inner
+    return atoms_on(step, losses, masses, float(p[-1]))
+
+
 def _std(s: float, q: float, removal: bool) -> float:
     """Root mean square of the loss, roughly."""
     x = np.linspace(-9.0 * s, 1.0 + 9.0 * s, 4001)
@@ -111,13 +161,17 @@ def _std(s: float, q: float, removal: bool) -> float:
 
 
 class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
-    """Accounts for steps of Poisson-sampled Gaussian noise. Neighbours differ by one sample added or removed.
+    """Accounts for steps of Poisson-sampled Gaussian noise. Neighbours differ by one person's samples.
 
     `history` holds `(noise_multiplier, sample_rate, steps)`, as Opacus's accountants do.
+
+    Args:
+        rows: Samples of one person, at most, which are all added or all removed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 1) -> None:
         self.history: list[tuple[float, float, int]] = []
+        self.rows = rows
 
     @classmethod
     def mechanism(cls) -> str:
@@ -147,7 +201,8 @@ class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
         """
         if kwargs:
             raise TypeError(f"get_epsilon takes delta only, got {sorted(kwargs)}")
-        return _epsilon(tuple((nm, rate, steps) for nm, rate, steps in self.history), check_delta(delta))
+        history = tuple((nm, rate, steps) for nm, rate, steps in self.history)
+        return _epsilon(history, check_delta(delta), self.rows)
 
     def __len__(self) -> int:
         """Steps so far."""
@@ -158,18 +213,18 @@ register_accountant("fedq", SampledGaussianAccountant, force=True)
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(history: History, delta: float) -> float:
+def _epsilon(history: History, delta: float, rows: int = 1) -> float:
     """Epsilon of a history: the larger of both orders, once each is composed."""
-    return max(_composed(history, delta, removal).epsilon(delta) for removal in (True, False))
+    return max(_composed(history, delta, removal, rows).epsilon(delta) for removal in (True, False))
 
 
-def _composed(history: History, delta: float, removal: bool) -> LossGrid:
+def _composed(history: History, delta: float, removal: bool, rows: int) -> LossGrid:
     if not history:
         return LossGrid(1.0, 0, np.ones(1), 0.0)
     share = 1e-3 * delta / len(history)
     grids = [
         # powers of ten, rounded down, so that grids are found in the cache
-        sampled_gaussian_grid(nm, rate, removal, 10.0 ** math.floor(math.log10(share / steps)))
+        sampled_gaussian_grid(nm, rate, removal, 10.0 ** math.floor(math.log10(share / steps)), rows)
         for nm, rate, steps in history
     ]
     for grid in grids:
@@ -179,11 +234,13 @@ def _composed(history: History, delta: float, removal: bool) -> LossGrid:
 
 
 @lru_cache(maxsize=1024)
-def _steps_within(history: History, epsilon: float, delta: float, step: tuple[float, float]) -> int:
+def _steps_within(
+    history: History, epsilon: float, delta: float, step: tuple[float, float], rows: int
+) -> int:
     """Further steps of this noise multiplier and rate that stay within `epsilon`, at most 2^24."""
 
     def fit(steps: int) -> bool:
-        return _epsilon((*history, (*step, steps)), delta) <= epsilon
+        return _epsilon((*history, (*step, steps)), delta, rows) <= epsilon
 
     low, high = 0, 1
     while high < _MOST_STEPS and fit(high):
@@ -200,15 +257,16 @@ class Account:
     Args:
         noise_multiplier: Noise multiplier of every step to come, > 0.
         sample_rate: Probability in (0, 1] with which a sample is in a batch to come.
+        rows: Samples of one person, at most.
 
     Attributes:
         accountant: What was spent.
         step_limit: Steps after which no more are paid for; None is no limit.
     """
 
-    def __init__(self, noise_multiplier: float, sample_rate: float) -> None:
+    def __init__(self, noise_multiplier: float, sample_rate: float, rows: int = 1) -> None:
         self.noise_multiplier, self.sample_rate = noise_multiplier, sample_rate
-        self.accountant = SampledGaussianAccountant()
+        self.accountant = SampledGaussianAccountant(rows)
         self.step_limit: int | None = None
 
     @property
@@ -223,7 +281,8 @@ class Account:
     def steps_within(self, epsilon: float, delta: float) -> int:
         """All steps, past and to come, that stay within `epsilon` at `delta`."""
         step = (self.noise_multiplier, self.sample_rate)
-        return self.steps + _steps_within(tuple(self.accountant.history), epsilon, check_delta(delta), step)
+        spent, rows = tuple(self.accountant.history), self.accountant.rows
+        return self.steps + _steps_within(spent, epsilon, check_delta(delta), step, rows)
 
     def fits(self, steps: int) -> bool:
         """Does the limit allow so many more steps?"""

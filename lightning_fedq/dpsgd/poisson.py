@@ -1,15 +1,39 @@
 """Poisson samples of every client's data: the batches of `DPSGD`, from the streams of their coins."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from lightning_fedq.data.batches import LocalWork
+from lightning_fedq.data.repeats import most_repeated
 from lightning_fedq.keys.randomness import Stream
+
+
+def check_repeats(dataset: Dataset[Any] | None, held: Sequence[Tensor], rows: int) -> None:
+    """Refuse data in which a row stands in more samples than are charged for a person, as indices tell.
+
+    Args:
+        dataset: Training data.
+        held: Sample indices of each client.
+        rows: Samples of one person that are charged for.
+
+    Raises:
+        ValueError: With the number there is, and the cure.
+    """
+    samples, clients = most_repeated(dataset, held)
+    if samples > rows:
+        where = f", held by {clients} clients, which would each spend on it" if clients > 1 else ""
+        raise ValueError(
+            f"DPSGD charges a person for {rows} row{'s' * (rows > 1)} of the training data, and some row "
+            f"stands in {samples} samples{where}; give every row once, to one client (a Subset without "
+            "repeated indices, no data set twice in a ConcatDataset), or charge for all of them: "
+            f"DPSGD(rows_per_person={samples})"
+        )
 
 
 class PoissonBatches:
@@ -20,17 +44,9 @@ class PoissonBatches:
     Args:
         work: Samples of each client; data that nobody has dealt out are those of client 0.
         stream: Gives the stream of the coins of a client's step.
-
-    Raises:
-        ValueError: If a sample belongs to several clients.
     """
 
     def __init__(self, work: LocalWork, stream: Callable[[int, int], Stream]) -> None:
-        if int(torch.bincount(torch.cat(list(work.held))).max()) > 1:
-            raise ValueError(
-                "DPSGD protects one sample in one client's data, and some samples are held by several "
-                "clients, which would each spend on them; give every sample to one client"
-            )
         self._held, self._stream = work.held, stream
         # rounded down, and charged at the rate of the integer
         self.thresholds = [min((work.batch_size << 32) // len(part), 1 << 32) for part in work.held]

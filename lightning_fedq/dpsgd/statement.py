@@ -8,6 +8,24 @@ from dataclasses import dataclass
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon, verdict
 
 
+def unit_of(rows: int) -> str:
+    """Say what is counted: whose data the two worlds that are compared differ by.
+
+    Args:
+        rows: Rows of one person that are charged for.
+
+    Example:
+        >>> unit_of(1)
+        'counted: one row of the training data set, there or not; who stands in k rows pays for k'
+    """
+    if rows == 1:
+        return "counted: one row of the training data set, there or not; who stands in k rows pays for k"
+    return (
+        f"counted: a person in up to {rows} rows of the training data set, all there or not; who stands in k "
+        "rows pays for k"
+    )
+
+
 @dataclass(frozen=True)
 class SampleStatement:
     """The statement on the samples of the data set, or of the client, that has spent most.
@@ -25,7 +43,7 @@ class SampleStatement:
         secure: Were batches and noise drawn from the operating system? Where that is not known, nothing is
             guaranteed.
         remarks: Sentences on where the figures come from.
-        neighbours: What differs between the two worlds that are compared.
+        rows: Rows of one person that are charged for.
     """
 
     data_sets: int
@@ -37,7 +55,7 @@ class SampleStatement:
     sample_rate: float | None
     secure: bool | None
     remarks: tuple[str, ...] = ()
-    neighbours: str = "one sample is added or removed"
+    rows: int = 1
 
     @classmethod
     def of_histories(
@@ -45,6 +63,7 @@ class SampleStatement:
         histories: Mapping[str, Sequence[tuple[float, float, int]]],
         delta: float,
         remarks: tuple[str, ...] = (),
+        rows: int = 1,
     ) -> SampleStatement:
         """Say what histories of steps alone tell, without gradient norm and seed.
 
@@ -52,10 +71,11 @@ class SampleStatement:
             histories: Noise multiplier, sampling rate and steps, in turn, of every client.
             delta: Delta of the guarantee, in (0, 1).
             remarks: Remarks on the statement, a sentence each.
+            rows: Rows of one person that are charged for.
         """
         from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant  # imports Opacus: only here
 
-        accountant = SampledGaussianAccountant()
+        accountant = SampledGaussianAccountant(rows)
         worst: tuple[float, tuple[tuple[float, float, int], ...]] = (0.0, ())
         for history in {tuple((nm, q, n) for nm, q, n in own) for own in histories.values()}:
             accountant.history = list(history)
@@ -63,7 +83,8 @@ class SampleStatement:
         epsilon, history = worst
         noise_multiplier, sample_rate = history[-1][:2] if history else (None, None)
         steps = sum(steps for _, _, steps in history)
-        return cls(len(histories), steps, epsilon, delta, noise_multiplier, None, sample_rate, None, remarks)
+        known = len(histories), steps, epsilon, delta, noise_multiplier
+        return cls(*known, None, sample_rate, None, remarks, rows)
 
     @property
     def verdict(self) -> str:
@@ -82,7 +103,7 @@ class SampleStatement:
             spent = f"batches and noise come from a seed; with DPSGD(seed=None) it would be {spent}"
         return (
             f"one sample (DP-SGD), against everybody who sees messages or models: {self.verdict}, {spent} "
-            f"({self.neighbours})"
+            f"({unit_of(self.rows)})"
         )
 
     def to_markdown(self) -> str:
@@ -99,11 +120,13 @@ class SampleStatement:
                 f"| {self.data_sets} | {self.steps} | {_figure(self.noise_multiplier, 'g')} "
                 f"| {_figure(self.max_grad_norm, 'g')} | {_figure(self.sample_rate, '.3g')} |",
                 "",
-                f"The figures are of the account that has spent most. Neighbours: {self.neighbours}.",
-                "Assumed: every sample belongs to one client; who takes part and how many samples a client",
-                "holds are known. Not covered: what the module logs from training batches, and samples that",
-                "are mixed before training_step sees them; and, where Federated has a seed and DPSGD has",
-                "none, the steps of a process that was killed.",
+                f"The figures are of the account that has spent most; {unit_of(self.rows)}.",
+                "Where a person's rows lie is not known: charged are all of them at the client where that",
+                "costs most. Rows that a Subset or a ConcatDataset repeats are seen, copies are not.",
+                "Assumed: who takes part and how many samples a client holds are known. Not covered: what",
+                "the module logs from training batches, and samples that are mixed before training_step sees",
+                "them; and, where Federated has a seed and DPSGD has none, the steps of a process that was",
+                "killed.",
                 *self.remarks,
                 "",
             ]

@@ -256,6 +256,7 @@ class LocalRound(pl.Callback):
         check_batch_rule(rule, self._rule, self._federated.local)
         self._account = "account" if rule.protects_samples else "account of a seed"
         self._rule, rule.account = rule, self._told.kept.get(self._account, [])
+        rule.loss_reduction = self._told.kept.get("loss_reduction")  # decided in the first round
 
     def fetch(self, indices: Tensor) -> Any:
         """Some samples as one batch. Draws nothing."""
@@ -483,7 +484,7 @@ class LocalRound(pl.Callback):
         self.state = {**self._told.kept, **opened, "names": list(vector.own.names)}
         rule: Any = self._rule
         if rule is not None:
-            self.state[self._account] = rule.account
+            self.state |= {self._account: rule.account, "loss_reduction": rule.loss_reduction}
             rank_zero_info(f"round {self._plan.round + 1}: {rule.statement().line}")
         steps = clock.end_round(clock.taken)
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's

@@ -241,8 +241,11 @@ class SimulatedClients(Population):
             if self._asked_at is None:
                 self._asked_at = now
             elif self._reload_every and now - self._asked_at >= self._reload_every:
-                self._asked_at, held = now, self.holdings
-                self._holdings = replace(held, loader=held.loader.over(self._renew(self._user_loader())))
+                self._asked_at, held, rule = now, self.holdings, self._federation.batch_rule
+                renewed = self._renew(self._user_loader())
+                if hasattr(rule, "check"):  # which data it can draw from
+                    rule.check(renewed.dataset, held.client_indices)
+                self._holdings = replace(held, loader=held.loader.over(renewed))
         return self.loader()
 
     def _deal(self) -> Holdings:

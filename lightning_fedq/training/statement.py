@@ -51,7 +51,7 @@ def outcome(federated: Federation, trainer: pl.Trainer) -> list[str]:
     Args:
         federated: Its federation, after a fit.
     """
-    return [*_of_clients(federated, trainer), *_of_samples(trainer)]
+    return [*_of_clients(federated, trainer), *of_samples(trainer)]
 
 
 def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
@@ -133,7 +133,11 @@ def _name(row: Row) -> str:
     return f"{Adversary[row.adversary].value}{secret}"
 
 
-def _of_samples(trainer: pl.Trainer) -> Iterator[str]:
+def of_samples(trainer: pl.Trainer) -> Iterator[str]:
+    """Yield a line that says what was protected of each sample, where anything was."""
     for account in protecting_samples(callbacks_of(trainer)):
         spent, delta = format_epsilon(account.epsilon(account.delta)), account.delta
-        yield f"privacy of a sample: epsilon {spent} at delta {delta:g}, against whoever sees messages"
+        yield (
+            f"privacy of a sample: epsilon {spent} at delta {delta:g}, against whoever sees messages "
+            f"({account.unit})"
+        )

@@ -120,9 +120,11 @@ def noisy(*first):
     return Classifier(nn.Sequential(nn.Linear(64, 64), *first, nn.Linear(64, 10)))
 
 
-def held(*clients):
+def held(*clients, **settings):
     return fit(
-        fed(num_clients=2), dpsgd(), data=FederatedDataModule(part(), clients=list(clients), batch_size=5)
+        fed(num_clients=2),
+        dpsgd(**settings),
+        data=FederatedDataModule(part(), clients=list(clients), batch_size=5),
     )
 
 
@@ -205,9 +207,10 @@ row(
     lambda: fit(dpsgd(), module=noisy()),
 )
 row(
-    "DPSGD protects one sample in one client's data, and some samples are held by several clients",
+    "of the training data, and some row stands in {} samples{}; give every row once, to one client",
     lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9]),
     lambda: held([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]),
+    lambda: held([0, 1, 2, 3, 4, 5], [5, 6, 7, 8, 9], rows_per_person=2),
 )
 row(
     "training_step changed the parameters {}, which are released, and what follows from a batch gets no",
