@@ -39,6 +39,7 @@ class TailAveraging(pl.callbacks.WeightAveraging):
     """
 
     knows_clients = True
+    writes_in_rounds = False
 
     def __init__(self, fraction: float = 0.5) -> None:
         if not 0.0 < fraction <= 1.0:
