@@ -59,7 +59,6 @@ from lightning_fedq.dpsgd.statement import SampleStatement, unit_of
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.training.client_metrics import log_figure, watch_training_log
 from lightning_fedq.training.saved_states import SavedStates
-from lightning_fedq.training.statement import of_samples
 
 if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import (
@@ -171,7 +170,7 @@ class DPSGD(pl.Callback):
 
     @property
     def unit(self) -> str:
-        """What is counted, in words."""
+        """Unit of the claim, in words."""
         return unit_of(self.rows_per_person)
 
     @property
@@ -558,8 +557,8 @@ class DPSGD(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say what was protected, where no federation does."""
-        for line in of_samples(trainer) if self._federated is None else ():
-            rank_zero_info(line)
+        if self._federated is None and (found := self.statement()) is not None:
+            rank_zero_info(f"privacy of {found.line}")
 
     # ---- checkpoint -------------------------------------------------------------------------------
 

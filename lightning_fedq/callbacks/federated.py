@@ -173,6 +173,7 @@ class Federated(Federation, pl.Callback):
     """
 
     knows_clients = True
+    writes_in_rounds = False
 
     def __init__(
         self,

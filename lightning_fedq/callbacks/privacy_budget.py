@@ -63,6 +63,7 @@ class PrivacyBudget(pl.Callback):
     """
 
     knows_clients = True
+    writes_in_rounds = False
 
     def __init__(
         self,

@@ -259,7 +259,7 @@ class RunFolder(pl.Callback):
         promises = self._promises(trainer, privacy.rounds)
         privacy = replace(privacy, notes=(*privacy.notes, *promises, *_of_noise(noise)))
         self.summary = self._summarize(engine, privacy, num_buffers)
-        self.summary |= privacy_summary(federated, privacy)
+        self.summary |= privacy_summary(federated, trainer, privacy)
         if federated.kept_target is not None:
             self.summary["privacy_target"] = federated.kept_target.statement
         charged_by = [

@@ -18,12 +18,8 @@ def unit_of(rows: int) -> str:
         >>> unit_of(1)
         'counted: one row of the training data set, there or not; who stands in k rows pays for k'
     """
-    if rows == 1:
-        return "counted: one row of the training data set, there or not; who stands in k rows pays for k"
-    return (
-        f"counted: a person in up to {rows} rows of the training data set, all there or not; who stands in k "
-        "rows pays for k"
-    )
+    who = "one row" if rows == 1 else f"a person in up to {rows} rows"
+    return f"counted: {who} of the training data set, there or not; who stands in k rows pays for k"
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ from lightning_fedq.training.resume import RecordsBeside, plain_records, records
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.settings import check_broadcast, check_modulus
 from lightning_fedq.training.stale import untried
-from lightning_fedq.training.unprotected import lengths_tell
+from lightning_fedq.training.unprotected import clocks, lengths_tell
 
 _AT_ONCE = 1 << 17
 """Values of updates up to which those of clients that train one at a time are received together."""
@@ -395,6 +395,8 @@ class FederatedFit:
         if is_secret:
             if not self._is_checked:
                 check_claim(federation, trainer)
+                if words := clocks(trainer, federation):
+                    rank_zero_info(words)
             check_run(federation, trainer)
         if not self._is_checked:
             self._is_checked = True

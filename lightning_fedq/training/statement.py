@@ -16,12 +16,13 @@ from lightning_fedq.training.client_metrics import claims_something, protecting_
 from lightning_fedq.training.figures import delta_of, of_all
 from lightning_fedq.training.records import log_values
 from lightning_fedq.training.spending import of_a_round, report_of
+from lightning_fedq.training.unprotected import clocks
 
 if TYPE_CHECKING:
     from lightning_fedq.training.federation import Federation
 
 
-def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, Any]:
+def privacy_summary(federated: Federation, trainer: pl.Trainer, report: PrivacyReport) -> dict[str, Any]:
     """Privacy of a run for its summary: a table, its unit, and notes.
 
     Args:
@@ -37,6 +38,8 @@ def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, A
         )
     if report.samples is not None:
         notes.append(report.samples.line)
+    if words := clocks(trainer, federated):
+        notes.append(words)
     lines = digest(report, asked, masks_ran(federated), target is not None and target.secret)
     return {
         "privacy_of": f"over {report.rounds} rounds, delta {report.delta:g}, any update against any other",
@@ -51,7 +54,8 @@ def outcome(federated: Federation, trainer: pl.Trainer) -> list[str]:
     Args:
         federated: Its federation, after a fit.
     """
-    return [*_of_clients(federated, trainer), *of_samples(trainer)]
+    said = [*_of_clients(federated, trainer), *_of_samples(trainer)]
+    return [*said, *filter(None, [clocks(trainer, federated)])]
 
 
 def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
@@ -133,8 +137,7 @@ def _name(row: Row) -> str:
     return f"{Adversary[row.adversary].value}{secret}"
 
 
-def of_samples(trainer: pl.Trainer) -> Iterator[str]:
-    """Yield a line that says what was protected of each sample, where anything was."""
+def _of_samples(trainer: pl.Trainer) -> Iterator[str]:
     for account in protecting_samples(callbacks_of(trainer)):
         spent, delta = format_epsilon(account.epsilon(account.delta)), account.delta
         yield (

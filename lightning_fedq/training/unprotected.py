@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.clients.hooks import overrides
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.rounds import RoundServer, metric_name
 from lightning_fedq.wire.coding import FixedLength
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 _NAMED = 10
 """Clients that a line names."""
+
+_OUTSIDE = tuple(f"on_{part}" for part in ("fit", "sanity", "train_start", "train_end", "exception", "load"))
+_IN_ROUNDS = [
+    hook
+    for hook in dir(pl.Callback)
+    if hook.startswith("on_") and not hook.startswith((*_OUTSIDE, "on_test", "on_predict"))
+]
+_SILENT = {pl.callbacks.EarlyStopping, pl.profilers.PassThroughProfiler}
+"""What writes nothing in rounds, whatever its hooks; our own callbacks say so by `writes_in_rounds`."""
 
 
 def lengths_tell(engine: RoundServer) -> bool:
@@ -32,6 +42,34 @@ def lengths_tell(engine: RoundServer) -> bool:
 def _lengths_follow_from_updates(engine: RoundServer) -> bool:
     code = engine.mechanism.code(engine.context(engine.coming_plan()))
     return not isinstance(code, FixedLength) and engine.secure_sums is None
+
+
+def clocks(trainer: pl.Trainer, federated: Federation) -> str:
+    """Sentence on the times at which a run writes, where clients draw for themselves. "" elsewhere.
+
+    How long a round takes follows how many take part, which nobody may know there. Whatever may write while
+    rounds run is named, by its class: all loggers, and every callback with a hook in rounds that is not
+    known to be silent.
+    """
+    if not federated.planner.own_draws:
+        return ""
+    home: Any = trainer
+    found = [*home.loggers, *callbacks_of(trainer), home.profiler]
+    words = ", ".join(dict.fromkeys(type(one).__name__ for one in found if _may_write(one)))
+    when = f"when these write during training ({words}), or " if words else ""
+    return (
+        f"Condition S8 holds towards nobody who sees {when}how long the run took: training takes longer the "
+        "more clients take part, so that times tell how many did, and what holds is the outsider's row "
+        "without secret cohorts. Keep times of files, logs, trackers and screens to yourself, or train "
+        "without what is named (logger=False, enable_checkpointing=False, enable_progress_bar=False)."
+    )
+
+
+def _may_write(one: Any) -> bool:
+    """May it write while rounds run? A subclass of what is known may."""
+    if type(one) in _SILENT or not vars(type(one)).get("writes_in_rounds", True):
+        return False
+    return not isinstance(one, pl.Callback) or any(overrides(one, hook) for hook in _IN_ROUNDS)
 
 
 def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> tuple[str, ...]:
@@ -92,6 +130,7 @@ def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -
         )
     if federated.server.weighting == "samples":
         yield "How many samples every client holds: its weight in the mean, which the server knows."
+    yield clocks(trainer, federated)
     if federated.clients.cohorts == "known":
         yield (
             "How long every round took, which depends on how much data clients hold: `seconds`, in "

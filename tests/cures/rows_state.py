@@ -263,3 +263,15 @@ row(
     lambda: goes_on_from_others(has_spent()),
     lambda: goes_on_from_others(dpsgd()),
 )
+
+
+def of_persons(rows, others):
+    fit(dpsgd(rows_per_person=rows), ckpt_path=spent(dpsgd(rows_per_person=others)), max_epochs=2)
+
+
+row(
+    "rows, and this DPSGD counts {}; use DPSGD(rows_per_person={}), or load only the weights",
+    lambda: of_persons(1, 2),
+    lambda: of_persons(2, 2),
+    lambda: fit(dpsgd()),
+)
