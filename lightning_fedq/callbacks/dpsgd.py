@@ -144,6 +144,7 @@ class DPSGD(pl.Callback):
         self.loss_reduction: Literal["mean", "sum"] | None = None
         self._hooks: SampleGradientHooks | None = None
         self._tried_in = -1
+        self._home: Any = None
         self._inside: Any = None
         self._non_finite = 0
 
@@ -191,7 +192,7 @@ class DPSGD(pl.Callback):
         if self.seed is None:  # a copy of this object, or a fork of its process, may have drawn from the old
             self._new_root()
         self._forget()
-        self._optimizer, self.loss_reduction, self._non_finite = None, None, 0
+        self._home, self._optimizer, self.loss_reduction, self._non_finite = trainer, None, None, 0
         found = [c for c in trainer.callbacks if hasattr(c, "use_batches")]  # type: ignore[attr-defined]
         self._federated = found[0] if found else None  # `Federated`, or a real client's `LocalRound`
         self._first = getattr(self._federated, "number", 0)
@@ -230,11 +231,12 @@ class DPSGD(pl.Callback):
         from lightning_fedq.privacy.accounting import check_delta
 
         check_delta(self.delta, max(map(len, work.held)), "samples")
+        assert work.dataset is not None
         self.check(work.dataset, work.held)
         self._batches = PoissonBatches(work, lambda client, step: self._stream("batch", client, step))
         self._spent.open(self._batches, self.noise_multiplier)
 
-    def check(self, dataset: Dataset[Any] | None, held: Sequence[Tensor]) -> None:
+    def check(self, dataset: Dataset[Any], held: Sequence[Tensor]) -> None:
         """Refuse data, reloaded ones too, whose rows stand in more samples than are charged for."""
         check_repeats(dataset, held, self.rows_per_person)
 
@@ -281,7 +283,7 @@ class DPSGD(pl.Callback):
                 f"DPSGD needs exactly one optimiser, the module has {len(trainer.optimizers)}; "
                 "put all parameters into one optimiser"
             )
-        self._home, original = trainer, trainer.strategy.optimizers
+        original = trainer.strategy.optimizers
         self._undo.callback(setattr, trainer.strategy, "optimizers", original)
         if self._federated is None and self.protects_samples:  # beside it, client_metrics says who may
             watch_training_log(trainer, self._undo)
@@ -403,7 +405,7 @@ class DPSGD(pl.Callback):
 
     def _forget(self) -> None:
         """Nobody trains."""
-        self._inside = self._buffers = self._parameters = None
+        self._home = self._inside = self._buffers = self._parameters = None
         self._tried_in = -1
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

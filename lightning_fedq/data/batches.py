@@ -97,7 +97,7 @@ class LocalWork:
         limit_batches: Trainer's `limit_train_batches`, of every pass of every client: an int is the most
             batches of a pass, a float in [0, 1] the fraction of them that is trained on, rounded down.
         sampling: How a pass is drawn, where that is no plain order or permutation.
-        dataset: Data set that the indices are of; None where nobody asks for it.
+        dataset: Data set that the indices are of; None where there are several.
     """
 
     held: Sequence[Tensor]

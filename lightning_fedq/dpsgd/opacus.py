@@ -139,7 +139,8 @@ def mixture_grid(s: float, q: float, rows: int, removal: bool, tail: float) -> L
     x = np.unique(np.append(np.interp(np.arange(losses[0], losses[-1], step), losses, x), x[-1]))
     losses, edges = losses_at(x), np.concatenate([[-np.inf], x, [np.inf]])
     without = _cell_masses(edges, 0.0, s)
-    mixture = sum(math.exp(chance) * _cell_masses(edges, j, s) for j, chance in chances.items())
+    parts = (math.exp(chance) * _cell_masses(edges, j, s) for j, chance in chances.items())
+    mixture = reduce(np.add, parts)
     p, other = (mixture, without) if removal else (without[::-1], mixture[::-1])
     losses = losses if removal else -losses[::-1]
     # as above, a cell's masses are split between its ends so that both stay

@@ -14,7 +14,7 @@ from lightning_fedq.data.repeats import most_repeated
 from lightning_fedq.keys.randomness import Stream
 
 
-def check_repeats(dataset: Dataset[Any] | None, held: Sequence[Tensor], rows: int) -> None:
+def check_repeats(dataset: Dataset[Any], held: Sequence[Tensor], rows: int) -> None:
     """Refuse data in which a row stands in more samples than are charged for a person, as indices tell.
 
     Args:

@@ -243,8 +243,8 @@ class SimulatedClients(Population):
             elif self._reload_every and now - self._asked_at >= self._reload_every:
                 self._asked_at, held, rule = now, self.holdings, self._federation.batch_rule
                 renewed = self._renew(self._user_loader())
-                if hasattr(rule, "check"):  # which data it can draw from
-                    rule.check(renewed.dataset, held.client_indices)
+                if (check := getattr(rule, "check", None)) is not None:  # which data it draws from
+                    check(renewed.dataset, held.client_indices)
                 self._holdings = replace(held, loader=held.loader.over(renewed))
         return self.loader()
 
