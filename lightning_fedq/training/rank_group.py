@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 Backend = Literal["gloo", "nccl"]
@@ -37,8 +37,11 @@ def _store(rank: int, size: int, address: tuple[str, int], timeout: timedelta) -
     """The store in which ranks find each other. That of ranks on one machine listens to this machine only.
 
     Ranks exchange pickles, which run whatever they say, and torch listens to everybody by default. A launcher
-    that has a store already (torchrun) is asked for it, and an address of a network is torch's.
+    that has a store already (torchrun; Ray, in a default process group) is asked for it, and an address of a
+    network is torch's.
     """
+    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == (rank, size):
+        return _get_default_store()
     if not _is_loopback(address[0]) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return next(rendezvous("env://", rank, size, timeout=timeout))[0]  # type: ignore[no-untyped-call]
     tcp_store: Any = torch._C._distributed_c10d.TCPStore
@@ -47,6 +50,21 @@ def _store(rank: int, size: int, address: tuple[str, int], timeout: timedelta) -
     with socket.create_server(("127.0.0.1", address[1])) as listening:
         descriptor = os.dup(listening.fileno())  # the store closes it
     return tcp_store("127.0.0.1", address[1], size, True, timeout, master_listen_fd=descriptor)
+
+
+def _device(gloo_group: Any, address: tuple[str, int]) -> Any:
+    """What gloo listens on: the interface of GLOO_SOCKET_IFNAME, or the one through which rank 0 is reached.
+
+    Torch would ask for the address of this machine's name, which on many machines is a loopback one.
+    """
+    if _is_loopback(address[0]):
+        return gloo_group.create_device(hostname="127.0.0.1")
+    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return gloo_group.create_device(interface=interface.split(",")[0])
+    family, kind, _, _, there = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as asking:
+        asking.connect(there)  # sends nothing
+        return gloo_group.create_device(hostname=asking.getsockname()[0])
 
 
 class RankLostError(RuntimeError):
@@ -83,8 +101,7 @@ class RankGroup:
             gloo_group: Any = dist.ProcessGroupGloo
             gloo = gloo_group._Options()
             gloo._timeout = timeout
-            if _is_loopback(address[0]):
-                gloo._devices = [gloo_group.create_device(hostname="127.0.0.1")]
+            gloo._devices = [_device(gloo_group, address)]
             self._objects: Any = gloo_group(prefix, rank, size, gloo)
             self._tensors: Any = self._objects
             if backend == "nccl":

@@ -50,6 +50,9 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         process_group_backend: "gloo" or "nccl" for the round's sum; None goes by the device.
         timeout: After which a rank that does not answer ends the run of the others.
 
+    Attributes:
+        num_ranks: Number of ranks, once the Trainer knows where it runs. To Lightning, `world_size` is 1.
+
     Raises:
         ValueError: If there is no such backend.
     """
@@ -69,6 +72,7 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         self.cluster_environment: Any = None
         self.num_nodes = 1
         self.global_rank = self.local_rank = 0
+        self.num_ranks = 1
         self.on_its_own = self.fails = self.has_federation = False
         self.group: RankGroup
 
@@ -78,14 +82,22 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         return len(self.parallel_devices or ())
 
     @property
-    def num_ranks(self) -> int:
-        """Number of ranks. To Lightning, `world_size` is 1."""
-        return self.num_nodes * self.num_processes or 1
-
-    @property
     def root_device(self) -> torch.device:
-        """This rank's device."""
-        return self.parallel_devices[self.local_rank] if self.parallel_devices else self._root_device
+        """This rank's device: of accelerators its own, and of CPUs any.
+
+        Raises:
+            ValueError: If the Trainer was given fewer accelerators than there are ranks on this machine.
+        """
+        devices = self.parallel_devices or [self._root_device]
+        if devices[0].type == "cpu":
+            return devices[0]
+        if self.local_rank >= len(devices):
+            raise ValueError(
+                f"rank {self.local_rank} of this machine has no device of its own, because the Trainer has "
+                f"devices={len(devices)}; give it as many as processes were started on the machine, or "
+                'devices="auto"'
+            )
+        return devices[self.local_rank]
 
     @property
     def is_global_zero(self) -> bool:
@@ -111,7 +123,9 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         """Find out which rank this is, once the Trainer knows where it runs."""
         environment = self.cluster_environment
         environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
-        environment.set_world_size(self.num_ranks)
+        environment.set_world_size(self.num_nodes * self.num_processes or 1)
+        # torchrun, SLURM, MPI and Ray, which start the processes, don't listen and say how many there are
+        self.num_ranks = environment.world_size()
         self.global_rank, self.local_rank = environment.global_rank(), environment.local_rank()
         pl.utilities.rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 

@@ -251,8 +251,8 @@ def test_counts_of_all_kinds_are_those_of_rank_0():
 
 def test_a_round_that_is_about_to_start_is_not_waited_for_twice():
     places = []
-    strategy = DistributedClientsStrategy()
-    strategy.parallel_devices = [torch.device("cpu")] * 2
+    trainer = pl.Trainer(strategy="fedq_clients", devices=2, accelerator="cpu", logger=False)
+    strategy = trainer.strategy
     gather = lambda obj, place: places.append(place)  # noqa: E731
     strategy.group = SimpleNamespace(gather=gather, is_lost=False)
     for name in (None, "train_dataloader()", "val_dataloader()"):
@@ -296,6 +296,12 @@ def on(device, backend=None, local_rank=1):
 def test_the_sum_goes_by_nccl_on_gpus_and_by_gloo_elsewhere():
     assert on("cuda").root_device == torch.device("cuda", 1)
     assert [on("cuda").backend, on("cuda", "gloo").backend, on("cpu").backend] == ["nccl", "gloo", "gloo"]
+
+
+def test_of_cpus_any_will_do_and_of_accelerators_there_must_be_one_a_rank():
+    assert on("cpu", local_rank=7).root_device == torch.device("cpu", 0)
+    with pytest.raises(ValueError, match=r"^rank 2 of this machine has no device .* devices=2; .*$"):
+        _ = on("cuda", local_rank=2).root_device
 
 
 def test_backends_that_do_not_fit_are_refused():
