@@ -85,7 +85,8 @@ class RankGroup:
         is_lost: Whether another rank failed to answer. Nobody is asked any more then.
 
     Raises:
-        RankLostError: In every method, if another rank is gone or does not answer.
+        RankLostError: In every method, if another rank is gone or does not answer. What else a group can't be
+            made for, an address in use or a wrong interface, is torch's error.
     """
 
     def __init__(
@@ -94,28 +95,27 @@ class RankGroup:
         self.rank, self.size, self.backend = rank, size, backend
         self.is_lost = False
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address[0], str(address[1])
-        with self._answers():
+        with self._answers(dist.DistError if rank else dist.DistStoreError):  # rank 0 may fail to listen
             store = _store(rank, size, address, timeout)
-            store.set_timeout(timeout)
-            prefix = PrefixStore("fedq objects", store)
-            gloo_group: Any = dist.ProcessGroupGloo
-            gloo = gloo_group._Options()
-            gloo._timeout = timeout
-            gloo._devices = [_device(gloo_group, address)]
-            self._objects: Any = gloo_group(prefix, rank, size, gloo)
-            self._tensors: Any = self._objects
-            if backend == "nccl":
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = timeout
-                prefix = PrefixStore("fedq tensors", store)
-                self._tensors = dist.ProcessGroupNCCL(prefix, rank, size, options)
+        store.set_timeout(timeout)
+        gloo_group: Any = dist.ProcessGroupGloo
+        gloo = gloo_group._Options()
+        gloo._timeout, gloo._devices = timeout, [_device(gloo_group, address)]
+        with self._answers():
+            self._objects: Any = gloo_group(PrefixStore("fedq objects", store), rank, size, gloo)
+        self._tensors: Any = self._objects
+        if backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            prefix = PrefixStore("fedq tensors", store)
+            self._tensors = dist.ProcessGroupNCCL(prefix, rank, size, options)
         self._store = store
 
     @contextmanager
-    def _answers(self) -> Iterator[None]:
+    def _answers(self, unanswered: type[RuntimeError] = RuntimeError) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
+        except unanswered as error:
             self.is_lost = True
             raise RankLostError(
                 f"rank {self.rank} of {self.size} gets no answer from another rank, so the run ends here; "

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lightning_fedq.training import rank_group
 from lightning_fedq.training.rank_group import _HEAD, RankGroup, RankLostError, _device
 
 TIMEOUT = timedelta(seconds=60)
@@ -118,9 +119,26 @@ def test_a_rank_that_is_gone_is_noticed_at_once(groups):
     assert first.is_lost
 
 
-def test_one_that_never_comes_is_not_waited_for_without_end():
-    with pytest.raises(RankLostError, match="rank 0 of 2 gets no answer"):
-        RankGroup(0, 2, address(), "gloo", timedelta(seconds=1))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_that_never_comes_is_not_waited_for_without_end(rank):
+    with pytest.raises(RankLostError, match=f"rank {rank} of 2 gets no answer"):
+        RankGroup(rank, 2, address(), "gloo", timedelta(seconds=1))
+
+
+def test_what_is_no_missing_answer_is_said_as_it_is(monkeypatch):
+    """An address in use, here and on a network, and an interface that is not there."""
+    here = address()
+    network = "127.1", here[1]
+    monkeypatch.setattr(rank_group, "_is_loopback", lambda host: host == here[0])
+    with socket.create_server(here):
+        with pytest.raises(OSError, match="in use"):
+            RankGroup(0, 2, here, "gloo", TIMEOUT)
+        with pytest.raises(dist.DistNetworkError, match="in use"):
+            RankGroup(0, 2, network, "gloo", TIMEOUT)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
+    with pytest.raises(RuntimeError, match="eth77") as found:
+        RankGroup(0, 1, network, "gloo", TIMEOUT)
+    assert not isinstance(found.value, RankLostError)
 
 
 def test_on_gpus_tensors_go_by_nccl_and_objects_by_gloo(monkeypatch):
