@@ -146,24 +146,24 @@ class RankGroup:
         head = torch.zeros(_HEAD, dtype=torch.uint8)
         _write(head, len(own).to_bytes(8, "little") + own[: _HEAD - 8])
         with self._answers():
-            heads = self._all_of(head)
+            heads = _all_of(self._objects, head, self.size)
             sizes = [int.from_bytes(part[:8].numpy().tobytes(), "little") for part in heads]
             parts, longest = [part[8:] for part in heads], max(sizes) + 8 - _HEAD
             if longest > 0:
                 rest = torch.zeros(longest, dtype=torch.uint8)  # padded: tensors of one shape are gathered
                 _write(rest, own[_HEAD - 8 :])
-                parts = [torch.cat(both) for both in zip(parts, self._all_of(rest), strict=True)]
+                rests = _all_of(self._objects, rest, self.size)
+                parts = [torch.cat(both) for both in zip(parts, rests, strict=True)]
         return [pickle.loads(part[:size].numpy().data) for part, size in zip(parts, sizes, strict=True)]
-
-    def _all_of(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor, all of one shape."""
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._objects.allgather([found], [tensor]).wait()
-        return found
 
     def broadcast(self, obj: Any, place: str, src: int = 0) -> Any:
         """One rank's object, on all ranks. See `gather`."""
         return self.gather(obj if self.rank == src else None, place)[src]
+
+    def all_of(self, tensor: Tensor) -> list[Tensor]:
+        """Everybody's tensor, all of one shape, in their order."""
+        with self._answers(), self._within_reach(tensor) as shown:
+            return [part.to(tensor.device) for part in _all_of(self._tensors, shown, self.size)]
 
     def add(self, tensor: Tensor) -> None:
         """Add a tensor up over the ranks, in place. Integers exactly."""
@@ -188,6 +188,12 @@ class RankGroup:
         copy = tensor.to(device, copy=True).contiguous()
         yield copy
         tensor.copy_(copy)
+
+
+def _all_of(group: Any, tensor: Tensor, size: int) -> list[Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(size)]
+    group.allgather([found], [tensor]).wait()
+    return found
 
 
 def _write(tensor: Tensor, data: bytes) -> None:

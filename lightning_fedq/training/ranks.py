@@ -1,13 +1,13 @@
-"""Many devices: ranks own disjoint clients of a round, and exchange one integer sum at its end.
+"""Many devices: ranks own disjoint clients of a round, and exchange one sum at its end.
 
 To Lightning every rank is a single device: no sampler is swapped, no gradient is averaged, nothing is said
 between batches, and ranks may have different numbers of them. What has to be one for all goes over a
 process group of their own (`rank_group`): the round's sum, rank 0's files, and anybody's wish to stop. Every
 rank steps the server on the same sum, so no model is sent back; that they agree is checked every round.
 
-Mechanisms whose messages add up to one integer sum exchange that sum. For all others, and for robust rules
-and secure aggregation, every rank is given all messages, in the order of one process, and is the whole
-server.
+The sum is one of integers where messages add up to it, else one of the floats that they decode to, which
+rounds alike in any order. For robust rules, joint decoders and secure aggregation every rank is given all
+messages, in the order of one process, and is the whole server.
 
 All ranks are one trust domain, as the clients of any simulation are: they hold the same keys.
 """
@@ -329,11 +329,6 @@ class RankEngine(RoundEngine):
         self._strategy, self._stacks = strategy, stacks
         self.beside: FederatedFit | None = None
 
-    @property
-    def adds_up(self) -> bool:
-        """Is one integer sum all that a rank has to tell? Else it tells every message."""
-        return self.mechanism.homomorphic and self.plain_sum and self.secure_sums is None
-
     def start(self) -> RoundPlan:
         # rank 0, which alone reads the journal, says which attempt it is
         if self.transform is not None or self.tampering is not None:
@@ -368,10 +363,10 @@ class RankEngine(RoundEngine):
         self._messages: list[tuple[list[int], Tensor]] = []
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
-        if self.adds_up:
-            super()._add(symbols, clients)
-        else:
+        if self._sum.kept == "messages":
             self._messages.append((list(clients), symbols.cpu()))
+        else:
+            super()._add(symbols, clients)
 
     def finish(self) -> RoundRecord:
         """Add up over the ranks, and finish as one process would.
@@ -421,6 +416,11 @@ class RankEngine(RoundEngine):
             narrow = symbols.to(_dtype_of_sum(kinds))
             group.add(narrow)
             total.integer_sum = narrow.to(symbols.dtype)
+        if total.kept == "floats":
+            theirs = group.all_of(total.floats.parts)
+            total.floats.parts.zero_()
+            for sums in theirs:  # by rank, so that all ranks add alike
+                total.floats.add_sum(sums)
         messages = [message for part in parts for message in part.messages]
         for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
             try:

@@ -10,7 +10,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.keys.randomness import RootKeys, SeededKeys
-from lightning_fedq.mechanisms import CPA, CorBin, FedAvg, SignRR, SubtractiveDither
+from lightning_fedq.mechanisms import CPA, CorBin, FedAvg, SignRR, SubtractiveDither, TopK
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, Ranges
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training import rank_checks
@@ -64,7 +64,7 @@ class Meeting:
     def __init__(self, rank: int) -> None:
         self.rank, self.size = rank, 2
         self.parts = []
-        self.sums = []
+        self.sums, self.floats = [], []
 
     def broadcast(self, obj, place):
         return obj
@@ -77,6 +77,9 @@ class Meeting:
 
     def add(self, tensor):
         tensor.copy_(self.sums.pop(0))
+
+    def all_of(self, tensor):
+        return self.floats
 
 
 DIM = 12
@@ -101,7 +104,9 @@ def engines(mechanism, **options):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("mechanism", [CorBin(2.0, 5), SubtractiveDither(bits=4), CPA(1.0), SignRR(1.0)])
+@pytest.mark.parametrize(
+    "mechanism", [CorBin(2.0, 5), SubtractiveDither(bits=4), CPA(1.0), SignRR(1.0), TopK(0.3)]
+)
 def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
     whole, ranks = engines(mechanism)
     for number in range(3):
@@ -117,6 +122,7 @@ def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
         exact = sum(rank._exact for rank in ranks)
         for rank, group in zip(ranks, groups, strict=True):
             group.parts, group.sums = [None, None], [exact.clone()]
+            group.floats = [one._sum.floats.parts.clone() for one in ranks]
             if sums[0] is not None:
                 group.sums.insert(0, sums[0] + sums[1])
             with pytest.raises(OtherRankStoppedError):  # which leaves this rank's part

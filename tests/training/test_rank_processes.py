@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 NAMES = list(FEATURES)
 QUICK = [
     *("dropouts", "random numbers", "BatchNorm, shared", "a median", "secure aggregation"),
+    *("dropouts, one mean", "weights by samples"),
     *("metrics that stay with clients", "resumed", "stopped in mid-round", "DPSGD"),
     "metric objects in the validation",
 ]
