@@ -364,7 +364,7 @@ class RankEngine(RoundEngine):
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
         if self._sum.kept == "messages":
-            self._messages.append((list(clients), symbols.cpu()))
+            self._messages.append((list(clients), symbols))
         else:
             super()._add(symbols, clients)
 
@@ -412,7 +412,7 @@ class RankEngine(RoundEngine):
         if kinds:
             symbols = total.integer_sum
             if symbols is None:
-                symbols = torch.zeros(kinds[0].shape, dtype=kinds[0].dtype, device=self.weights.device)
+                symbols = torch.zeros(kinds[0].shape, dtype=kinds[0].dtype)
             narrow = symbols.to(_dtype_of_sum(kinds))
             group.add(narrow)
             total.integer_sum = narrow.to(symbols.dtype)
@@ -424,7 +424,7 @@ class RankEngine(RoundEngine):
         messages = [message for part in parts for message in part.messages]
         for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
             try:
-                total.add(rows.to(self.weights.device), clients)
+                total.add(rows, clients)
             except AbortedRoundError as error:
                 self._aborted = str(error)
                 break

@@ -64,10 +64,11 @@ def result(folder, rank=0):
     return json.loads((folder / f"rank-{rank}.json").read_text())
 
 
-def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_on_the_cpu(tmp_path):
+@pytest.mark.parametrize("rule", ["mean", pytest.param("median", marks=pytest.mark.slow)])
+def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_on_the_cpu(rule, tmp_path):
     for name, arguments in (("one", (1,)), ("two", (2, "elsewhere"))):
         (tmp_path / name).mkdir()
-        code, said = run(arguments[0], 2, tmp_path / name, *arguments[1:])
+        code, said = run(arguments[0], 2, tmp_path / name, *arguments[1:], rule)
         assert code == 0, said[-2000:]
     expected = result(tmp_path / "one")
     assert [result(tmp_path / "two", rank) for rank in (0, 1)] == [expected, expected]
