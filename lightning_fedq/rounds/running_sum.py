@@ -5,11 +5,13 @@ decoder needs every message. Behind secure aggregation nothing is kept here at a
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lightning_fedq.functional.accumulate import add_rows
+from lightning_fedq.functional.accumulate import FloatSum, add_rows
 from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism, RoundContext
@@ -35,6 +37,8 @@ class RunningSum:
         received: Clients that answered, in the order of arrival.
         untrusted: Whether the last message came over a wire; False once the mean is decoded.
         secure: Secure aggregation, where this round is behind it.
+        kept: What is kept of messages: "integers" is the sum of their symbols, "floats" that of what they
+            decode to, "messages" every one.
         integer_sum: Sum of the symbols of a homomorphic mechanism so far, `(m,)`. None before the first.
     """
 
@@ -58,9 +62,18 @@ class RunningSum:
         self.integer_sum: Tensor | None = None
         self._rows: list[Tensor] = []  # decoded rows for an aggregator, or messages for a joint decoder
         self._like = like
-        self._decoded: Tensor | float = 0.0
-        self._message_size = 0
         self.untrusted = False
+        self.kept: Literal["integers", "floats", "messages"] = "floats"
+        adds_up = self._mechanism.homomorphic
+        if secure is not None or aggregator is not None or (self._mechanism.joint and not adds_up):
+            self.kept = "messages"
+        elif adds_up and client_weights is None:
+            self.kept = "integers"
+
+    @cached_property
+    def floats(self) -> FloatSum:
+        """Sum of what the messages decode to, where that is kept."""
+        return FloatSum(self._context.dim)
 
     def noise_variance(self) -> Tensor | None:
         """Bound on the variance of the mean, one value a segment. None where none is known.
@@ -111,7 +124,6 @@ class RunningSum:
         """
         self.untrusted = untrusted
         self._keep(symbols, clients)
-        self._message_size = symbols.shape[1]
         self.received += clients
 
     def _keep(self, symbols: Tensor, clients: Sequence[int]) -> None:
@@ -119,24 +131,23 @@ class RunningSum:
             self.secure.add(clients, symbols)
         elif self._aggregator is not None:
             self._rows += [*self._decode_each(symbols, clients)]  # all or none
-        elif self._mechanism.joint and not self._mechanism.homomorphic:
+        elif self.kept == "messages":
             self._rows.append(symbols)
-        elif self._client_weights is not None:
-            weights = self._client_weights[list(clients)].tolist()
-            rows: Iterable[Tensor] = self._decode_each(symbols, clients)
-            rows = [*rows] if self.untrusted else rows  # all or none
-            for weight, row in zip(weights, rows, strict=True):
-                self._decoded = self._decoded + weight * row.double()
-        elif self._mechanism.homomorphic:
+        elif self.kept == "integers":
             if self.integer_sum is None:
                 # above any sum of symbols of this type
                 largest = len(self._context.cohort) << 8 * symbols.element_size()
                 wide = torch.int32 if largest < 2**31 else torch.int64
                 self.integer_sum = torch.zeros(symbols.shape[1], dtype=wide)
             add_rows(symbols, self.integer_sum)
+        elif self._client_weights is not None:
+            weights = self._client_weights[list(clients)].tolist()
+            rows: Iterable[Tensor] = self._decode_each(symbols, clients)
+            rows = [*rows] if self.untrusted else rows  # all or none
+            for weight, row in zip(weights, rows, strict=True):
+                self.floats.add(weight * row.double())
         else:
-            # float32 in float64: whoever comes first, the sum rounds to the same float32
-            self._decoded = self._decoded + self._decode(symbols, clients).double()
+            self.floats.add(self._decode(symbols, clients))
 
     def _decode(self, symbols: Tensor, clients: Sequence[int]) -> Tensor:
         decoded = self._mechanism.decode(symbols, clients, self._context, self._public)
@@ -174,19 +185,21 @@ class RunningSum:
             self.integer_sum = torch.zeros(count, dtype=torch.int64)
         if self._aggregator is not None:
             return self._aggregator(torch.stack(self._rows), plan).to(self._like)
-        zero = torch.zeros(1, self._message_size, dtype=torch.int32)
         absent = self.absent() if self._mechanism.fixed_cohort and not self._mechanism.homomorphic else []
-        if self._rows:  # whoever is absent sent zeros, too: parts of a joint sum do not add up
-            rows = torch.cat([*self._rows, zero.expand(len(absent), -1).to(self._rows[0])])
-            self._decoded, absent = self._decode(rows, [*self.received, *absent]), []
+        zeros = torch.zeros(1, self._mechanism.num_symbols(self._context), dtype=torch.int32)
+        zeros = zeros.expand(len(absent), -1)
         if self.secure is not None:
             self.integer_sum = self.secure.finish()
         if self.integer_sum is not None:
             counted = self._context.cohort if self._mechanism.fixed_cohort else self.received
-            self._decoded = self._decode(self.integer_sum, counted)
-        elif absent:
-            self._decoded = self._decoded + self._decode(zero.expand(len(absent), -1), absent).double()
-        total = torch.as_tensor(self._decoded)
+            total = self._decode(self.integer_sum, counted)
+        elif self._rows:  # whoever is absent sent zeros, too: parts of a joint sum do not add up
+            rows = torch.cat([*self._rows, zeros.to(self._rows[0])])
+            total = self._decode(rows, [*self.received, *absent])
+        else:
+            if absent:
+                self.floats.add(self._decode(zeros, absent))
+            total = self.floats.value()
         if (grid := self._mechanism.grid(self._context)) is not None:
             total = round_to_grid(total, grid)
         # divided in float64: a sum of finite answers may be more than float32 holds

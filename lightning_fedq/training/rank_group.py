@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 Backend = Literal["gloo", "nccl"]
@@ -37,8 +37,11 @@ def _store(rank: int, size: int, address: tuple[str, int], timeout: timedelta) -
     """The store in which ranks find each other. That of ranks on one machine listens to this machine only.
 
     Ranks exchange pickles, which run whatever they say, and torch listens to everybody by default. A launcher
-    that has a store already (torchrun) is asked for it, and an address of a network is torch's.
+    that has a store already (torchrun; Ray, in a default process group) is asked for it, and an address of a
+    network is torch's.
     """
+    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == (rank, size):
+        return _get_default_store()
     if not _is_loopback(address[0]) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return next(rendezvous("env://", rank, size, timeout=timeout))[0]  # type: ignore[no-untyped-call]
     tcp_store: Any = torch._C._distributed_c10d.TCPStore
@@ -47,6 +50,21 @@ def _store(rank: int, size: int, address: tuple[str, int], timeout: timedelta) -
     with socket.create_server(("127.0.0.1", address[1])) as listening:
         descriptor = os.dup(listening.fileno())  # the store closes it
     return tcp_store("127.0.0.1", address[1], size, True, timeout, master_listen_fd=descriptor)
+
+
+def _device(gloo_group: Any, address: tuple[str, int]) -> Any:
+    """What gloo listens on: the interface of GLOO_SOCKET_IFNAME, or the one through which rank 0 is reached.
+
+    Torch would ask for the address of this machine's name, which on many machines is a loopback one.
+    """
+    if _is_loopback(address[0]):
+        return gloo_group.create_device(hostname="127.0.0.1")
+    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return gloo_group.create_device(interface=interface.split(",")[0])
+    family, kind, _, _, there = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as asking:
+        asking.connect(there)  # sends nothing
+        return gloo_group.create_device(hostname=asking.getsockname()[0])
 
 
 class RankLostError(RuntimeError):
@@ -67,7 +85,8 @@ class RankGroup:
         is_lost: Whether another rank failed to answer. Nobody is asked any more then.
 
     Raises:
-        RankLostError: In every method, if another rank is gone or does not answer.
+        RankLostError: In every method, if another rank is gone or does not answer. What else a group can't be
+            made for, an address in use or a wrong interface, is torch's error.
     """
 
     def __init__(
@@ -76,29 +95,27 @@ class RankGroup:
         self.rank, self.size, self.backend = rank, size, backend
         self.is_lost = False
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address[0], str(address[1])
-        with self._answers():
+        with self._answers(dist.DistError if rank else dist.DistStoreError):  # rank 0 may fail to listen
             store = _store(rank, size, address, timeout)
-            store.set_timeout(timeout)
-            prefix = PrefixStore("fedq objects", store)
-            gloo_group: Any = dist.ProcessGroupGloo
-            gloo = gloo_group._Options()
-            gloo._timeout = timeout
-            if _is_loopback(address[0]):
-                gloo._devices = [gloo_group.create_device(hostname="127.0.0.1")]
-            self._objects: Any = gloo_group(prefix, rank, size, gloo)
-            self._tensors: Any = self._objects
-            if backend == "nccl":
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = timeout
-                prefix = PrefixStore("fedq tensors", store)
-                self._tensors = dist.ProcessGroupNCCL(prefix, rank, size, options)
+        store.set_timeout(timeout)
+        gloo_group: Any = dist.ProcessGroupGloo
+        gloo = gloo_group._Options()
+        gloo._timeout, gloo._devices = timeout, [_device(gloo_group, address)]
+        with self._answers():
+            self._objects: Any = gloo_group(PrefixStore("fedq objects", store), rank, size, gloo)
+        self._tensors: Any = self._objects
+        if backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            prefix = PrefixStore("fedq tensors", store)
+            self._tensors = dist.ProcessGroupNCCL(prefix, rank, size, options)
         self._store = store
 
     @contextmanager
-    def _answers(self) -> Iterator[None]:
+    def _answers(self, unanswered: type[RuntimeError] = RuntimeError) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
+        except unanswered as error:
             self.is_lost = True
             raise RankLostError(
                 f"rank {self.rank} of {self.size} gets no answer from another rank, so the run ends here; "
@@ -129,24 +146,24 @@ class RankGroup:
         head = torch.zeros(_HEAD, dtype=torch.uint8)
         _write(head, len(own).to_bytes(8, "little") + own[: _HEAD - 8])
         with self._answers():
-            heads = self._all_of(head)
+            heads = _all_of(self._objects, head, self.size)
             sizes = [int.from_bytes(part[:8].numpy().tobytes(), "little") for part in heads]
             parts, longest = [part[8:] for part in heads], max(sizes) + 8 - _HEAD
             if longest > 0:
                 rest = torch.zeros(longest, dtype=torch.uint8)  # padded: tensors of one shape are gathered
                 _write(rest, own[_HEAD - 8 :])
-                parts = [torch.cat(both) for both in zip(parts, self._all_of(rest), strict=True)]
+                rests = _all_of(self._objects, rest, self.size)
+                parts = [torch.cat(both) for both in zip(parts, rests, strict=True)]
         return [pickle.loads(part[:size].numpy().data) for part, size in zip(parts, sizes, strict=True)]
-
-    def _all_of(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor, all of one shape."""
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._objects.allgather([found], [tensor]).wait()
-        return found
 
     def broadcast(self, obj: Any, place: str, src: int = 0) -> Any:
         """One rank's object, on all ranks. See `gather`."""
         return self.gather(obj if self.rank == src else None, place)[src]
+
+    def all_of(self, tensor: Tensor) -> list[Tensor]:
+        """Everybody's tensor, all of one shape, in their order."""
+        with self._answers(), self._within_reach(tensor) as shown:
+            return [part.to(tensor.device) for part in _all_of(self._tensors, shown, self.size)]
 
     def add(self, tensor: Tensor) -> None:
         """Add a tensor up over the ranks, in place. Integers exactly."""
@@ -171,6 +188,12 @@ class RankGroup:
         copy = tensor.to(device, copy=True).contiguous()
         yield copy
         tensor.copy_(copy)
+
+
+def _all_of(group: Any, tensor: Tensor, size: int) -> list[Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(size)]
+    group.allgather([found], [tensor]).wait()
+    return found
 
 
 def _write(tensor: Tensor, data: bytes) -> None:

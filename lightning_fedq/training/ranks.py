@@ -1,13 +1,13 @@
-"""Many devices: ranks own disjoint clients of a round, and exchange one integer sum at its end.
+"""Many devices: ranks own disjoint clients of a round, and exchange one sum at its end.
 
 To Lightning every rank is a single device: no sampler is swapped, no gradient is averaged, nothing is said
 between batches, and ranks may have different numbers of them. What has to be one for all goes over a
 process group of their own (`rank_group`): the round's sum, rank 0's files, and anybody's wish to stop. Every
 rank steps the server on the same sum, so no model is sent back; that they agree is checked every round.
 
-Mechanisms whose messages add up to one integer sum exchange that sum. For all others, and for robust rules
-and secure aggregation, every rank is given all messages, in the order of one process, and is the whole
-server.
+The sum is one of integers where messages add up to it, else one of the floats that they decode to, which
+rounds alike in any order. For robust rules, joint decoders and secure aggregation every rank is given all
+messages, in the order of one process, and is the whole server.
 
 All ranks are one trust domain, as the clients of any simulation are: they hold the same keys.
 """
@@ -50,6 +50,9 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         process_group_backend: "gloo" or "nccl" for the round's sum; None goes by the device.
         timeout: After which a rank that does not answer ends the run of the others.
 
+    Attributes:
+        num_ranks: Number of ranks, once the Trainer knows where it runs. To Lightning, `world_size` is 1.
+
     Raises:
         ValueError: If there is no such backend.
     """
@@ -69,6 +72,7 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         self.cluster_environment: Any = None
         self.num_nodes = 1
         self.global_rank = self.local_rank = 0
+        self.num_ranks = 1
         self.on_its_own = self.fails = self.has_federation = False
         self.group: RankGroup
 
@@ -78,14 +82,22 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         return len(self.parallel_devices or ())
 
     @property
-    def num_ranks(self) -> int:
-        """Number of ranks. To Lightning, `world_size` is 1."""
-        return self.num_nodes * self.num_processes or 1
-
-    @property
     def root_device(self) -> torch.device:
-        """This rank's device."""
-        return self.parallel_devices[self.local_rank] if self.parallel_devices else self._root_device
+        """This rank's device: of accelerators its own, and of CPUs any.
+
+        Raises:
+            ValueError: If the Trainer was given fewer accelerators than there are ranks on this machine.
+        """
+        devices = self.parallel_devices or [self._root_device]
+        if devices[0].type == "cpu":
+            return devices[0]
+        if self.local_rank >= len(devices):
+            raise ValueError(
+                f"rank {self.local_rank} of this machine has no device of its own, because the Trainer has "
+                f"devices={len(devices)}; give it as many as processes were started on the machine, or "
+                'devices="auto"'
+            )
+        return devices[self.local_rank]
 
     @property
     def is_global_zero(self) -> bool:
@@ -111,7 +123,9 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         """Find out which rank this is, once the Trainer knows where it runs."""
         environment = self.cluster_environment
         environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
-        environment.set_world_size(self.num_ranks)
+        environment.set_world_size(self.num_nodes * self.num_processes or 1)
+        # torchrun, SLURM, MPI and Ray, which start the processes, don't listen and say how many there are
+        self.num_ranks = environment.world_size()
         self.global_rank, self.local_rank = environment.global_rank(), environment.local_rank()
         pl.utilities.rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
@@ -315,11 +329,6 @@ class RankEngine(RoundEngine):
         self._strategy, self._stacks = strategy, stacks
         self.beside: FederatedFit | None = None
 
-    @property
-    def adds_up(self) -> bool:
-        """Is one integer sum all that a rank has to tell? Else it tells every message."""
-        return self.mechanism.homomorphic and self.plain_sum and self.secure_sums is None
-
     def start(self) -> RoundPlan:
         # rank 0, which alone reads the journal, says which attempt it is
         if self.transform is not None or self.tampering is not None:
@@ -354,10 +363,10 @@ class RankEngine(RoundEngine):
         self._messages: list[tuple[list[int], Tensor]] = []
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
-        if self.adds_up:
-            super()._add(symbols, clients)
+        if self._sum.kept == "messages":
+            self._messages.append((list(clients), symbols))
         else:
-            self._messages.append((list(clients), symbols.cpu()))
+            super()._add(symbols, clients)
 
     def finish(self) -> RoundRecord:
         """Add up over the ranks, and finish as one process would.
@@ -403,14 +412,19 @@ class RankEngine(RoundEngine):
         if kinds:
             symbols = total.integer_sum
             if symbols is None:
-                symbols = torch.zeros(kinds[0].shape, dtype=kinds[0].dtype, device=self.weights.device)
+                symbols = torch.zeros(kinds[0].shape, dtype=kinds[0].dtype)
             narrow = symbols.to(_dtype_of_sum(kinds))
             group.add(narrow)
             total.integer_sum = narrow.to(symbols.dtype)
+        if total.kept == "floats":
+            theirs = group.all_of(total.floats.parts)
+            total.floats.parts.zero_()
+            for sums in theirs:  # by rank, so that all ranks add alike
+                total.floats.add_sum(sums)
         messages = [message for part in parts for message in part.messages]
         for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
             try:
-                total.add(rows.to(self.weights.device), clients)
+                total.add(rows, clients)
             except AbortedRoundError as error:
                 self._aborted = str(error)
                 break

@@ -4,12 +4,13 @@ from unittest import mock
 
 import torchmetrics
 
+from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, ByzantineClients
 from lightning_fedq.training.rank_checks import check_same_on_all_ranks
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import Stream, of
 from tests.digits_run import Classifier
-from tests.training.test_distributed_clients import Meeting
+from tests.training.test_distributed_clients import Meeting, on
 
 
 class Alone(Meeting):
@@ -104,3 +105,9 @@ row(
     lambda: one(fed(), module=Counts("object")),
 )
 row("; start all ranks with the same program,", lambda: compared("CorBin"), lambda: compared("LDPQ"))
+row(
+    "has no device of its own, because the Trainer has devices={}; give it as many",
+    lambda: on("cuda", local_rank=2).root_device,
+    lambda: on("cuda", local_rank=1).root_device,
+    lambda: pl.Trainer(strategy="fedq_clients", devices="auto", logger=False).strategy.root_device,
+)

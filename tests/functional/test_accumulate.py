@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.functional.accumulate import sum_of_squares
+from lightning_fedq.functional.accumulate import FloatSum, sum_of_squares
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -29,3 +29,19 @@ def test_one_number_that_is_not_finite_shows(bad, dtype, place):
 
 def test_float32_up_to_its_largest_has_a_finite_sum():
     assert math.isfinite(sum_of_squares(torch.full((1000,), torch.finfo(torch.float32).max)))
+
+
+@pytest.mark.parametrize("spread", [0.0, 8.0])
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_floats_add_up_to_the_same_bits_in_any_parts_and_order(spread, ranks):
+    first, second = torch.randn(2, 300, 500, generator=torch.Generator().manual_seed(1))
+    terms = first * (spread * second).exp()
+    whole, parts = FloatSum(500), [FloatSum(500) for _ in range(ranks)]
+    for i, term in enumerate(terms):
+        whole.add(term)
+        parts[i % ranks].add(term)
+    together = FloatSum(500)
+    for part in reversed(parts):
+        together.add_sum(part.parts)
+    assert torch.equal(whole.value(), together.value())
+    assert whole.value().tolist() == [math.fsum(column) for column in terms.T.tolist()]

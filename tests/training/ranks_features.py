@@ -370,7 +370,7 @@ def findings(fed, trainer, module, folder):
     }
 
 
-def run(feature, folder, devices, nodes=1, rounds=3):
+def run(feature, folder, devices, nodes=1, rounds=3, **engine):
     """Train, and say what came of it, an error included."""
     folder.mkdir(parents=True, exist_ok=True)
     resume = {}
@@ -392,7 +392,7 @@ def run(feature, folder, devices, nodes=1, rounds=3):
             callbacks=[*feature.before(folder), fed, *feature.callbacks(folder)],
             devices=devices,
             num_nodes=nodes,
-            strategy="fedq_clients" if devices * nodes > 1 else "auto",
+            **{"strategy": "fedq_clients" if devices * nodes > 1 else "auto", **engine},
             **{**settings, **feature.trainer(folder)},
         )
         try:

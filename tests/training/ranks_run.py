@@ -1,6 +1,6 @@
 """A federation over some ranks, as a program: DEVICES ROUNDS FOLDER and words.
 
-Words are "resume", "private", "target", "die0", "die1" and "elsewhere".
+Words are "resume", "private", "target", "die0", "die1", "elsewhere" and "median".
 """
 
 import hashlib
@@ -51,6 +51,7 @@ def main():
         seed=None if "private" in sys.argv else 5,
         dropout_probability=0.0 if targeted else 0.2,
         partition=fedq.Dirichlet(alpha=1.0),
+        aggregator=fedq.RobustAggregation("median") if "median" in sys.argv else None,
         privacy=fedq.PrivacyTarget(50.0, 1e-5, "outsider") if targeted else None,
     )
     keep = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True)

@@ -10,7 +10,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.keys.randomness import RootKeys, SeededKeys
-from lightning_fedq.mechanisms import CPA, CorBin, FedAvg, SignRR, SubtractiveDither
+from lightning_fedq.mechanisms import CPA, CorBin, FedAvg, SignRR, SubtractiveDither, TopK
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, Ranges
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training import rank_checks
@@ -64,7 +64,7 @@ class Meeting:
     def __init__(self, rank: int) -> None:
         self.rank, self.size = rank, 2
         self.parts = []
-        self.sums = []
+        self.sums, self.floats = [], []
 
     def broadcast(self, obj, place):
         return obj
@@ -77,6 +77,9 @@ class Meeting:
 
     def add(self, tensor):
         tensor.copy_(self.sums.pop(0))
+
+    def all_of(self, tensor):
+        return self.floats
 
 
 DIM = 12
@@ -101,7 +104,9 @@ def engines(mechanism, **options):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("mechanism", [CorBin(2.0, 5), SubtractiveDither(bits=4), CPA(1.0), SignRR(1.0)])
+@pytest.mark.parametrize(
+    "mechanism", [CorBin(2.0, 5), SubtractiveDither(bits=4), CPA(1.0), SignRR(1.0), TopK(0.3)]
+)
 def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
     whole, ranks = engines(mechanism)
     for number in range(3):
@@ -117,6 +122,7 @@ def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
         exact = sum(rank._exact for rank in ranks)
         for rank, group in zip(ranks, groups, strict=True):
             group.parts, group.sums = [None, None], [exact.clone()]
+            group.floats = [one._sum.floats.parts.clone() for one in ranks]
             if sums[0] is not None:
                 group.sums.insert(0, sums[0] + sums[1])
             with pytest.raises(OtherRankStoppedError):  # which leaves this rank's part
@@ -251,8 +257,8 @@ def test_counts_of_all_kinds_are_those_of_rank_0():
 
 def test_a_round_that_is_about_to_start_is_not_waited_for_twice():
     places = []
-    strategy = DistributedClientsStrategy()
-    strategy.parallel_devices = [torch.device("cpu")] * 2
+    trainer = pl.Trainer(strategy="fedq_clients", devices=2, accelerator="cpu", logger=False)
+    strategy = trainer.strategy
     gather = lambda obj, place: places.append(place)  # noqa: E731
     strategy.group = SimpleNamespace(gather=gather, is_lost=False)
     for name in (None, "train_dataloader()", "val_dataloader()"):
@@ -296,6 +302,12 @@ def on(device, backend=None, local_rank=1):
 def test_the_sum_goes_by_nccl_on_gpus_and_by_gloo_elsewhere():
     assert on("cuda").root_device == torch.device("cuda", 1)
     assert [on("cuda").backend, on("cuda", "gloo").backend, on("cpu").backend] == ["nccl", "gloo", "gloo"]
+
+
+def test_of_cpus_any_will_do_and_of_accelerators_there_must_be_one_a_rank():
+    assert on("cpu", local_rank=7).root_device == torch.device("cpu", 0)
+    with pytest.raises(ValueError, match=r"^rank 2 of this machine has no device .* devices=2; .*$"):
+        _ = on("cuda", local_rank=2).root_device
 
 
 def test_backends_that_do_not_fit_are_refused():

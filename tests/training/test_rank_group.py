@@ -4,6 +4,7 @@ import pickle
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -11,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_fedq.training.rank_group import _HEAD, RankGroup, RankLostError
+from lightning_fedq.training import rank_group
+from lightning_fedq.training.rank_group import _HEAD, RankGroup, RankLostError, _device
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -39,6 +41,25 @@ def test_on_one_machine_nobody_else_reaches_the_ranks(groups):
     listening = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == "LISTEN"]
     assert len(listening) >= 3  # the store and each rank's own
     assert set(listening) <= {"127.0.0.1", "::1"}
+
+
+LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.9": "127.0.0.1"}
+
+
+@pytest.mark.parametrize("interface", [None, "eth7,eth8"])
+def test_gloo_listens_where_rank_0_is_reached_or_where_it_is_told_to(interface, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if interface:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    recorder = SimpleNamespace(create_device=lambda **asked: asked)
+    for host, found in LOOPBACK.items():
+        assert _device(recorder, (host, 1)) == {"hostname": found}
+    own = [one for all in psutil.net_if_addrs().values() for one in all if one.family == socket.AF_INET]
+    networks = [one.address for one in own if not one.address.startswith("127.")]
+    if not networks:
+        pytest.skip("this machine has no network")
+    for host in networks:
+        assert _device(recorder, (host, 1)) == ({"interface": "eth7"} if interface else {"hostname": host})
 
 
 def test_objects_of_any_length_arrive_in_the_order_of_ranks(groups):
@@ -98,9 +119,26 @@ def test_a_rank_that_is_gone_is_noticed_at_once(groups):
     assert first.is_lost
 
 
-def test_one_that_never_comes_is_not_waited_for_without_end():
-    with pytest.raises(RankLostError, match="rank 0 of 2 gets no answer"):
-        RankGroup(0, 2, address(), "gloo", timedelta(seconds=1))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_that_never_comes_is_not_waited_for_without_end(rank):
+    with pytest.raises(RankLostError, match=f"rank {rank} of 2 gets no answer"):
+        RankGroup(rank, 2, address(), "gloo", timedelta(seconds=1))
+
+
+def test_what_is_no_missing_answer_is_said_as_it_is(monkeypatch):
+    """An address in use, here and on a network, and an interface that is not there."""
+    here = address()
+    network = "127.1", here[1]
+    monkeypatch.setattr(rank_group, "_is_loopback", lambda host: host == here[0])
+    with socket.create_server(here):
+        with pytest.raises(OSError, match="in use"):
+            RankGroup(0, 2, here, "gloo", TIMEOUT)
+        with pytest.raises(dist.DistNetworkError, match="in use"):
+            RankGroup(0, 2, network, "gloo", TIMEOUT)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
+    with pytest.raises(RuntimeError, match="eth77") as found:
+        RankGroup(0, 1, network, "gloo", TIMEOUT)
+    assert not isinstance(found.value, RankLostError)
 
 
 def test_on_gpus_tensors_go_by_nccl_and_objects_by_gloo(monkeypatch):

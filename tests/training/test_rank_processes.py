@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 NAMES = list(FEATURES)
 QUICK = [
     *("dropouts", "random numbers", "BatchNorm, shared", "a median", "secure aggregation"),
+    *("dropouts, one mean", "weights by samples"),
     *("metrics that stay with clients", "resumed", "stopped in mid-round", "DPSGD"),
     "metric objects in the validation",
 ]
@@ -33,13 +34,13 @@ def free_port():
         return str(found.getsockname()[1])
 
 
-def begin(command, **variables):
+def begin(command, program=sys.executable, **variables):
     known = {
         k: v for k, v in os.environ.items() if "RANK" not in k and k not in ("WORLD_SIZE", "MASTER_PORT")
     }
     own = {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", **variables}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, *map(str, command)], env={**known, **own}, **pipes)
+    return subprocess.Popen([program, *map(str, command)], env={**known, **own}, **pipes)
 
 
 def end(*processes):
@@ -63,10 +64,11 @@ def result(folder, rank=0):
     return json.loads((folder / f"rank-{rank}.json").read_text())
 
 
-def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_on_the_cpu(tmp_path):
+@pytest.mark.parametrize("rule", ["mean", pytest.param("median", marks=pytest.mark.slow)])
+def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_on_the_cpu(rule, tmp_path):
     for name, arguments in (("one", (1,)), ("two", (2, "elsewhere"))):
         (tmp_path / name).mkdir()
-        code, said = run(arguments[0], 2, tmp_path / name, *arguments[1:])
+        code, said = run(arguments[0], 2, tmp_path / name, *arguments[1:], rule)
         assert code == 0, said[-2000:]
     expected = result(tmp_path / "one")
     assert [result(tmp_path / "two", rank) for rank in (0, 1)] == [expected, expected]
@@ -154,19 +156,55 @@ LAUNCHED = ("nothing", "dropouts", "resumed")
 NUMBERS = ",".join(str(NAMES.index(name)) for name in LAUNCHED)
 
 
-@pytest.mark.slow
-def test_torchrun(tmp_path, table):
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
-    [(code, said)] = end(begin([*torchrun, HERE / "ranks_table.py", tmp_path, 2, 1, NUMBERS]))
-    assert code == 0, said
+def launched(tmp_path, table, *commands, **variables):
+    """Run commands, each with its own of some variables, and compare both ranks with one process."""
+    own = [{key: str(values[i]) for key, values in variables.items()} for i in range(len(commands))]
+    started = [begin(command, **more) for command, more in zip(commands, own, strict=True)]
+    for code, said in end(*started):
+        assert code == 0, said
     for name in LAUNCHED:
         check(name, table(1, LAUNCHED)[0][name], [result(tmp_path, rank)[name] for rank in range(2)])
 
 
+def torchrun(*options):
+    return ["-m", "torch.distributed.run", *options, "--master-port", free_port()]
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path, table):
+    work = [HERE / "ranks_table.py", tmp_path, 2, 1, NUMBERS]
+    launched(tmp_path, table, [*torchrun("--nproc-per-node", 2), *work])
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_nodes(tmp_path, table):
+    nodes = torchrun("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1")
+    work = [HERE / "ranks_table.py", tmp_path, 1, 2, NUMBERS]
+    launched(tmp_path, table, *([*nodes, "--node-rank", rank, *work] for rank in range(2)))
+
+
+@pytest.mark.parametrize("words", [pytest.param([], marks=pytest.mark.slow), ["joined"]])
+def test_an_engine_s_environment_that_does_not_listen(words, tmp_path, table):
+    """Two processes, each with one device, as Ray starts them; it joins them in a default group, too."""
+    work = [HERE / "ranks_table.py", tmp_path, 1, 1, NUMBERS, "engine", *words]
+    place = {"MASTER_ADDR": ["127.0.0.1"] * 2, "MASTER_PORT": [free_port()] * 2, "WORLD_SIZE": [2, 2]}
+    launched(tmp_path, table, work, work, RANK=[0, 1], LOCAL_RANK=[0, 1], **place)
+
+
+@pytest.mark.slow
+def test_two_machines_with_a_network_between_them(tmp_path, table):
+    """Network namespaces with host names of their own."""
+    if no := subprocess.run(["sh", HERE / "two_hosts.sh", "true"], capture_output=True, text=True).stderr:
+        pytest.skip(f"this needs iproute2, and leave to make network namespaces: {no.strip()}")
+    node = torchrun("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "10.77.0.1")
+    work = [sys.executable, *node, "--node-rank", "$NODE", HERE / "ranks_table.py", tmp_path, 1, 2, NUMBERS]
+    launched(tmp_path, table, [HERE / "two_hosts.sh", " ".join(map(str, work))], program=["sh"])
+
+
 @pytest.mark.slow
 def test_torchrun_with_another_number_of_processes_is_refused(tmp_path):
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
-    [(code, said)] = end(begin([*torchrun, HERE / "ranks_table.py", tmp_path, 3, 1, NAMES.index("nothing")]))
+    work = [HERE / "ranks_table.py", tmp_path, 3, 1, NAMES.index("nothing")]
+    [(code, said)] = end(begin([*torchrun("--nproc-per-node", 2), *work]))
     assert code == 0, said
     assert "`devices=3`" in result(tmp_path)["nothing"]["error"]
 
@@ -175,26 +213,19 @@ def test_torchrun_with_another_number_of_processes_is_refused(tmp_path):
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_the_environment_that_slurm_sets(nodes, tmp_path, table):
     """Two tasks on one node, or one on each of two: faked variables, and real processes on loopback."""
-    port, devices = free_port(), 2 // nodes
-    tasks = []
-    for rank in range(2):
-        variables = {
-            "SLURM_NTASKS": "2",
-            "SLURM_NTASKS_PER_NODE": str(devices),
-            "SLURM_NNODES": str(nodes),
-            "SLURM_JOB_NAME": "train",
-            "SLURM_JOB_ID": "7",
-            "SLURM_NODELIST": "127.0.0.1",
-            "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": str(rank % devices),
-            "SLURM_NODEID": str(rank // devices),
-            "MASTER_PORT": port,
-        }
-        tasks.append(begin([HERE / "ranks_table.py", tmp_path, devices, nodes, NUMBERS], **variables))
-    for code, said in end(*tasks):
-        assert code == 0, said
-    for name in LAUNCHED:
-        check(name, table(1, LAUNCHED)[0][name], [result(tmp_path, rank)[name] for rank in range(2)])
+    devices = 2 // nodes
+    work = [HERE / "ranks_table.py", tmp_path, devices, nodes, NUMBERS]
+    variables = {
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": str(devices),
+        "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_NAME": "train",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NODELIST": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
+    ranks = {"SLURM_PROCID": [0, 1], "SLURM_LOCALID": [0, 1 % devices], "SLURM_NODEID": [0, 1 // devices]}
+    launched(tmp_path, table, work, work, **{key: [value] * 2 for key, value in variables.items()}, **ranks)
 
 
 # ---- ranks that die -------------------------------------------------------------------------------------
