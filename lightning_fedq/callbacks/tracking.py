@@ -305,7 +305,8 @@ def _settings_of(trainer: pl.Trainer, federated: Federated, asking: str) -> dict
         "num_parameters": engine.weights.numel(),
         "reproducible": federated.seed is not None,
     }
-    samples = {"samples": one.unit for one in protecting_samples(callbacks_of(trainer))}
+    protecting = protecting_samples(callbacks_of(trainer))
+    samples = {"samples": protecting[-1].unit} if protecting else {}
     resolved = {} if folder is None or folder.config is None else yaml.safe_load(folder.config)
     return {**resolved, "federation": {**federation, **samples}}
 
