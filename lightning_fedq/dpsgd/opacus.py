@@ -130,13 +130,14 @@ def mixture_grid(s: float, q: float, rows: int, removal: bool, tail: float) -> L
     x = np.linspace(-width, rows + width, _MOST_POINTS // 16)
     losses = losses_at(x)
     x, losses = (column[np.abs(losses) <= _LARGEST_LOSS] for column in (x, losses))
-    if len(x) < 2:  # hardly any noise
-        return LossGrid(1.0, 0, np.zeros(1), 1.0)
     density = np.exp(-0.5 * (x / s) ** 2 + (losses if removal else 0.0))
+    if len(x) < 2 or not density.any():  # hardly any noise
+        return LossGrid(1.0, 0, np.zeros(1), 1.0)
     std = math.sqrt(float((density * losses**2).sum() / density.sum()))
     step = max(std / POINTS_PER_STD, (losses[-1] - losses[0]) / _MOST_POINTS)
     # outputs at which the loss has grown by about a step, and the exact losses there
-    x = np.unique(np.append(np.interp(np.arange(losses[0], losses[-1], step), losses, x), x[-1]))
+    points = np.linspace(losses[0], losses[-1], math.ceil((losses[-1] - losses[0]) / step) + 1)
+    x = np.interp(points, losses, x)
     losses, edges = losses_at(x), np.concatenate([[-np.inf], x, [np.inf]])
     without = _cell_masses(edges, 0.0, s)
     parts = (math.exp(chance) * _cell_masses(edges, j, s) for j, chance in chances.items())

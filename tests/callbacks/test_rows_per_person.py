@@ -8,6 +8,7 @@ import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
+from scipy import stats
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from lightning_fedq._lightning import pl
@@ -68,8 +69,23 @@ def test_in_every_batch_all_rows_are_one_shift():
     assert exact <= epsilon_of(4, 1e-5, (2.0, 1.0, 9)) <= exact * 1.002
 
 
-def test_hardly_any_noise_protects_nobody():
-    assert epsilon_of(9, 1e-5, (1e-4, 0.1, 3)) == math.inf
+@pytest.mark.parametrize(("noise", "rate"), [(1e-4, 0.1), (1e-2, 1.0), (1e-4, 1.0), (0.05, 1.0)])
+def test_hardly_any_noise_protects_nobody(noise, rate):
+    assert epsilon_of(9, 1e-5, (noise, rate, 3)) == math.inf
+
+
+@pytest.mark.parametrize("removal", [True, False])
+@pytest.mark.parametrize(("noise", "rate", "rows"), [(0.9, 0.2, 3), (3.0, 0.01, 40), (1.0, 2.0**-20, 5)])
+def test_the_grid_dominates_one_step(noise, rate, rows, removal):
+    x = np.linspace(-12 * noise, rows + 12 * noise, 400_001)
+    chances = stats.binom.pmf(np.arange(rows + 1), rows, rate)
+    mixture = sum(chance * stats.norm.pdf(x, j, noise) for j, chance in enumerate(chances))
+    p, q = (mixture, stats.norm.pdf(x, 0, noise))[:: 1 if removal else -1]
+    grid = mixture_grid(noise, rate, rows, removal, 1e-12)
+    assert grid.masses.sum() + grid.infinite == pytest.approx(1.0, abs=1e-12)
+    for epsilon in (0.0, 0.01, 0.1, 0.5, 2.0):
+        exact = float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum()) * (x[1] - x[0])
+        assert exact - 1e-9 <= grid.delta(epsilon) <= exact * 1.001 + 2e-5
 
 
 def test_rows_at_two_clients_cost_no_more_than_all_at_one():
