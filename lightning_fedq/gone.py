@@ -1,4 +1,4 @@
-"""What was public before 0.3.0 and stands elsewhere now, or is gone: an import of it says what to use.
+"""Names that were public before 0.3.0 and stand elsewhere now, or are gone: an import says what to use.
 
 >>> import lightning_fedq as fedq
 >>> fedq.Skellam
@@ -57,7 +57,7 @@ for _name in ("PrivUnit", "PrivUnitG", "ProjUnit", "Skellam", "StratifiedCorBin"
 
 
 def words(name: str) -> str | None:
-    """What became of a full name, or None if it was never public.
+    """Say what became of a full name, or None if it was never public.
 
     Example:
         >>> words("lightning_fedq.ranges")
@@ -94,7 +94,7 @@ class OldModules(MetaPathFinder):
     """Knows the old modules by name, and is asked first: a folder that was left behind is a package, too."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
-        """Raise ModuleNotFoundError with the new name of an old module; any other is not found, as before."""
+        """Raise ModuleNotFoundError with the new name of an old module. Any other is not found, as before."""
         if fullname in MOVED:
             raise ModuleNotFoundError(words(fullname), name=fullname)
 

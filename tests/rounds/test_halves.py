@@ -30,7 +30,8 @@ from lightning_fedq.rounds import (
 )
 from lightning_fedq.rounds.messages import FRAME_BYTES, frame
 from tests.contract.test_mechanisms import every_mechanism
-from tests.keys.test_party_keys import agreed
+from tests.keys.parties import OfParties
+from tests.keys.test_party_keys import parties
 from tests.one_round import context_of, encode, updates_for
 
 DIM, SEGMENTS, CLIENTS = 12, (8, 4), 5
@@ -123,11 +124,10 @@ def test_bytes_between_the_halves_give_the_simulations_model(mechanism, options)
 
 
 def test_parties_with_their_own_keys_give_the_model_of_one_process_with_all_of_them():
-    secrets, own = ServerSecrets.draw(), [ClientSecrets.draw() for _ in range(CLIENTS)]
+    (secrets, own, held, everybody), mechanism = parties(CLIENTS), fedq.CorBin(2.0, 5)
     roster = {c: one.public_key for c, one in enumerate(own)}
-    held, mechanism = HeldServerKeys(secrets, roster), fedq.CorBin(2.0, 5)
     server = half(RoundServer, mechanism, held)
-    engine, _ = simulated(mechanism, 2, agreed(secrets, own))
+    engine, _ = simulated(mechanism, 2, OfParties(held, everybody))
     for _ in range(2):
         plan = server.start()
         for group in plan.groups:
