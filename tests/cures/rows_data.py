@@ -384,7 +384,7 @@ row(
 row("the WeightedRandomSampler has", lambda: on(weighted(WEIGHTS[:40])), lambda: on(weighted(WEIGHTS)))
 row("samples with {} for testing", lambda: split_indices(2, 1, 0), lambda: split_indices(200, 20, 0))
 row(
-    "{}, so clients can't train side by side, got clients_per_step={}; use",
+    ", so clients can't train side by side, got clients_per_step={}; use",
     lambda: on(two(), federation=fed(clients_per_step=2), module=Several()),
     lambda: on(two(), federation=fed(clients_per_step=1), module=Several()),
     lambda: on(two(), federation=fed(clients_per_step="auto"), module=Several()),

@@ -156,7 +156,7 @@ row(
     error=RuntimeError,
 )
 row(
-    "{} are kept in a folder of the client's own; start",
+    " kept in a folder of the client's own; start",
     lambda: deployed(make(**SECURE), apps=without_home(make(**SECURE))),
     lambda: deployed(make(**SECURE)),
     lambda: deployed(make(**SECURE), apps=with_home(make(**SECURE))),

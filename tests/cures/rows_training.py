@@ -157,7 +157,7 @@ row(
 )
 row("both choose the local", lambda: fit(fed(), dpsgd(), Chooses()), lambda: fit(fed(), dpsgd()))
 row(
-    "{}, so clients can't train side by side, got clients_per_step={}; use",
+    ", so clients can't train side by side, got clients_per_step={}; use",
     lambda: fit(fed(clients_per_step=2), dpsgd()),
     lambda: fit(fed(clients_per_step=1), dpsgd()),
     lambda: fit(fed(clients_per_step="auto"), dpsgd()),

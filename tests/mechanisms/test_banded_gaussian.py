@@ -318,6 +318,13 @@ def test_a_seeded_run_resumes_to_the_same_end(tmp_path):
             if trainer.current_epoch == 6:
                 trainer.save_checkpoint(path)
 
+    class SaveAndFail(Save):
+        """Nothing is sent after the checkpoint, which would be paid for."""
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 7:
+                raise ZeroDivisionError
+
     whole = trained(federation(seed=1), rounds=10, callbacks=[Save()])
     resumed = trained(federation(seed=1), rounds=10, ckpt_path=path)
     for one, other in zip(
@@ -325,7 +332,8 @@ def test_a_seeded_run_resumes_to_the_same_end(tmp_path):
     ):
         assert torch.equal(one, other)
     secure = federation(seed=None)
-    trained(secure, rounds=7, callbacks=[Save()])  # what it sent later would be paid for
+    with pytest.raises(ZeroDivisionError):
+        trained(secure, rounds=10, callbacks=[SaveAndFail()])
     again = federation(seed=None)
     trained(again, rounds=10, ckpt_path=path)
     assert again.engine is not None and again.engine._since == (7, 0)
