@@ -32,7 +32,7 @@ class FedAvg(Mechanism):
 
     @property
     def order_free(self) -> bool:
-        """Yes: float32 added up in float64 round to the same float32."""
+        """Yes: float32 added up in float64 round to the same float32, but for about one in 2^29 a message."""
         return True
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:

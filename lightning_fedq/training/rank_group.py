@@ -53,7 +53,7 @@ def _store(rank: int, size: int, address: tuple[str, int], timeout: timedelta) -
 
 
 def _device(gloo_group: Any, address: tuple[str, int]) -> Any:
-    """Network device for gloo: the interface of GLOO_SOCKET_IFNAME, or the one by which rank 0 is reached.
+    """Device of gloo: the interface of GLOO_SOCKET_IFNAME, or the one through which rank 0 is reached.
 
     Torch would ask for the address of this machine's name, which on many machines is a loopback one.
     """

@@ -295,7 +295,7 @@ def test_ranks_without_work_are_said():
 def on(device, backend=None, local_rank=1):
     strategy = DistributedClientsStrategy(backend)
     strategy.parallel_devices = [torch.device(device, index) for index in range(2)]
-    strategy.local_rank = local_rank
+    strategy.local_rank, strategy.num_ranks = local_rank, 2
     return strategy
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -166,21 +167,28 @@ def launched(tmp_path, table, *commands, **variables):
         check(name, table(1, LAUNCHED)[0][name], [result(tmp_path, rank)[name] for rank in range(2)])
 
 
-def torchrun(*options):
-    return ["-m", "torch.distributed.run", *options, "--master-port", free_port()]
+PORT = free_port()
+PAGE = (HERE.parents[1] / "docs" / "scale.md").read_text(encoding="utf-8")
+ONE_NODE, TWO_NODES, RESTARTED = re.findall(r"^torchrun (.*) train.py$", PAGE, re.M)
+[SRUN] = re.findall(r"^srun (.*) python train.py$", PAGE, re.M)
+
+
+def torchrun(options, rank="", host="127.0.0.1"):
+    """A command of the page, at a place of the test's."""
+    words = {"RANK": rank, "HOST0": host, "29500": PORT}
+    return ["-m", "torch.distributed.run", "--master-port", PORT, *(words.get(w, w) for w in options.split())]
 
 
 @pytest.mark.slow
 def test_torchrun(tmp_path, table):
     work = [HERE / "ranks_table.py", tmp_path, 2, 1, NUMBERS]
-    launched(tmp_path, table, [*torchrun("--nproc-per-node", 2), *work])
+    launched(tmp_path, table, [*torchrun(ONE_NODE), *work])
 
 
 @pytest.mark.slow
 def test_torchrun_on_two_nodes(tmp_path, table):
-    nodes = torchrun("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1")
     work = [HERE / "ranks_table.py", tmp_path, 1, 2, NUMBERS]
-    launched(tmp_path, table, *([*nodes, "--node-rank", rank, *work] for rank in range(2)))
+    launched(tmp_path, table, *([*torchrun(TWO_NODES, rank), *work] for rank in range(2)))
 
 
 @pytest.mark.parametrize("words", [pytest.param([], marks=pytest.mark.slow), ["joined"]])
@@ -196,15 +204,15 @@ def test_two_machines_with_a_network_between_them(tmp_path, table):
     """Network namespaces with host names of their own."""
     if no := subprocess.run(["sh", HERE / "two_hosts.sh", "true"], capture_output=True, text=True).stderr:
         pytest.skip(f"this needs iproute2, and leave to make network namespaces: {no.strip()}")
-    node = torchrun("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "10.77.0.1")
-    work = [sys.executable, *node, "--node-rank", "$NODE", HERE / "ranks_table.py", tmp_path, 1, 2, NUMBERS]
+    node = torchrun(TWO_NODES, "$NODE", "10.77.0.1")
+    work = [sys.executable, *node, HERE / "ranks_table.py", tmp_path, 1, 2, NUMBERS]
     launched(tmp_path, table, [HERE / "two_hosts.sh", " ".join(map(str, work))], program=["sh"])
 
 
 @pytest.mark.slow
 def test_torchrun_with_another_number_of_processes_is_refused(tmp_path):
     work = [HERE / "ranks_table.py", tmp_path, 3, 1, NAMES.index("nothing")]
-    [(code, said)] = end(begin([*torchrun("--nproc-per-node", 2), *work]))
+    [(code, said)] = end(begin([*torchrun(ONE_NODE), *work]))
     assert code == 0, said
     assert "`devices=3`" in result(tmp_path)["nothing"]["error"]
 
@@ -214,6 +222,7 @@ def test_torchrun_with_another_number_of_processes_is_refused(tmp_path):
 def test_the_environment_that_slurm_sets(nodes, tmp_path, table):
     """Two tasks on one node, or one on each of two: faked variables, and real processes on loopback."""
     devices = 2 // nodes
+    assert nodes == 1 or f"--nodes={nodes} --ntasks-per-node={devices}" == SRUN
     work = [HERE / "ranks_table.py", tmp_path, devices, nodes, NUMBERS]
     variables = {
         "SLURM_NTASKS": "2",
@@ -244,6 +253,17 @@ def test_a_rank_that_is_killed_ends_the_run_which_goes_on_with_any_number_of_ran
     code, said = run(then, 4, broken, "resume")
     assert code == 0, said
     assert [result(broken, rank) for rank in range(then)] == [result(whole)] * then
+
+
+@pytest.mark.slow
+def test_torchrun_starts_ranks_again_and_they_find_what_a_run_without_loss_finds(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    code, said = run(1, 4, whole)
+    assert code == 0, said
+    work = [HERE / "ranks_run.py", 2, 4, broken, "die1", "resume"]
+    [(code, said)] = end(begin([*torchrun(RESTARTED), *work]))
+    assert code == 0, said
+    assert [result(broken, rank) for rank in range(2)] == [result(whole)] * 2
 
 
 @pytest.mark.slow
