@@ -51,7 +51,7 @@ def candidates(params: int) -> dict[str, Mechanism]:
 def _settings_of(kind: type[Mechanism], params: int) -> Mapping[str, Mechanism]:
     if (own := kind.plan_settings(params)) is not None:
         return own
-    if kind.at_level is Mechanism.at_level:
+    if kind.level is None and kind.at_level is Mechanism.at_level:
         return {}
     shown = example(kind)
     return {} if shown.joint else {kind.__name__: shown}
