@@ -95,6 +95,7 @@ class PrivacyBudget(pl.Callback):
         self._spent_by_now: Callable[[], float] = _nothing
         self._blocked: Callable[[], str] = str
         self._began = self._counts_samples = self._seeded = False
+        self._unit = ""
 
     @property
     def statement(self) -> str:
