@@ -8,7 +8,9 @@ from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.privacy import report, target
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.collusion import Colluders
+from lightning_fedq.privacy.document import document
 from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
+from lightning_fedq.reports.layouts import markdown
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,8 @@ def planned_charges(rounds, cohort, num_clients):
 
     context = context_of(LDPQ(1.0), cohort, 1)
     return target.planned_charges(Setting(context, rounds, 1e-5, num_clients=num_clients).run(None), False)
+
+
+def page(made):
+    """The whole privacy document as Markdown: `privacy.md`."""
+    return markdown(*document(made))

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -22,12 +23,16 @@ from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.shown import described
-from lightning_fedq.comparison.commands.compare import privacy_towards
 from lightning_fedq.data.datasets import DigitsDataModule
-from lightning_fedq.mechanisms import SIGM, GaussianNoise
+from lightning_fedq.mechanisms import LDPQ, SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.reports.runs import epsilon_of_label, write_rows, write_summary
+from lightning_fedq.privacy.document import from_json, shown as shown_of, to_json
+from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.report import Asked, privacy_report
+from lightning_fedq.privacy.run import ASSUMED, Run
+from lightning_fedq.privacy.verdict import format_epsilon
+from lightning_fedq.reports.runs import write_rows, write_summary
 from tests.callbacks.runs import small_run
 from tests.changed import changed
 
@@ -172,19 +177,15 @@ def test_fit_ends_with_a_summary(tmp_path, capsys):
     folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"
     assert main(["fit", "--config", str(path), folder, "--trainer.callbacks.name=mine"]) == 0
     shown = capsys.readouterr().out
-    for what in ("test_acc", "bits per parameter", "megabytes", " up, ", " down, ", " of set-up"):
+    for what in ("test_acc", "Bits a parameter", "MB up", "MB down", "both ways"):
         assert what in shown
-    assert (
-        "server that sees every message" in shown
-        and "runs/mine/report.md" in shown
-        and "accuracy.png" in shown
-    )
+    assert "server that sees every message" in shown and "runs/mine/: report.md, privacy.md" in shown
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     assert resolved["trainer"]["callbacks"][0]["init_args"]["server_lr"] == 1.0  # defaults are filled in
     assert main(["privacy", "runs/mine/config.yaml", "--rounds", "3"]) == 0  # every command reads it
     assert "3 rounds" in " ".join(capsys.readouterr().out.split())
     assert main(["fit", "runs/mine/config.yaml", "--trainer.max_epochs=1"]) == 0
-    assert "runs/mine-2/report.md" in capsys.readouterr().out
+    assert "runs/mine-2/: report.md" in capsys.readouterr().out
 
 
 def test_a_module_of_the_current_folder_is_found(tmp_path, capsys):
@@ -195,7 +196,7 @@ def test_a_module_of_the_current_folder_is_found(tmp_path, capsys):
         changed(path.read_text(), ("lightning_fedq.data.models.Classifier", "my_own_training.Mine"))
     )
     assert main(["privacy", str(path)]) == 0
-    assert "CorBin(epsilon=1.0" in capsys.readouterr().out
+    assert "epsilon=1.0" in capsys.readouterr().out
 
 
 def test_settings_by_short_names(tmp_path, capsys):
@@ -203,7 +204,7 @@ def test_settings_by_short_names(tmp_path, capsys):
     fit = ["fit", str(configuration(tmp_path)), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"]
     changes = ["Federated.num_clients=6", "CorBin.epsilon=2.0", "RunFolder.name=mine", "model.lr=0.01"]
     assert main([*fit, "--set", *changes, "--trainer.max_epochs=3", "--set=trainer.max_epochs=1"]) == 0
-    assert "runs/mine/model.ckpt" in capsys.readouterr().out
+    assert "runs/mine/: report.md, privacy.md, model.ckpt" in capsys.readouterr().out
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     federated = resolved["trainer"]["callbacks"][0]["init_args"]
     assert federated["num_clients"] == 6 and federated["mechanism"]["init_args"]["epsilon"] == 2.0
@@ -339,8 +340,8 @@ def test_compare_runs_and_reads(tmp_path, capsys):
     assert [row["run"] for row in table] == ["small", "small-2"]
     assert table[1]["uplink_megabytes"] == pytest.approx(2 * 4 * 650 / 8e6)
     summary = json.loads(Path("first/small/summary.json").read_text())
-    assert [row["verdict"] for row in table] == [summary["view"]["verdict"]] * 2
-    assert table[1]["epsilon"] == summary["view"]["epsilon"]
+    about = from_json(Path("first/small/privacy.json").read_text()).about
+    assert [(row["verdict"], row["epsilon"]) for row in table] == [(about.verdict, about.epsilon)] * 2
     assert table[1]["R"] == summary["noise_over_signal"]["sim_seen"] > 0
     assert Path("both/compare.png").read_bytes()[:4] == b"\x89PNG" and "small" in capsys.readouterr().out
     assert [row["rounds"] for row in table] == [2, 2]
@@ -358,16 +359,14 @@ def test_compare_trains_mechanisms_at_one_epsilon_towards_one_adversary(tmp_path
     table = {row["run"]: row for row in json.loads(Path("both/table.json").read_text())["runs"]}
     assert list(table) == names
     assert 7.9 < table["GaussianNoise"]["epsilon"] <= 8.0
-    assert table["GaussianNoise"]["view"] == "OUTSIDER, asked for and met"
+    assert table["GaussianNoise"]["view"] == "OUTSIDER, asked for 8 over the run: met"
     # no bound for the other two towards an outsider, which is said before they train, and in the picture
     assert table["CorBin"]["epsilon"] in (None, math.inf) and table["CorBin"]["view"] == "OUTSIDER"
     assert "CorBin trains without a target: CorBin can't meet epsilon 8" in shown.err
     assert "FedAvg trains without a target: FedAvg has no privacy parameter" in shown.err
-    for name, words in (("GaussianNoise", "ε 8, outsider"), ("CorBin", "no finite ε, outsider")):
-        folder = Path("both") / name
-        summary = json.loads((folder / "summary.json").read_text())
-        towards = privacy_towards(folder, summary, Adversary.OUTSIDER)
-        assert epsilon_of_label(towards, True) == words and epsilon_of_label(towards, False) == words[:-10]
+    for name, words in (("GaussianNoise", "ε 8"), ("CorBin", "no finite ε")):
+        report = from_json((Path("both") / name / "privacy.json").read_text())
+        assert shown_of(report, "OUTSIDER").label == words
     # finished runs towards another adversary: every epsilon is that one's
     assert main(["compare", "both/GaussianNoise", "both/CorBin", "--adversary", "eavesdropper"]) == 0
     found = json.loads(Path("runs/compare/table.json").read_text())["runs"]
@@ -410,27 +409,34 @@ def test_compare_warns_of_runs_of_different_length(tmp_path, capsys, monkeypatch
 def test_compare_says_whether_what_was_asked_for_is_met(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     asked, none = finished_run(tmp_path, "asked", 3), finished_run(tmp_path, "digits_layered", 3)
-    summary = json.loads((asked / "summary.json").read_text())
-    view = {"adversary": "SECAGG_SERVER", "epsilon": 7.9991, "verdict": "moderate", "met": True}
-    write_summary(
-        asked / "summary.json",
-        summary | {"view": view, "noise_over_signal": {"planned": 0.02, "sim_seen": 0.15}},
-    )
-    view = {"adversary": "OUTSIDER", "epsilon": None, "verdict": "no guarantee", "met": None}
-    write_summary(
-        none / "summary.json",
-        summary | {"view": view, "noise_over_signal": {"planned": 0.02, "sim_seen": None}},
-    )
+    made = privacy_report(Run.ideal(LDPQ(0.1), context_of(LDPQ(0.1), 500, 100), 3, ASSUMED), 1e-5)
+    made = replace(made, state="ended", masks="ran")
+    met = replace(made, asked=Asked("SECAGG_SERVER", 8.0, "run", 7.9991, True))
+    nothing = replace(made, rows=tuple(row.refused("nobody claims anything") for row in made.rows))
+    for folder, report, seen in ((asked, met, 0.15), (none, nothing, None)):
+        (folder / "privacy.json").write_text(to_json(report))
+        summary = json.loads((folder / "summary.json").read_text())
+        noise = {"planned": 0.02, "sim_seen": seen}
+        write_summary(folder / "summary.json", summary | {"noise_over_signal": noise})
     assert main(["compare", str(asked), str(none), "--out", "both"]) == 0
     shown = capsys.readouterr().out
     lines = shown.splitlines()
-    [row] = [line for line in lines if "8 moderate" in line]
-    assert "0.15" in row and any("∞ no guarantee" in line and "0.02" in line for line in lines)
-    assert (
-        "asked: server behind secure aggregation, asked for and met" in shown
-        and "digits_layered: nobody" in shown
-    )
+    [row] = [line for line in lines if line.strip().startswith("asked ")]
+    epsilon = format_epsilon(made.row(Adversary.SECAGG_SERVER).epsilon)
+    assert epsilon in row and "0.15" in row
+    assert any("∞ no guarantee" in line and "0.02" in line for line in lines)
+    assert "asked: server behind secure aggregation, asked for 8 over the run: met" in shown
+    assert "digits_layered: server behind secure aggregation" in shown
     assert max(map(len, lines[:6])) <= 80
+
+
+def test_compare_reads_folders_of_earlier_versions(tmp_path, capsys):
+    """Their curves are drawn, and a line says that their privacy must be computed again."""
+    old = finished_run(tmp_path, "old", 3)
+    (old / "privacy.json").write_text(json.dumps({"rows": [], "protocol": "masking really ran"}))
+    assert main(["compare", str(old), "--out", "both"]) == 0
+    assert "its privacy must be computed again: `fedq privacy CONFIG`" in capsys.readouterr().err
+    assert json.loads(Path("both/table.json").read_text())["runs"][0]["epsilon"] == "-"
 
 
 def test_what_an_agent_runs_logs_to_wandb(tmp_path):
@@ -483,7 +489,10 @@ def test_privacy_of_a_configuration_and_of_a_checkpoint(tmp_path, capsys):
     checkpoint = next(tmp_path.glob("**/*.ckpt"))
     assert main(["privacy", str(checkpoint), "--out", "spent"]) == 0
     spent = json.loads(Path("spent/privacy.json").read_text())
-    assert spent["rows"] == planned["rows"] and spent["mechanism"] == planned["mechanism"]
+    assert [r["epsilon_run"] for r in spent["rows"]] == [r["epsilon_run"] for r in planned["rows"]]
+    assert (planned["state"], spent["state"]) == ("planned", "running") and spent["mechanism"] == planned[
+        "mechanism"
+    ]
     assert main(["privacy", "nowhere.ckpt"]) == 2
     assert "there is no file nowhere.ckpt" in capsys.readouterr().err
 

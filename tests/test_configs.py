@@ -15,9 +15,7 @@ from lightning_fedq.cli import main
 from lightning_fedq.commands.options import change_setting
 from lightning_fedq.commands.privacy import report_of_config
 from lightning_fedq.commands.run import FedqCLI
-from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.digest import is_met
-from lightning_fedq.privacy.verdict import masks_ran
+from lightning_fedq.privacy.document import is_met
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = [
@@ -177,7 +175,7 @@ def test_what_is_shipped_protects_or_says_in_its_first_line_that_it_does_not(pat
 def test_what_is_said_of_a_configuration_is_what_its_report_says(path):
     """Towards whom it is met as it runs: epsilon 8 at most, or more than 20, which is as good as none."""
     report = report_of_config(str(path), None, 1e-5, False)
-    rows = [row for row in report.rows if is_met(Adversary[row.adversary], masks_ran(report.protocol))]
+    rows = [row for row in report.rows if is_met(row, report.masked)]
     best = min(row.epsilon for row in rows)
     assert best <= 8.0 if target_of(path) else best > 20.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -18,23 +19,22 @@ from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.privacy import secret_row
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.page import markdown
-from lightning_fedq.privacy.report import PrivacyReport
+from lightning_fedq.privacy.document import document, shown, to_json
+from lightning_fedq.privacy.report import Bits, PrivacyReport
+from lightning_fedq.reports.layouts import markdown
 from lightning_fedq.reports.runs import (
     BITS_PER_MEGABYTE,
     Row,
     append_row,
     check_run_name,
-    epsilon_of_label,
     first_metric,
     fresh_folder,
     mode_of,
-    noise_words,
     plot_aggregate,
     plot_progress,
     print_summary,
-    privacy_of,
     read_rows,
     report_markdown,
     save_figure,
@@ -44,9 +44,9 @@ from lightning_fedq.reports.runs import (
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord, metric_name
 from lightning_fedq.training.figures import FIGURES, delta_of
-from lightning_fedq.training.spending import noise_over_signal, report_of, view_of
-from lightning_fedq.training.statement import privacy_summary
+from lightning_fedq.training.spending import by_round, noise_over_signal, noise_words, report_of
 from lightning_fedq.training.unprotected import lengths_tell, what_left
+from lightning_fedq.wire.coding import FixedLength
 
 MODEL, CLIENTS, LABELS = "model.ckpt", "clients", "labels.json"
 PICTURES = ("accuracy.png", "aggregate.png")
@@ -105,6 +105,7 @@ class RunFolder(pl.Callback):
         self.path: Path | None = None
         self.rows: list[Row] = []
         self.summary: dict[str, Any] = {}
+        self.privacy: PrivacyReport | None = None
         self.config: str | None = None
         """The resolved configuration as YAML; the `fedq` command sets it."""
         self._test_metrics: dict[str, float] = {}
@@ -189,16 +190,15 @@ class RunFolder(pl.Callback):
             _write_holdings(self._folder() / CLIENTS, sizes, held_out, counts)
         if counts is not None:
             write_atomically(self._folder() / CLIENTS / LABELS, json.dumps(counts.tolist()) + "\n")
-        if trainer.is_global_zero:
+        if self.privacy is not None:  # on the first rank
             title = title_of(self.name, engine.mechanism)
-            price = epsilon_of_label(privacy_of(self.summary), True)
-            progress = plot_progress(
-                {self.name: self.rows}, self._metric(), f"{title}\n{price}", self.baseline
-            )
+            cell = shown(self.privacy)
+            price = f"{title}\n{cell.label}, {secret_row.title_of(cell.who)}"
+            progress = plot_progress({self.name: self.rows}, self._metric(), price, self.baseline)
             save_figure(progress, self._folder() / PICTURES[0])
             save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
-        if self.show and trainer.is_global_zero:
-            print_summary(self.summary, self._folder())
+        if self.show and self.privacy is not None:
+            print_summary(self.summary, self.privacy, self._folder())
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -256,10 +256,10 @@ class RunFolder(pl.Callback):
             shared = f"{num_buffers} of {privacy.dim} coordinates are buffers, charged like parameters"
             privacy = replace(privacy, notes=(*privacy.notes, shared))
         noise = noise_over_signal(engine, self.rows, len(self.rows))
+        noise["words"] = noise_words(noise)
         promises = self._promises(trainer, privacy.rounds)
         privacy = replace(privacy, notes=(*privacy.notes, *promises, *_of_noise(noise)))
         self.summary = self._summarize(engine, privacy, num_buffers)
-        self.summary |= privacy_summary(federated, trainer, privacy)
         if federated.kept_target is not None:
             self.summary["privacy_target"] = federated.kept_target.statement
         charged_by = [
@@ -267,17 +267,21 @@ class RunFolder(pl.Callback):
             for row in self.rows
             if "charged" in row or federated.clients.cohorts == "secret"
         ]
-        self.summary["view"] = view_of(federated, trainer, privacy, federated.privacy_target, charged_by)
+        spent = by_round(federated, trainer, privacy, charged_by)
         self.summary["noise_over_signal"] = noise
-        if ended:
-            self.summary["ended"] = ended
         if not trainer.is_global_zero:
             return
         folder = self._folder()
+        origin = replace(
+            privacy.origin, config=_sha256(folder / "config.yaml"), model=_sha256(folder / MODEL)
+        )
+        privacy = replace(privacy, by_round=spent, ended=ended, bits=self._bits(engine), origin=origin)
+        self.privacy = privacy
         write_summary(folder / "summary.json", self.summary)
-        write_atomically(folder / "privacy.json", privacy.to_json())
-        write_atomically(folder / "privacy.md", markdown(privacy))
-        write_atomically(folder / "report.md", report_markdown(self.summary, () if ended else PICTURES))
+        write_atomically(folder / "privacy.json", to_json(privacy))
+        write_atomically(folder / "privacy.md", markdown(*document(privacy)))
+        page = report_markdown(self.summary, privacy, () if ended else PICTURES)
+        write_atomically(folder / "report.md", page)
 
     def _promises(self, trainer: pl.Trainer, charged: int) -> Iterator[str]:
         """Target and budgets that the run was held to, and rounds that its table does not show."""
@@ -286,8 +290,6 @@ class RunFolder(pl.Callback):
                 f"{charged} rounds were charged, and the table of this folder has {len(self.rows)}: earlier "
                 "trainings of the same federation, repeated rounds and one that did not end count, too."
             )
-        if (kept := federated_of(trainer, "RunFolder").kept_target) is not None:
-            yield f"Privacy target: {kept.statement}."
         for callback in callbacks_of(trainer):
             if isinstance(callback, PrivacyBudget) and callback.statement:
                 yield f"{callback.statement}."
@@ -314,7 +316,7 @@ class RunFolder(pl.Callback):
             "num_parameters": engine.weights.numel() - num_buffers,
             "num_buffers": num_buffers,
             "keys": "from a seed: reproducible, not private" if seeded else "from the operating system",
-            "secure_aggregation": privacy.protocol or "off",
+            "masks": privacy.masks,
             "aborted_rounds": int(sum(row["aborted"] for row in self.rows)),
             "metrics": {**metrics, **self._test_metrics},
             "best": self._best(),
@@ -322,6 +324,31 @@ class RunFolder(pl.Callback):
             "protocol_bits_per_parameter": protocol,
             **cost,
         }
+
+    def _bits(self, engine: RoundEngine) -> Bits:
+        """Bits of a message, up and down, as they were counted."""
+        summary, dim = self.summary, engine.weights.numel()
+        known = [row for row in self.rows if not math.isnan(row["downlink_bits"])]
+        asked = sum(row["cohort_size"] for row in known) * dim
+        up, keys = (summary[name] for name in ("bits_per_parameter", "protocol_bits_per_parameter"))
+        context = engine.context(engine.coming_plan())
+        code = engine.mechanism.code(context)
+        plain = None
+        if isinstance(code, FixedLength):
+            plain = code.bits_per_symbol * engine.mechanism.num_symbols(context) / dim
+
+        def known_or_none(value: float) -> float | None:
+            return None if math.isnan(value) else value
+
+        return Bits(
+            measured=True,
+            update=known_or_none(up - keys),
+            unmasked=plain,
+            keys=known_or_none(keys),
+            down=sum(row["downlink_bits"] for row in known) / asked if asked else None,
+            megabytes_up=known_or_none(summary["uplink_megabytes"] + summary["setup_megabytes"]),
+            megabytes_down=known_or_none(summary["downlink_megabytes"]),
+        )
 
     def _metric(self) -> str:
         """The metric of the pictures."""
@@ -394,6 +421,11 @@ def _write_holdings(
     write_atomically(folder / "holdings.csv", "\n".join(lines) + "\n")
 
 
+def _sha256(path: Path) -> str:
+    """Hash of a file. "" where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
 def title_of(name: str, mechanism: Mechanism) -> str:
     """Title of a run's pictures: short, as its settings stand in the report."""
     return f"{name} ({type(mechanism).__name__})"
@@ -401,7 +433,7 @@ def title_of(name: str, mechanism: Mechanism) -> str:
 
 def _of_noise(noise: dict[str, Any]) -> Iterator[str]:
     """Cost of the guarantee for the model, which no epsilon says."""
-    if words := noise_words({"noise_over_signal": noise}):
+    if words := noise["words"]:
         yield (
             f"Noise over signal of the whole run: {words}. R is the squared error of the decoded mean over "
             "the squared mean update, divided by the number of rounds; up to 0.1 no loss was seen in "

@@ -296,7 +296,7 @@ def _settings_of(trainer: pl.Trainer, federated: Federated, asking: str) -> dict
         "mechanism": repr(engine.mechanism),
         "mechanism_name": type(engine.mechanism).__name__,
         "epsilon": None if target is None else target.epsilon,
-        "delta": delta_of(federated, trainer) if target is None else target.delta,
+        "delta": delta_of(federated, trainer),
         "adversary": None if target is None else target.against.name.lower(),
         "num_clients": federated.clients.num_clients,
         "clients_per_round": engine.planner.cohort_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import torch
 from rich.console import Console
-from rich.markdown import Markdown
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
@@ -22,24 +21,28 @@ from lightning_fedq.commands.options import check_rounds, parse_changes
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
+from lightning_fedq.privacy.document import document, from_json, to_json
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.page import markdown
-from lightning_fedq.privacy.report import PrivacyReport, privacy_report
+from lightning_fedq.privacy.planning import bits_behind
+from lightning_fedq.privacy.report import Bits, Origin, PrivacyReport, State, privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.reports.layouts import markdown, terminal
 from lightning_fedq.reports.runs import read_rows, write_atomically
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.described import described, run_to_come
 from lightning_fedq.training.journal import find_journal
 
+_DELTA, _FLOAT_BITS = 1e-5, 32
 _NOT_KNOWN = "Not known from a checkpoint: `privacy.md` in the folder of its run (`RunFolder`) lists it."
 
 
 def report_of_config(
     config: str,
     rounds: int | None,
-    delta: float,
+    delta: float | None,
     secagg: bool,
     *,
     params: int | None = None,
@@ -50,13 +53,14 @@ def report_of_config(
     Args:
         config: Path of the configuration.
         rounds: Rounds in place of its own.
-        delta: Chance with which the guarantee may fail.
+        delta: Chance with which the guarantee may fail; None is the target's, or 1e-5.
         secagg: Whether to assume secure aggregation where it has none.
         params: Parameters in place of the model's.
         changes: Settings to change first, by dotted name as in `fedq fit --set`.
 
     Raises:
-        ValueError: If it has no `Federated` callback or no number of rounds, or there is no such setting.
+        ValueError: If it has no `Federated` callback or no number of rounds, there is no such setting, or its
+            target has another delta.
     """
     from lightning_fedq.callbacks.of_trainer import federated_of
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
@@ -74,11 +78,23 @@ def report_of_config(
     )
     byzantine = num_byzantine_of(cli.trainer, federated.planner)
     mechanism = federated.calibrated(dim, limit, byzantine)
-    return _report(run_to_come(federated, mechanism, dim, limit, byzantine), delta, secagg)
+    run, target = run_to_come(federated, mechanism, dim, limit, byzantine), federated.privacy_target
+    if delta is not None and target is not None and target.delta not in (None, delta):
+        raise ValueError(
+            f"{config} asks for its epsilon at delta {target.delta:g}, and so are all figures, got --delta "
+            f"{delta:g}; leave it out, or --set Federated.privacy.delta={delta:g}"
+        )
+    report = _report(run, _DELTA if delta is None else delta, secagg, "planned", target)
+    update, unmasked = bits_behind(mechanism, run.context, federated.server.secure_aggregation)
+    origin = Origin(config=hashlib.sha256(Path(config).read_bytes()).hexdigest())
+    down = float(federated.server.broadcast_bits or _FLOAT_BITS)
+    return replace(
+        report, bits=Bits(measured=False, update=update, unmasked=unmasked, down=down), origin=origin
+    )
 
 
 def report_of_checkpoint(
-    path: Path, rounds: int | None, delta: float, secagg: bool, kind: type[Mechanism] | None = None
+    path: Path, rounds: int | None, delta: float | None, secagg: bool, kind: type[Mechanism] | None = None
 ) -> PrivacyReport:
     """State what the run of a checkpoint has spent so far, or would have after `rounds`.
 
@@ -93,6 +109,7 @@ def report_of_checkpoint(
             other terms than those that would be priced here.
     """
     check_rounds(rounds)
+    delta = _DELTA if delta is None else delta
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if "callbacks" not in checkpoint:
         page = path.with_name("privacy.md")
@@ -141,8 +158,9 @@ def report_of_checkpoint(
         broken="",
     )
     charged.agree(run.terms)
-    report = _report(run, delta, secagg)
-    report = replace(report, leaves=(_NOT_KNOWN,))
+    report = _report(run, delta, secagg, "running" if ledger is not None else "planned", None)
+    origin = Origin(model=hashlib.sha256(path.read_bytes()).hexdigest())
+    report = replace(report, leaves=(_NOT_KNOWN,), origin=origin)
     private_sgd = _state_with("histories", callbacks)
     return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))
 
@@ -182,38 +200,40 @@ def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
 
 
-def _report(run: Run, delta: float, assumed: bool) -> PrivacyReport:
+def _report(
+    run: Run, delta: float, assumed: bool, state: State, target: PrivacyTarget | None
+) -> PrivacyReport:
     """Report of a run, with secure aggregation assumed where it has none and `assumed` asks for it."""
     if assumed and run.threat.secure_sum is None:
         run = replace(run, threat=replace(run.threat, secure_sum=ASSUMED))
-    return privacy_report(run, delta)
+    return privacy_report(run, delta, state, target)
 
 
-def page_of_run(folder: Path) -> str:
-    """The statement that `RunFolder` wrote when the run ended.
+def report_of_folder(folder: Path) -> PrivacyReport:
+    """The report that `RunFolder` wrote when the run ended.
 
     Raises:
         ValueError: If there is none, or the run went on since.
     """
-    page, figures = folder / "privacy.md", folder / "privacy.json"
-    if not (page.is_file() and figures.is_file()):
+    figures, table = folder / "privacy.json", folder / "metrics.csv"
+    if not figures.is_file():
         raise ValueError(
-            f"{folder} holds no privacy.md, which RunFolder writes when a run ends; "
+            f"{folder} holds no privacy.json, which RunFolder writes when a run ends; "
             "give a checkpoint of the run, or its configuration"
         )
-    rounds, table = json.loads(figures.read_text())["rounds"], folder / "metrics.csv"
-    if table.is_file() and len(read_rows(table)) > rounds:
+    report = from_json(figures.read_text())
+    if table.is_file() and len(read_rows(table)) > report.rounds:
         raise ValueError(
-            f"{page} is of {rounds} rounds, and the run went on to {len(read_rows(table))}; "
+            f"{figures} is of {report.rounds} rounds, and the run went on to {len(read_rows(table))}; "
             "give its last checkpoint"
         )
-    return page.read_text()
+    return report
 
 
 def main(
     source: Annotated[str, "CONFIG|CKPT|RUN"],
     *,
-    delta: float = 1e-5,
+    delta: float | None = None,
     rounds: int | None = None,
     secagg: bool = False,
     params: int | None = None,
@@ -226,7 +246,7 @@ def main(
 
     Args:
         source: Configuration (a file or a name), checkpoint, or folder of a run that ended.
-        delta: Chance with which the guarantee may fail, below 1 / clients.
+        delta: Chance with which the guarantee may fail, below 1 / clients (default: the target's, or 1e-5).
         rounds: Rounds (default: trainer.max_epochs, or those in the checkpoint).
         secagg: Assume secure aggregation if the run has none.
         params: Parameters (default: those of the configuration's model).
@@ -236,11 +256,9 @@ def main(
     """
     path = Path(source)
     if path.is_dir():
-        if (mechanism, params, rounds, out, delta) != (None, None, None, None, 1e-5) or secagg or set_:
+        if (mechanism, params, rounds, delta) != (None, None, None, None) or secagg or set_:
             raise ValueError(f"the page of a run that ended has its own figures; ask {path}/config.yaml")
-        Console().print(Markdown(page_of_run(path)))
-        print(f"{path / 'privacy.md'} is shown, written when the run ended: rounds after it are not in it.")
-        return None
+        return _print(report_of_folder(path), out)
     if path.suffix != ".ckpt":
         path = find(source)
     elif not path.is_file():
@@ -258,7 +276,8 @@ def main(
 
 def _print(report: PrivacyReport, out: Path | None) -> None:
     """Print a report, and write it where asked."""
-    Console().print(Markdown(markdown(report)))
+    console = Console()
+    terminal(Console(width=max(console.width, 80)), *document(report))
     if out is not None:
-        write_atomically(out / "privacy.md", markdown(report))
-        write_atomically(out / "privacy.json", report.to_json())
+        write_atomically(out / "privacy.md", markdown(*document(report)))
+        write_atomically(out / "privacy.json", to_json(report))

@@ -191,8 +191,8 @@ class FedqCLI(LightningCLI):
         if testable:
             self.trainer.test(self.model, self.datamodule, verbose=False)
         folder = self.run_folder
-        if folder is not None and folder.path is not None and folder.summary:
-            print_summary(folder.summary, folder.path)
+        if folder is not None and folder.path is not None and folder.privacy is not None:
+            print_summary(folder.summary, folder.privacy, folder.path)
 
     def after_predict(self) -> None:
         """Write what `predict_step` returned beside the checkpoint, and say where. A rank writes its own."""

@@ -102,20 +102,11 @@ class SampleStatement:
             f"({unit_of(self.rows)})"
         )
 
-    def to_markdown(self) -> str:
-        """A section of its own."""
-        return "\n".join(
-            [
-                "",
-                "## One sample of a client's data",
-                "",
-                f"{self.line[0].upper()}{self.line[1:]}.",
-                "",
-                "| accounts | steps | noise multiplier | gradient norm | sampling rate |",
-                "| --- | --- | --- | --- | --- |",
-                f"| {self.data_sets} | {self.steps} | {_figure(self.noise_multiplier, 'g')} "
-                f"| {_figure(self.max_grad_norm, 'g')} | {_figure(self.sample_rate, '.3g')} |",
-                "",
+    @property
+    def about(self) -> str:
+        """What the figures are of, and what they count on."""
+        return " ".join(
+            (
                 f"The figures are of the account that has spent most; {unit_of(self.rows)}.",
                 "Where a person's rows lie is not known: charged are all of them at the client where that",
                 "costs most. Rows that a Subset or a ConcatDataset repeats are seen, copies are not.",
@@ -124,10 +115,5 @@ class SampleStatement:
                 "them; and, where Federated has a seed and DPSGD has none, the steps of a process that was",
                 "killed.",
                 *self.remarks,
-                "",
-            ]
+            )
         )
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "not known" if value is None else format(value, form)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -124,3 +124,44 @@ def _cure(value: Any, alternatives: tuple[Any, ...]) -> str:
     if isinstance(value, str) and {int, float}.intersection(alternatives):
         return "; write it without quotes"
     return "; its .item() is a number" if hasattr(value, "item") else ""
+
+
+def from_plain(kind: Any, value: Any, place: str = "it") -> Any:
+    """Read a value of a type back from what JSON has for it, whoever wrote that.
+
+    Args:
+        kind: A frozen dataclass, whose fields are all wanted, others are left out; a tuple, a dictionary by
+            text, a choice, an optional one, or a number ("inf" is one), an integer, a truth value, a text
+            that can be printed.
+        value: What `json.loads` gives.
+        place: Name of the value, for errors.
+
+    Raises:
+        ValueError: If it is of another kind: which value, and what came.
+
+    Example:
+        >>> from_plain(tuple[tuple[int, float], ...], [[1, 2], [3, "inf"]])
+        ((1, 2.0), (3, inf))
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(value, dict):
+        hints, names = get_type_hints(kind), [field.name for field in fields(kind)]
+        if missing := [name for name in names if name not in value]:
+            raise ValueError(f"{place} has no {', '.join(missing)}")
+        build: Any = kind
+        return build(**{name: from_plain(hints[name], value[name], name) for name in names})
+    if origin in (Union, types.UnionType):
+        return None if value is None else from_plain(inner[0], value, place)
+    if origin is tuple and isinstance(value, list):
+        of = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
+        if len(of) == len(value):
+            return tuple(from_plain(one, item, place) for one, item in zip(of, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {from_plain(str, key, place): from_plain(inner[1], one, place) for key, one in value.items()}
+    if origin is Literal and isinstance(value, str) and value in inner:
+        return value
+    if kind is float and (value == "inf" or (type(value) in (int, float) and value == value)):
+        return float(value)
+    if kind in (int, bool, str) and type(value) is kind and (kind is not str or value.isprintable()):
+        return value
+    raise ValueError(f"{place} can't be {value!r:.60}")

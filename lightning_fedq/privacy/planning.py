@@ -312,10 +312,21 @@ def bits_of(mechanism: Mechanism, context: RoundContext, problem: Problem) -> fl
     Where codes have variable length, measured on a message about a random update of norm 1, of no more than
     16,384 coordinates, whose share of the norm stands for the others.
     """
+    secagg = problem.secure_aggregation if problem.behind_masks else None
+    return bits_behind(mechanism, context, secagg)[0]
+
+
+def bits_behind(mechanism: Mechanism, context: RoundContext, secagg: SecAgg | None) -> tuple[float, float]:
+    """Bits a parameter of one client's message, behind masks and without."""
+    plain = _unmasked(mechanism, context)
+    if secagg is None:
+        return plain, plain
+    layout = secagg.layout(mechanism, context, PublicRandomness(SeededKeys(0), 0))
+    return 8.0 * layout.num_bytes / context.dim, plain
+
+
+def _unmasked(mechanism: Mechanism, context: RoundContext) -> float:
     keys = SeededKeys(0)
-    if problem.behind_masks:
-        layout = problem.secure_aggregation.layout(mechanism, context, PublicRandomness(keys, 0))
-        return 8.0 * layout.num_bytes / context.dim
     code = mechanism.code(context)
     if isinstance(code, FixedLength):
         return code.bits_per_symbol * mechanism.num_symbols(context) / context.dim

@@ -1,25 +1,28 @@
 """The privacy statement of a run: one row per adversary, for people and for programs.
 
 Every row says how much, at which delta, for which neighbours, by which method and under which assumptions;
-or "no guarantee", and why. `setting` finds the claim that fits the run, `page` prints the statement. A loss
-above 20 nats, or outcomes of infinite loss more likely than delta, are called vacuous: such a bound excludes
-nothing.
+or "no guarantee", and why. `document` words, groups and orders it for every output. A loss above 20 nats, or
+outcomes of infinite loss more likely than delta, are called vacuous: such a bound excludes nothing.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
 
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
-from lightning_fedq.privacy.charged import ChargedClients, Population
-from lightning_fedq.privacy.run import Run
+from lightning_fedq.privacy.charged import ChargedClients, Population, spent_so_far
+from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, secret_row, title_of
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
 OWN_CODE = (
@@ -51,7 +54,10 @@ _OTHER_WORLD = {
 
 
 def _times(epsilon: float) -> str:
-    return f"{format_epsilon(math.exp(epsilon))} times" if epsilon < 300.0 else "any number of times"
+    odds = math.exp(min(epsilon, 300.0))
+    if odds > 1e12:
+        return "any number of times"
+    return f"{math.ceil(odds):,} times" if odds >= 1000.0 else f"{format_epsilon(odds)} times"
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,6 @@ class Row:
         verdict: One or two words.
         reason: Why, where the verdict is bad.
         advice: What would make it better.
-        remark: How secure aggregation bears on this view, whatever the verdict.
         epsilon_any_two: Epsilon of the run between any two updates: `epsilon_run`, unless `neighbours` are an
             update and one of zero.
         cohorts: "secret" for a row that counts on nobody but the server knowing who took part; else "known".
@@ -94,7 +99,6 @@ class Row:
     verdict: str
     reason: str = ""
     advice: str = ""
-    remark: str = ""
     epsilon_any_two: float = math.inf
     cohorts: str = "known"
 
@@ -129,20 +133,95 @@ class Row:
         )
 
     @property
-    def words(self) -> str:
+    def odds(self) -> str:
         """The row in a sentence or two."""
         if self.verdict == NO_GUARANTEE:
-            words = f"No guarantee: {self.reason}."
-        elif self.verdict == VACUOUS:
-            words = f"Vacuous: {self.reason}."
-        else:
-            words = (
-                f"Whatever it looks for is at most {_times(self.epsilon_run)} as likely with a client's "
-                f"update as {_OTHER_WORLD[self.neighbours]}, plus {self.delta:g}."
-            )
-            if self.neighbours == Neighbours.ZERO_OUT.value:
-                words += f" Between any two updates: {_times(self.epsilon_any_two)}."
-        return f"{words} Secure aggregation: {self.remark}." if self.remark else words
+            return f"No guarantee: {self.reason}."
+        if self.verdict == VACUOUS:
+            return f"Vacuous: {self.reason}."
+        words = (
+            f"Whatever it looks for is at most {_times(self.epsilon_run)} as likely with a client's "
+            f"update as {_OTHER_WORLD[self.neighbours]}, plus {self.delta:g}."
+        )
+        if self.neighbours == Neighbours.ZERO_OUT.value:
+            words += f" Between any two updates: {_times(self.epsilon_any_two)}."
+        return words
+
+
+State = Literal["planned", "running", "ended"]
+"""Of a run: not begun, begun, over."""
+Masks = Literal["ran", "asked", "counted", "assumed", "none"]
+"""Of secure aggregation: masks ran, will run, are only counted, are assumed by the reader, are not there."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The target of a run, and what became of it.
+
+    Args:
+        adversary: Name of the row that it is about.
+        epsilon: Epsilon that was asked for, at the delta of the report.
+        over: What it counts for.
+        spent: Epsilon over that.
+        met: Is it kept, by masks that ran or will?
+    """
+
+    adversary: str
+    epsilon: float
+    over: Literal["run", "round"]
+    spent: float
+    met: bool
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Bits that one client sends and receives in a round, a parameter. None is not known.
+
+    What they hold for is what stands around them: the mechanism at this epsilon, masks, rounds.
+
+    Args:
+        measured: Were they counted in a run, or are they those of a plan?
+        update: Up: the message; masked where masks run.
+        unmasked: Up: the message as it would be without masks.
+        keys: Up: keys and shares of the masks, set-up left out.
+        down: Down: the model.
+        megabytes_up: Of all clients over the run, set-up included.
+        megabytes_down: Likewise.
+    """
+
+    measured: bool
+    update: float | None
+    unmasked: float | None
+    keys: float | None = None
+    down: float | None = None
+    megabytes_up: float | None = None
+    megabytes_down: float | None = None
+
+    @property
+    def up(self) -> float | None:
+        """Everything that goes up in a round."""
+        return None if self.update is None else self.update + (self.keys or 0.0)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of a report: when, by which version, about which files.
+
+    Args:
+        made: Time of writing, UTC, to the minute; the day alone where cohorts are secret (S8).
+        version: Version of this package.
+        config: SHA-256 of the configuration's file; "" where there is none.
+        model: SHA-256 of the model's file; "" where there is none.
+    """
+
+    made: str = field(default_factory=_now)
+    version: str = field(default_factory=lambda: version("lightning_fedq"))
+    config: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,14 +229,16 @@ class PrivacyReport:
     """The statement of one run.
 
     Args:
+        state: Is the run to come, under way, or over?
         mechanism: The mechanism, as it would be written in Python.
         dim: Parameters sent each round.
         cohort_size: Clients per round.
         rounds: Rounds accounted for.
         delta: Chance with which the guarantee may fail.
         secure_keys: Were the keys drawn from the operating system?
-        secure_aggregation: Was the server handed sums only?
-        protocol: How: whether masks really ran, and what the server may do.
+        masks: Did the masks of secure aggregation run?
+        server: What the server behind them may do; "" without secure aggregation.
+        simulated: Does one program play the server and all clients?
         rows: One per adversary.
         with_secure_keys: Rows that secure keys would give, where keys are reproducible. Else empty.
         notes: What the numbers leave out.
@@ -167,8 +248,14 @@ class PrivacyReport:
             secure ones), the worst first; empty for a run to come.
         leaves: What else left, without noise, a sentence each; empty where that is not known.
         secret: Row of an outsider who never learns who took part; None where cohorts are known.
+        asked: The target; None where there was none.
+        by_round: Rounds, and the epsilon of `about` after them; empty where it is not known.
+        ended: What ended a run before its last round; "" for nothing.
+        bits: Bits up and down; None where nothing is known of them.
+        origin: Time, version and files.
     """
 
+    state: State
     mechanism: str
     dim: int
     cohort_size: int
@@ -176,8 +263,9 @@ class PrivacyReport:
     rounds: int
     delta: float
     secure_keys: bool
-    secure_aggregation: bool
-    protocol: str
+    masks: Masks
+    server: str
+    simulated: bool
     rows: tuple[Row, ...]
     with_secure_keys: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
@@ -186,48 +274,79 @@ class PrivacyReport:
     charged: tuple[ChargedClients, ...] = ()
     leaves: tuple[str, ...] = ()
     secret: Row | None = None
+    asked: Asked | None = None
+    by_round: tuple[tuple[int, float], ...] = ()
+    ended: str = ""
+    bits: Bits | None = None
+    origin: Origin = field(default_factory=Origin)
+
+    @property
+    def masked(self) -> bool:
+        """Do masks run, now or in a run to come?"""
+        return self.masks in ("ran", "asked")
 
     @property
     def all_rows(self) -> tuple[Row, ...]:
         """The rows, and after them the one that counts on secret cohorts, if there is one."""
         return self.rows if self.secret is None else (*self.rows, self.secret)
 
+    @property
+    def readable_rows(self) -> tuple[Row, ...]:
+        """The same, as secret keys would give them."""
+        rows = self.with_secure_keys or self.rows
+        return rows if self.secret is None else (*rows, self.secret)
+
+    @property
+    def about(self) -> Row:
+        """The row that was asked for; without a target the one of least epsilon that the run has."""
+        rows, name = self.all_rows, "" if self.asked is None else self.asked.adversary
+        return next((row for row in rows if row.name == name), None) or min(
+            (row for row in self.rows if is_met(row, self.masked)), key=lambda row: row.epsilon
+        )
+
     def row(self, adversary: Adversary) -> Row:
         """The row of one adversary."""
         return next(row for row in self.rows if row.adversary == adversary.name)
 
-    def to_json(self) -> str:
-        """JSON with infinite numbers as the string "inf"."""
-        return json.dumps(_plain(asdict(self)), indent=2)
 
-
-def privacy_report(run: Run, delta: float | None) -> PrivacyReport:
+def privacy_report(
+    run: Run, delta: float | None, state: State | None = None, target: PrivacyTarget | None = None
+) -> PrivacyReport:
     """State what a run gives away, adversary by adversary.
 
     Every row is about the client that this adversary learns most about.
 
     Args:
         run: The run, to come or so far. The rows of a run to come average over who will be drawn.
-        delta: In (0, 1 / num_clients).
+        delta: In (0, 1 / num_clients), where the target says none.
+        state: Is it to come, under way or over? None goes by its charges: without them it is to come. Secret
+            cohorts have none, whatever the state.
+        target: What was asked for. The report is at its delta.
 
     Raises:
         ValueError: If delta is missing or out of range.
     """
+    if target is not None and target.delta is not None:
+        delta = target.delta
     checked = check_delta(delta, run.num_clients, "clients")
     account, threat = Account(run, checked), run.threat
     population = Population(account)
     rows = tuple(_row(*population.worst(adversary), account) for adversary in Adversary)
     if run.sampling.real_clients:
         rows = tuple(replace(row, assumptions=(*row.assumptions, OWN_CODE)) for row in rows)
+    state = state or ("planned" if run.charges is None else "ended")
+    masks, server = _masks_of(run, state), ""
     if threat.secure_sum is not None:
-        rows = tuple(_with_remark(row, threat.secure_sum.statement, run) for row in rows)
+        server = threat.secure_sum.statement
+        rows = tuple(_behind_masks(row, masks, server, run) for row in rows)
     hidden = None
     if run.sampling.secret:
         broken = run.sampling.broken or ("" if threat.secure_keys else f"S1, a secret key: {_SECURE_ONLY}")
         outsider = next(row for row in rows if row.adversary == Adversary.OUTSIDER.name)
         hidden = secret_row(outsider, account, broken)
     shown = rows if threat.secure_keys else tuple(row.refused(_SECURE_ONLY, "use seed=None") for row in rows)
-    return PrivacyReport(
+    report = PrivacyReport(
+        state,
         repr(run.mechanism),
         run.context.dim,
         run.cohort_size,
@@ -235,15 +354,56 @@ def privacy_report(run: Run, delta: float | None) -> PrivacyReport:
         run.rounds,
         checked,
         threat.secure_keys,
-        threat.secure_sum is not None,
-        "" if threat.secure_sum is None else threat.secure_sum.statement,
+        masks,
+        server,
+        not run.sampling.real_clients,
         shown,
         () if threat.secure_keys else rows,
         _notes(account, population),
         _figures(run.mechanism),
         charged=population.histogram(),
         secret=hidden,
+        origin=Origin(_now().partition(" ")[0]) if run.sampling.secret else Origin(),
     )
+    return report if target is None else replace(report, asked=_asked(target, run, report))
+
+
+def _masks_of(run: Run, state: State) -> Masks:
+    sums = run.threat.secure_sum
+    if sums is None:
+        return "none"
+    if sums.settings == ASSUMED.settings:
+        return "assumed"
+    if not sums.ran:
+        return "counted"
+    return "asked" if state == "planned" else "ran"
+
+
+def _asked(target: PrivacyTarget, run: Run, report: PrivacyReport) -> Asked:
+    row = report.row(target.against)
+    if target.secret and report.secret is not None:
+        row = report.secret
+    spent = row.epsilon
+    if target.over == "round":
+        spent = epsilon_after(run, row, 1) if math.isfinite(row.epsilon_round) else math.inf
+    there = is_met(row, report.masked) or row.adversary != Adversary.SECAGG_SERVER.name
+    return Asked(row.name, target.epsilon, target.over, spent, target.met(spent) and there)
+
+
+def is_met(row: Row, masked: bool) -> bool:
+    """Whether a run has this adversary as it runs, and not only where an assumption fails."""
+    if row.adversary == Adversary.SECAGG_SERVER.name:
+        return masked
+    if row.adversary in (Adversary.SERVER.name, Adversary.EAVESDROPPER.name):
+        return not masked
+    return row.adversary != Adversary.SERVER_AND_PARTNER.name
+
+
+def epsilon_after(run: Run, row: Row, most: int) -> float:
+    """Epsilon towards a row's adversary where no client was charged for more than so many rounds."""
+    if run.charges is not None:
+        run = replace(run, charges=torch.as_tensor(run.charges).clamp(max=most))
+    return spent_so_far(Account(run, row.delta), Adversary[row.adversary], most, row.cohorts == "secret")
 
 
 def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
@@ -338,13 +498,6 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
         )
     if masked:
         notes.append("The rows of views that see single messages hold if the secure aggregation is broken.")
-    if (population.finished or secret) and run.min_answers is None:
-        notes.append(
-            "This was a simulation: one program played the server and all clients and held their data, exact "
-            "updates and keys, also where masking really ran. Whoever ran it saw everything. The row of "
-            "outsiders is about what was released of it. The other rows say what each party would see in a "
-            "federation of separate machines with these settings."
-        )
     notes.append(
         "A client is who is protected: people whose data several clients hold, and what the same people have "
         "spent in trainings with other ledgers, are not counted."
@@ -355,15 +508,17 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _with_remark(row: Row, protocol: str, run: Run) -> Row:
-    if row.adversary == Adversary.SERVER.name:
-        remark = "the server is handed the sum only, see the row of the server behind secure aggregation"
-        return replace(row, remark=f"{remark} ({protocol}); this row is for messages seen one by one")
-    if row.adversary == Adversary.SECAGG_SERVER.name:
-        if run.min_survivors is not None:
-            protocol += f"; at least {run.min_survivors} of {run.cohort_size} clients confirm each sum"
-        return replace(row, remark=protocol, assumptions=(*row.assumptions, protocol))
-    return row
+def _behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
+    """The row of the server behind secure aggregation counts on masks; they are a condition of it."""
+    if row.adversary != Adversary.SECAGG_SERVER.name:
+        return row
+    if run.min_survivors is not None:
+        server += f"; at least {run.min_survivors} of {run.cohort_size} clients confirm each sum"
+    said = {
+        "counted": "masks run (they are only counted here)",
+        "assumed": "masks run (assumed, no protocol does)",
+    }
+    return replace(row, assumptions=(*row.assumptions, f"{said.get(masks, 'masks run')}, {server}"))
 
 
 def _row(claim: PrivacyClaim, rounds: int, account: Account) -> Row:
@@ -430,13 +585,3 @@ def _advice(claim: PrivacyClaim, account: Account) -> str:
     enough = claim.loss.advice(steps, account.delta)
     own = account.run.mechanism.advice(claim)
     return f"{enough}; or {own}" if enough else own
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "inf"
-    return value

@@ -73,7 +73,7 @@ class SecureSum:
         min_summands: Messages without which no sum is opened, >= 1.
         ran: Did masks really run, so that the server saw sums only?
         settings: The protocol with its settings, as in Python; a ledger adds up charges of the same only.
-        statement: All of it in words.
+        statement: What the server may do, and how likely the masks show more, in words.
     """
 
     colluders: Colluders
@@ -92,7 +92,7 @@ ASSUMED = SecureSum(
     min_summands=1,
     ran=False,
     settings="assumed",
-    statement="assumed here, no protocol was run, for a server that follows the protocol",
+    statement="for a server that follows the protocol (semi-honest)",
 )
 
 

@@ -117,7 +117,7 @@ def secret_row(blank: Row, account: Account, broken: str) -> Row:
     claim, run = account.claims()[Adversary.OUTSIDER], account.run
     size, population, rounds = run.cohort_size, run.num_clients, run.rounds
     assumptions = (*claim.assumptions, *conditions_of(run.sampling.participation))
-    row = replace(blank, view=VIEW, cohorts="secret", assumptions=assumptions, advice="", remark="")
+    row = replace(blank, view=VIEW, cohorts="secret", assumptions=assumptions, advice="")
     row = replace(row, epsilon_unit=None, infinite_mass=0.0)
     broken = broken or _broken_by(run)
     drawn = run.sampling.participation

@@ -45,14 +45,6 @@ def format_epsilon(value: float | None) -> str:
     return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
 
 
-def masks_ran(protocol: str) -> bool:
-    """Did the masks of secure aggregation really run, by the words of a run's files?
-
-    Args:
-        protocol: `protocol` of `privacy.json`, `secure_aggregation` of `summary.json`.
-
-    Example:
-        >>> masks_ran("masking was accounted for only, so whoever ran this saw every message, ...")
-        False
-    """
-    return protocol.startswith("masking really ran")
+COLOURS = {"strong": "good", "good": "good", "moderate": "fair", "weak": "fair", VACUOUS: "bad"}
+COLOURS |= {NO_GUARANTEE: "bad", NOT_RUN: "bad", "NOT met": "bad"}
+"""Classes of the colours of verdicts."""

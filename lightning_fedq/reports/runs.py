@@ -19,13 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, format_epsilon, masks_ran
 from lightning_fedq.reports.hand import darken, legend, panels, png, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.console import Console
+
+    from lightning_fedq.privacy.report import PrivacyReport
 
 Row = dict[str, float]
 BITS_PER_MEGABYTE = 8e6
@@ -161,15 +161,10 @@ def _finite(value: Any) -> Any:
 def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Word a summary for a reader: pairs of a name and its value, with units."""
     lines = [
-        *_unmet(summary),
-        ("mechanism", summary["mechanism"]),
-        ("clients", f"{summary['num_clients']}, {summary['rounds']} rounds, target {summary['target']}"),
-        ("keys", summary["keys"]),
+        ("trained", f"{summary['rounds']} rounds, {summary['num_clients']} clients send {summary['target']}")
     ]
     if (charged := summary.get("rounds_charged", summary["rounds"])) != summary["rounds"]:
         lines.append(("rounds charged", f"{charged}, of earlier trainings, repeated and open rounds, too"))
-    if "ended" in summary:
-        lines.append(("ended", summary["ended"]))
     stages: dict[str, list[str]] = {}
     for name, value in summary["metrics"].items():
         if stage := stage_of(name):
@@ -180,98 +175,10 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     best = summary["best"]
     if best:
         lines.append(("best", f"{best['monitor']} = {best['value']:.4g} after round {best['round']:.0f}"))
-    if noise := noise_words(summary):
+    if noise := (summary.get("noise_over_signal") or {}).get("words"):
         lines.append(("noise over signal", noise))
-    lines += [
-        ("bits per parameter", _bits(summary)),
-        (
-            "megabytes",
-            f"{_up(summary['uplink_megabytes'])}, {_down(summary['downlink_megabytes'])} down, "
-            f"{summary['setup_megabytes']:.4g} of set-up",
-        ),
-        ("seconds", _seconds(summary["seconds"])),
-    ]
+    lines += [("seconds", _seconds(summary["seconds"]))]
     return lines
-
-
-def _unmet(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A target that was not met, before anything else."""
-    view = summary.get("view") or {}
-    if view.get("met") is not False:
-        return []
-    from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
-
-    why = f"{format_epsilon(math.inf if view['spent'] is None else view['spent'])} spent"
-    if view["adversary"] == "SECAGG_SERVER" and not masks_ran(str(summary["secure_aggregation"])):
-        why = "no masks ran, so the server could see every message"
-    whom = title_of(view["adversary"])
-    return [("target NOT met", f"epsilon {view['asked']:g} towards: {whom}; {why}")]
-
-
-def common_view(views: Sequence[Mapping[str, Any]]) -> str:
-    """Name of the one adversary that several runs are shown towards.
-
-    Args:
-        views: `view` of each `summary.json`.
-
-    Returns:
-        Whom all that had a target were asked about, or all have; else the outsider, whom every run has.
-
-    Example:
-        >>> asked, other = {"adversary": "SECAGG_SERVER", "asked": 8.0}, {"adversary": "SERVER"}
-        >>> common_view([asked, other])
-        'SECAGG_SERVER'
-    """
-    asked = {str(view["adversary"]) for view in views if view.get("asked")}
-    known = asked or {str(view.get("adversary")) for view in views}
-    return known.pop() if len(known) == 1 else "OUTSIDER"
-
-
-def epsilon_of_label(found: Mapping[str, Any], whom: bool) -> str:
-    """Epsilon for a legend, and whether its target is met. "" where a folder does not say.
-
-    Args:
-        found: Columns of `privacy_of`.
-        whom: Whether to say towards whom, which a title may do for all.
-    """
-    if found["epsilon"] == NOT_RUN:
-        return "masks not run"
-    if not isinstance(found["epsilon"], float):
-        return ""
-    from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
-
-    name, _, asked = str(found["view"]).partition(", asked for and ")
-    towards = f", {title_of(name)}" if whom and name != "nobody" else ""
-    if "NOT met" in asked:
-        return f"target NOT met{towards}"
-    if math.isinf(found["epsilon"]):
-        return f"no finite \N{GREEK SMALL LETTER EPSILON}{towards}"
-    return f"\N{GREEK SMALL LETTER EPSILON} {format_epsilon(found['epsilon'])}{towards}"
-
-
-def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of a run's privacy, from its `summary.json`, with "-" where an older folder does not say.
-
-    `epsilon` and its `verdict` are towards the `view` that was asked for, or else the one with least epsilon;
-    R is the noise over the signal, as seen where that is known, or else as planned.
-    """
-    view, noise = summary.get("view"), summary.get("noise_over_signal") or {}
-    ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
-    ratio = "-" if ratio is None else ratio
-    if view is None:
-        return {"epsilon": "-", "verdict": "-", "view": "-", "R": ratio}
-    epsilon = math.inf if view["epsilon"] is None else view["epsilon"]
-    asked = {True: ", asked for and met", False: ", asked for and NOT met", None: ""}[view["met"]]
-    masks = str(summary.get("secure_aggregation", ""))
-    if view["met"] is False and view["adversary"] == "SECAGG_SERVER" and not masks_ran(masks):
-        asked += " (no masks ran)"
-    nobody = view["met"] is None and view["verdict"] == NO_GUARANTEE
-    return {
-        "epsilon": epsilon,
-        "verdict": view["verdict"],
-        "view": "nobody" if nobody else f"{view['adversary']}{asked}",
-        "R": ratio,
-    }
 
 
 def _seconds(seconds: float | None) -> str:
@@ -280,122 +187,37 @@ def _seconds(seconds: float | None) -> str:
     return f"{seconds:.1f} in rounds, set-up and files not counted"
 
 
-def _bits(summary: Mapping[str, Any]) -> str:
-    whole, protocol = summary["bits_per_parameter"], summary.get("protocol_bits_per_parameter", 0.0)
-    if whole is None or math.isnan(whole):
-        return "not known: nobody learns how many clients took part"
-    if not protocol:
-        return f"{whole:.4g} up, one client in one round"
-    return (
-        f"{whole:.4g} up, one client in one round: {whole - protocol:.4g} masked update, "
-        f"{protocol:.4g} keys and shares"
+def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Path) -> None:
+    """Print the result, the first part of the privacy document, and where the files are: 25 lines at most."""
+    from rich.console import Console  # both only needed here
+
+    from lightning_fedq.privacy.document import AT_THE_END, document
+    from lightning_fedq.reports.layouts import terminal
+
+    metrics = {name: value for name, value in summary["metrics"].items() if stage_of(name) in ("val", "test")}
+    said = ", ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-_METRICS:])
+    console = Console()
+    console.width = max(console.width, 80)
+    console.print(f"{summary['name']}: {said or 'no val or test metric'}", highlight=False, markup=False)
+    terminal(console, *document(privacy, AT_THE_END))
+    console.print(
+        f"{folder}/: report.md, privacy.md, model.ckpt", highlight=False, markup=False, soft_wrap=True
     )
 
 
-def noise_words(summary: Mapping[str, Any]) -> str:
-    """R of a run and what it means for the model: as seen after the run, else as planned. "" without one.
-
-    Where updates were far shorter than the clip, the clip that would do.
-    """
-    from lightning_fedq.privacy.planning import (
-        GOOD,
-        HOMOGENEITY,
-        SWAMPED,
-        verdict_on,
-    )  # imports torch: only here
-
-    known: Mapping[str, Any] = summary.get("noise_over_signal") or {}
-    seen: Any = known.get("sim_seen")
-    planned: Any = known.get("planned")
-    words = []
-    if seen is not None:
-        words.append(f"{seen:.2g} as seen, with what clipping cuts off")
-    if planned is not None:
-        words.append(f"{planned:.2g} planned, with {HOMOGENEITY:g} of the updates' energy common to all")
-    if not words:
-        return ""
-    value = planned if seen is None else seen
-    means = "this run could hardly learn" if value > SWAMPED else verdict_on(value)
-    if (clip := known.get("clip")) and seen is not None and seen > GOOD:
-        means += (
-            f"; updates were {clip['sim_update_norm']:.2g} long: clip_norm {clip['enough']:.2g} would do for "
-            f"{clip['clip_norm']:.2g}, and R be about {clip['less']:.2g} of what was seen (read off data, "
-            "which no epsilon counts; AdaptiveClip counts it)"
-        )
-    return f"R = {'; '.join(words)}: {means}"
+_METRICS = 4
+"""Metrics that a terminal shows at the end of a fit: the last ones."""
 
 
-def _up(megabytes: float) -> str:
-    if math.isnan(megabytes):
-        why = "the checkpoint that this folder began with keeps no lengths of messages"
-        return f"not known up ({why}, or nobody learns how many clients took part)"
-    return f"{megabytes:.4g} up"
-
-
-def _down(megabytes: float) -> str:
-    return "not known" if math.isnan(megabytes) else f"{megabytes:.4g}"
-
-
-def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
-    """Print result, cost, privacy by adversary, and where the files are."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console  # only needed here
-    from rich.table import Table
-
-    console = Console(soft_wrap=True)
-    table = Table(title=summary["name"], show_header=False, title_justify="left", box=SIMPLE_HEAD)
-    for name, value in summary_lines(summary):
-        table.add_row(name, value)
-    console.print(table)
-    print_privacy(Console(width=80), summary)
-    pages = [folder / name for name in ("report.md", "privacy.md", "model.ckpt")]
-    others = [path.name for path in sorted(folder.iterdir()) if path not in pages]
-    console.print(*pages, f"{folder}/: {', '.join(others)}", sep="\n", highlight=False)
-
-
-def print_privacy(console: Console, summary: Mapping[str, Any]) -> None:
-    """Print who learns how much: what was asked for, what else holds, what holds if something fails."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from lightning_fedq.privacy.verdict import scale
-
-    console.print(f"privacy of one client {summary['privacy_of']}", highlight=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
-    for name, width in (("who", 35), ("epsilon", 9), ("verdict", 12), ("condition", 19)):
-        table.add_column(name, width=width)
-    group = ""
-    for line in summary["privacy"]:
-        if line["group"] != group:
-            group = line["group"]
-            table.add_row(f"[italic]{group}")
-        table.add_row(f"  {line['who']}", line["epsilon"], line["verdict"], line["when"])
-    console.print(table)
-    for line in (*summary["privacy_notes"], scale()):
-        console.print(line, highlight=False)
-
-
-def _privacy_markdown(summary: Mapping[str, Any]) -> list[str]:
-    """The same table as lines of a page."""
-    lines = [f"One client, {summary['privacy_of']}.", ""]
-    lines += ["| who | epsilon | verdict | condition |", "| --- | ---: | --- | --- |"]
-    group = ""
-    for line in summary["privacy"]:
-        if line["group"] != group:
-            group = line["group"]
-            lines.append(f"| *{group}* | | | |")
-        lines.append(f"| {line['who']} | {line['epsilon']} | {line['verdict']} | {line['when']} |")
-    return [*lines, "", *(f"{note}." for note in summary["privacy_notes"])]
-
-
-def report_markdown(summary: Mapping[str, Any], pictures: Sequence[str]) -> str:
-    """Return the page `report.md`: result, cost, privacy by adversary, pictures."""
-    from lightning_fedq.privacy.verdict import scale
+def report_markdown(summary: Mapping[str, Any], privacy: PrivacyReport, pictures: Sequence[str]) -> str:
+    """Return the page `report.md`: who learns how much of whom, result and cost, pictures."""
+    from lightning_fedq.privacy.document import REPORT, document  # imports torch, and only needed here
+    from lightning_fedq.reports.layouts import markdown
 
     lines = [f"# {summary['name']}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_lines(summary)]
-    lines += ["", "## Privacy, adversary by adversary", "", *_privacy_markdown(summary)]
-    lines += ["", f"{scale().capitalize()}."]
+    lines += ["", markdown(*document(privacy, REPORT), 2)]
+    lines += ["`privacy.md` goes on from here: every figure, how to read it, what else leaves."]
     if pictures:
         lines += ["", "## Pictures", ""] + [f"![{name}]({name})" for name in pictures]
     lines += [

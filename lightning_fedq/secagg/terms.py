@@ -149,19 +149,13 @@ class SecAgg:
 
     @property
     def statement(self) -> str:
-        """Sentence for a privacy report on a run with these settings."""
-        ran = (
-            "masking really ran"
-            if self.run == "masked"
-            else "masking was accounted for only, so whoever ran this saw every message"
-        )
-        server = (
-            "for a server that may lie about who dropped out (active), with identities that it does not "
-            "control"
-            if self.active
-            else "for a server that follows the protocol (semi-honest)"
-        )
-        return f"{ran}, {server}"
+        """What the server may do, for a privacy report; whether masks run is the report's own."""
+        if self.active:
+            return (
+                "for a server that may lie about who dropped out (active), with identities that it does not "
+                "control"
+            )
+        return "for a server that follows the protocol (semi-honest)"
 
     def guarantee(self, num_clients: int, cohort: int, rounds: int, num_byzantine: int = 0) -> SecureSum:
         """Return the guarantee about the sums of a run, for a `Run`.

@@ -24,9 +24,7 @@ _FIRST_PRICED = 32
 
 
 def delta_of(federation: Federation, trainer: pl.Trainer) -> float:
-    """Delta of what a run says of its clients: its folder's or budget's, else its target's, else the usual.
-
-    A target is judged at its own.
+    """Delta of all that a run says of its clients: its target's, its folder's or budget's, or the usual one.
 
     Args:
         trainer: Its callbacks ask for a delta by `clients_delta`.
@@ -34,17 +32,17 @@ def delta_of(federation: Federation, trainer: pl.Trainer) -> float:
     Raises:
         ValueError: If two of them ask for different ones.
     """
+    target, usual = federation.privacy_target, min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
     said: list[float | None] = [
         getattr(callback, "clients_delta", None) for callback in callbacks_of(trainer)
     ]
-    asked = {delta for delta in said if delta is not None}
+    asked = {delta for delta in (*said, None if target is None else target.delta) if delta is not None}
     if len(asked) > 1:
         raise ValueError(
-            f"the epsilons of a run's clients are all said at one delta, got {sorted(asked)}; give budget "
-            "and RunFolder the same one, or leave the RunFolder's out"
+            f"the epsilons of a run's clients are all said at one delta, got {sorted(asked)}; give target, "
+            "budget and RunFolder the same one, or leave the RunFolder's out"
         )
-    target, usual = federation.privacy_target, min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
-    return asked.pop() if asked else (None if target is None else target.delta) or usual
+    return asked.pop() if asked else usual
 
 
 class RunFigures:

@@ -215,7 +215,7 @@ def check_claim(federated: Any, trainer: pl.Trainer) -> None:
     Raises:
         ValueError: Naming the condition, with the cure.
     """
-    report: PrivacyReport = report_of(federated, trainer, delta_of(federated, trainer))
+    report: PrivacyReport = report_of(federated, trainer, delta_of(federated, trainer), "planned")
     row = report.secret
     if row is not None and row.verdict == NO_GUARANTEE:
         raise ValueError(f"Federated(cohorts='secret'): {row.reason}")

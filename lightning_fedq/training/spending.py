@@ -8,22 +8,15 @@ a simulation knows; what clipping cuts off counts as noise there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism
-from lightning_fedq.privacy.account import Account
-from lightning_fedq.privacy.charged import spent_so_far
-from lightning_fedq.privacy.digest import least
-from lightning_fedq.privacy.planning import HOMOGENEITY, relative_error
-from lightning_fedq.privacy.report import PrivacyReport, Row, privacy_report
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
+from lightning_fedq.privacy.report import PrivacyReport, State, epsilon_after, privacy_report
 from lightning_fedq.privacy.run import Run
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.training.described import run_so_far
 
@@ -36,14 +29,17 @@ _ROOM = 1.5
 """Length of a clip that would do, over the updates' root mean square."""
 
 
-def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> PrivacyReport:
-    """Privacy report of a finished run, by what its ledger has charged.
+def report_of(
+    federated: Federation, trainer: pl.Trainer, delta: float, state: State = "ended"
+) -> PrivacyReport:
+    """Privacy report of a run, by what its ledger has charged.
 
     Args:
         federated: Its federation, after a fit.
-        delta: In (0, 1 / num_clients).
+        delta: In (0, 1 / num_clients), where the target says none.
+        state: Is it to come, under way or over?
     """
-    return privacy_report(run_of(federated, trainer), delta)
+    return privacy_report(run_of(federated, trainer), delta, state, federated.privacy_target)
 
 
 def run_of(federated: Federation, trainer: pl.Trainer) -> Run:
@@ -52,73 +48,25 @@ def run_of(federated: Federation, trainer: pl.Trainer) -> Run:
     return run_so_far(federated, federated.engine, num_byzantine_of(trainer, federated.planner))
 
 
-def view_of(
-    federated: Federation,
-    trainer: pl.Trainer,
-    report: PrivacyReport,
-    target: PrivacyTarget | None,
-    charged: Sequence[tuple[int, int]],
-) -> dict[str, Any]:
-    """Privacy towards the view that was asked for, or without a target towards that of the least epsilon.
+def by_round(
+    federated: Federation, trainer: pl.Trainer, report: PrivacyReport, charged: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, float], ...]:
+    """Epsilon of the row that a report is about after some of the rounds, the last one among them.
 
     Args:
         federated: Its federation, after a fit.
-        target: What was asked for; None where nothing was.
+        report: Its report.
         charged: Pairs of a round, from 1, and the rounds that some client had been charged for by then.
 
     Returns:
-        `adversary`; `epsilon` over the run, `delta` and `verdict`; `asked`, `over` (a "round" or the "run"),
-        `spent` over that, and whether it is `met`, all None without a target; `by_round`, pairs of a round
-        and the epsilon over the run so far, empty without one.
+        Pairs of a round and the epsilon over the run so far, none without one.
     """
-    if target is not None and target.delta not in (None, report.delta):
-        report = report_of(federated, trainer, target.delta)  # what was asked for is judged at its own delta
-    secagg = federated.server.secure_aggregation
-    masked = secagg is not None and secagg.run != "accounted"
-    seen = [row for row in report.rows if masked or row.adversary != Adversary.SECAGG_SERVER.name]
-    row = least(report, masked) if target is None else report.row(target.against)
-    if target is not None and target.secret and report.secret is not None:
-        row, seen = report.secret, [report.secret]
-    asked = over = spent = met = None
-    if target is not None:
-        asked, over = target.epsilon, target.over
-        spent = of_a_round(federated, trainer, row) if over == "round" else row.epsilon
-        met = target.met(spent) and row in seen
-    return {
-        "adversary": row.name,
-        "epsilon": row.epsilon,
-        "delta": row.delta,
-        "verdict": row.verdict,
-        "asked": asked,
-        "over": over,
-        "spent": spent,
-        "met": met,
-        "by_round": _by_round(federated, trainer, row, charged) if math.isfinite(row.epsilon) else [],
-    }
-
-
-def of_a_round(federated: Federation, trainer: pl.Trainer, row: Row) -> float:
-    """Epsilon of one round between any two updates."""
-    if not math.isfinite(row.epsilon_round):
-        return math.inf
-    return _after(run_of(federated, trainer), row, 1)
-
-
-def _by_round(
-    federated: Federation, trainer: pl.Trainer, row: Row, charged: Sequence[tuple[int, int]]
-) -> list[list[float]]:
-    """Epsilon after some of the rounds, the last one among them."""
-    every = max(1, math.ceil(len(charged) / _MOST_POINTS))
+    if not math.isfinite(report.about.epsilon):
+        return ()
+    run, every = run_of(federated, trainer), max(1, math.ceil(len(charged) / _MOST_POINTS))
     shown = list(reversed(charged))[::every][::-1]
-    run = run_of(federated, trainer)  # all releases in every point: none is too small
-    return [[float(round), _after(run, row, most)] for round, most in shown]
-
-
-def _after(run: Run, row: Row, most: int) -> float:
-    """Epsilon towards a row's adversary where no client was charged for more than so many rounds."""
-    if run.charges is not None:
-        run = replace(run, charges=torch.as_tensor(run.charges).clamp(max=most))
-    return spent_so_far(Account(run, row.delta), Adversary[row.adversary], most, row.cohorts == "secret")
+    # all releases in every point: none is too small
+    return tuple((round, epsilon_after(run, report.about, most)) for round, most in shown)
 
 
 def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int) -> dict[str, Any]:
@@ -140,6 +88,34 @@ def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rou
     }
     clip = clip_that_would_do(engine.mechanism, dim, rows)
     return found if clip is None else {**found, "clip": clip}
+
+
+def noise_words(known: Mapping[str, Any]) -> str:
+    """R of a run and what it means for the model: as seen after the run, else as planned. "" without one.
+
+    Where updates were far shorter than the clip, the clip that would do.
+
+    Args:
+        known: See `noise_over_signal`.
+    """
+    seen: Any = known.get("sim_seen")
+    planned: Any = known.get("planned")
+    words = []
+    if seen is not None:
+        words.append(f"{seen:.2g} as seen, with what clipping cuts off")
+    if planned is not None:
+        words.append(f"{planned:.2g} planned, with {HOMOGENEITY:g} of the updates' energy common to all")
+    if not words:
+        return ""
+    value = planned if seen is None else seen
+    means = "this run could hardly learn" if value > SWAMPED else verdict_on(value)
+    if (clip := known.get("clip")) and seen is not None and seen > GOOD:
+        means += (
+            f"; updates were {clip['sim_update_norm']:.2g} long: clip_norm {clip['enough']:.2g} would do for "
+            f"{clip['clip_norm']:.2g}, and R be about {clip['less']:.2g} of what was seen (read off data, "
+            "which no epsilon counts; AdaptiveClip counts it)"
+        )
+    return f"R = {'; '.join(words)}: {means}"
 
 
 def clip_that_would_do(

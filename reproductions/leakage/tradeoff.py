@@ -14,9 +14,8 @@ from lightning_fedq.comparison.commands.compare import read_run
 from lightning_fedq.leakage.matching import Matching
 from lightning_fedq.leakage.study import Study
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.page import epsilon_of
 from lightning_fedq.privacy.target import adversary_named
-from lightning_fedq.privacy.verdict import NO_GUARANTEE
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 from lightning_fedq.reports.runs import fresh_folder, save_figure, write_atomically, write_rows, write_summary
 from reproductions.leakage.attack import configured, print_rows
 from reproductions.leakage.comparison import TradeOff, plot_trade_off, to_markdown, trade_off
@@ -46,7 +45,7 @@ def epsilon_label(config: str, adversary: Adversary, rounds: int | None, delta: 
     row = next(r for r in report.with_secure_keys or report.rows if r.adversary == adversary.name)
     if row.verdict == NO_GUARANTEE:
         return "no DP guarantee"
-    return f"eps {epsilon_of(row)} ({row.verdict})"
+    return f"eps {format_epsilon(row.epsilon)} ({row.verdict})"
 
 
 def leakage_tradeoff(

@@ -2,6 +2,7 @@ import csv
 import json
 import math
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.run_folder import title_of
 from lightning_fedq.data import LabelShards, QuantitySkew
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian, RotatedCoins
+from lightning_fedq.privacy.document import from_json
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.reports.runs import noise_words, read_rows
+from lightning_fedq.reports.runs import read_rows
+from lightning_fedq.training.spending import noise_words
 from tests.callbacks.runs import small_data, small_model, small_run
 from tests.digits_run import Classifier, Digits, digits, make_trainer
 
@@ -43,7 +46,11 @@ def test_everything_is_written(tmp_path):
     assert summary["rounds"] == 3 and summary["num_parameters"] == DIM
     assert summary["bits_per_parameter"] == 1.0
     assert summary["uplink_megabytes"] == pytest.approx(3 * 4 * DIM / 8e6)
-    assert len(summary["privacy"]) == 6 and "Nothing is private" in summary["privacy_notes"][0]
+    document = json.loads((path / "privacy.json").read_text())
+    assert len(document["rows"]) == 6 and "NOTHING IS PRIVATE" in document["headline"]
+    assert document["origin"]["model"] == sha256((path / "model.ckpt").read_bytes()).hexdigest()
+    assert document["origin"]["config"] == sha256(b"seed: 1\n").hexdigest()
+    assert (document["bits"]["update"], document["bits"]["keys"]) == (1.0, 0.0)
     assert summary["best"]["value"] == max(row["val_acc"] for row in rows)
     noise, last = summary["noise_over_signal"], rows[-1]
     assert noise["planned"] > 0 and last["charged"] == 3
@@ -55,7 +62,7 @@ def test_everything_is_written(tmp_path):
         assert f"R = {noise['sim_seen']:.2g} as seen, with what clipping cuts off; " in said
         assert f"{noise['planned']:.2g} planned, with 0.3 of the updates' energy common to all: " in said
     report = (path / "report.md").read_text()
-    assert "CorBin(epsilon=5.0, shared_bits=5)" in report and "![accuracy.png](accuracy.png)" in report
+    assert "| mechanism | CorBin; 650 parameters |" in report and "![accuracy.png](accuracy.png)" in report
     trainer.test(small_model(), datamodule=small_data(), verbose=False)
     assert "test_acc" in json.loads((path / "summary.json").read_text())["metrics"]
 
@@ -68,8 +75,8 @@ def test_a_title_has_no_settings_and_a_picture_carries_its_price(tmp_path, monke
         "lightning_fedq.callbacks.run_folder.plot_progress", lambda *given: drawn.append(given[2])
     )
     small_run(RunFolder("loud", str(tmp_path)), rounds=1, mechanism=GaussianNoise(1.0, 0.5), seed=None)
-    view = json.loads((tmp_path / "loud" / "summary.json").read_text())["view"]
-    assert drawn == [f"loud (GaussianNoise)\nε {format_epsilon(view['epsilon'])}, outsider"]
+    about = from_json((tmp_path / "loud" / "privacy.json").read_text()).about
+    assert drawn == [f"loud (GaussianNoise)\nε {format_epsilon(about.epsilon)}, outsider"]
 
 
 def test_an_old_run_is_left_alone(tmp_path):
@@ -149,10 +156,10 @@ def test_the_global_model_is_kept_every_round(tmp_path):
 def test_the_summary_is_shown_unless_told_otherwise(tmp_path, capsys):
     small_run(RunFolder("mine", str(tmp_path)), rounds=1)
     shown = capsys.readouterr().out
-    assert "bits per parameter" in shown and "server that sees every message" in shown
-    assert str(tmp_path / "mine" / "model.ckpt") in shown
+    assert "Bits a parameter" in shown and "server that sees every message" in shown
+    assert f"{tmp_path / 'mine'}/: report.md, privacy.md, model.ckpt" in shown
     small_run(RunFolder("quiet", str(tmp_path), show=False), rounds=1)
-    assert "bits" not in capsys.readouterr().out
+    assert "Bits" not in capsys.readouterr().out
 
 
 class FailsInRound(pl.Callback):
@@ -175,7 +182,7 @@ def test_secure_keys_show_the_claims_themselves(tmp_path):
     folder = RunFolder("mine", str(tmp_path))
     small_run(folder, rounds=1, seed=None)
     assert folder.summary["keys"] == "from the operating system"
-    assert len(folder.summary["privacy"]) == 6 and not folder.summary["privacy_notes"]
+    assert folder.privacy is not None and len(folder.privacy.rows) == 6 and folder.privacy.secure_keys
 
 
 def test_samples_have_a_section_of_their_own(tmp_path):
@@ -189,8 +196,7 @@ def test_samples_have_a_section_of_their_own(tmp_path):
         "against everybody who sees messages or models: moderate"
         in (tmp_path / "dp" / "privacy.md").read_text()
     )
-    assert "One sample (DP-SGD)" not in (tmp_path / "dp" / "report.md").read_text()
-    assert "one sample (DP-SGD)" in (tmp_path / "dp" / "report.md").read_text()
+    assert "One sample (DP-SGD)" in (tmp_path / "dp" / "report.md").read_text()
 
 
 def test_seeded_samples_have_no_guarantee(tmp_path):
@@ -235,7 +241,8 @@ def test_an_interrupted_run_says_what_was_spent(error, raised, tmp_path):
         small_run(RunFolder("mine", str(tmp_path)), StopsIn(2, error), rounds=5, seed=None)
     path = tmp_path / "mine"
     summary = json.loads((path / "summary.json").read_text())
-    assert summary["rounds"] == 2 and summary["ended"] == f"by {type(error).__name__} after round 2"
+    privacy = json.loads((path / "privacy.json").read_text())
+    assert summary["rounds"] == 2 and privacy["ended"] == f"by {type(error).__name__} after round 2"
     assert "| 4 | 3 |" in (path / "privacy.md").read_text(), "the round that was begun is charged"
     assert "| ended | by" in (path / "report.md").read_text()
 
@@ -254,8 +261,8 @@ def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path):
         target_rounds = federated.ledger.rounds
         if name == "one":
             page = (tmp_path / "one" / "privacy.md").read_text()
-            assert "This was a simulation: one program played the server and all clients" in page
-            assert "epsilon 8 at delta 0.001 against the server that sees every message" in page
+            assert "This was a simulation: one program held all data, exact updates and keys" in page
+            assert "Asked for epsilon 8 at delta 0.001 over 2 rounds, towards the server that sees" in page
             assert (
                 "of 9 spent at delta 0.001 against the server that sees every message, by the client" in page
             )
@@ -282,14 +289,14 @@ def test_a_run_that_could_not_learn_says_so(tmp_path):
 def test_a_run_is_judged_by_what_was_seen_and_a_clip_that_is_too_long_is_named(tmp_path):
     """R planned 7.9 and 0.48 seen was called a run that could hardly learn, at an accuracy of 0.67."""
     known = {"planned": 7.9, "sim_seen": 0.48}
-    assert noise_words({"noise_over_signal": known}).endswith("common to all: costs points")
-    assert noise_words({"noise_over_signal": {**known, "sim_seen": None}}).endswith("could hardly learn")
+    assert noise_words(known).endswith("common to all: costs points")
+    assert noise_words({**known, "sim_seen": None}).endswith("could hardly learn")
     clips = []
     for name, clip in (("long", 50.0), ("fits", 0.1)):
         small_run(RunFolder(name, str(tmp_path)), rounds=2, mechanism=GaussianNoise(clip, 1.0), seed=None)
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         clips.append(summary["noise_over_signal"].get("clip"))
-        assert ("clip_norm" in noise_words(summary)) == (name == "long")
+        assert ("clip_norm" in summary["noise_over_signal"]["words"]) == (name == "long")
     long, fits = clips
     assert fits is None and long["enough"] == pytest.approx(1.5 * long["sim_update_norm"])
     assert 0.0 < long["enough"] < 10.0
@@ -299,13 +306,10 @@ def test_a_run_is_judged_by_what_was_seen_and_a_clip_that_is_too_long_is_named(t
 
 def test_epsilon_by_round_grows_to_the_epsilon_of_the_report(tmp_path):
     small_run(RunFolder("many", str(tmp_path)), rounds=15, mechanism=LayeredGaussian(1.0, 20.0), seed=None)
-    view = json.loads((tmp_path / "many" / "summary.json").read_text())["view"]
-    rounds, epsilons = zip(*view["by_round"], strict=True)
+    report = from_json((tmp_path / "many" / "privacy.json").read_text())
+    rounds, epsilons = zip(*report.by_round, strict=True)
     assert rounds == (1, 3, 5, 7, 9, 11, 13, 15) and list(epsilons) == sorted(set(epsilons))
-    report = json.loads((tmp_path / "many" / "privacy.json").read_text())
-    [row] = [row for row in report["rows"] if row["adversary"] == view["adversary"]]
-    assert epsilons[-1] == view["epsilon"] == max(row["epsilon_run"], row["epsilon_any_two"])
-    assert view["epsilon"] == min(row["epsilon_run"] for row in report["rows"] if row["epsilon_run"] != "inf")
+    assert epsilons[-1] == report.about.epsilon == min(row.epsilon for row in report.rows)
 
 
 def test_a_run_that_fails_in_its_first_round_has_no_report(tmp_path):

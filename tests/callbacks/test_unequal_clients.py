@@ -14,9 +14,10 @@ from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.functional.divergences import randomized_response_epsilon
 from lightning_fedq.mechanisms import CPA, LDPQ
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.page import markdown
+from lightning_fedq.privacy.document import to_json
 from lightning_fedq.rounds import RoundPlanner
 from tests.callbacks.test_privacy import trainer
+from tests.described import page as markdown
 
 WIDTH = 310
 UNEQUAL = (0.001,) * 9 + (2.0,)
@@ -145,7 +146,7 @@ def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path
     assert "lottery" not in page
     read = report_of_checkpoint(tmp_path / "last.ckpt", None, 1e-5, secagg=False)
     assert read.row(Adversary.SERVER).epsilon_run == pytest.approx(epsilon)
-    assert json.loads(read.to_json())["charged"] == saved["charged"]
+    assert json.loads(to_json(read))["charged"] == saved["charged"]
     to_come = report_of_checkpoint(tmp_path / "last.ckpt", 15, 1e-5, secagg=False)
     assert to_come.charged == () and "averages over the lottery" in markdown(to_come)
 

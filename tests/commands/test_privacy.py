@@ -12,10 +12,10 @@ from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.secagg import SecAgg
 from tests.changed import changed
+from tests.described import page as markdown
 from tests.digits_run import Classifier, Digits, make_trainer
 
 # Lightning's command line calls what jsonargparse has deprecated
@@ -43,24 +43,23 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("secagg", "words"),
-    [
-        (SecAgg(), "masking really ran, for a server that follows the protocol (semi-honest)"),
-        (SecAgg(active=True), "masking really ran, for a server that may lie about who dropped out (active)"),
-        (SecAgg(run="accounted"), "masking was accounted for only, so whoever ran this saw every message"),
-    ],
+    [(SecAgg(), "ran"), (SecAgg(active=True), "ran"), (SecAgg(run="accounted"), "counted")],
 )
 def test_folder_and_checkpoint_say_what_ran(tmp_path, secagg, words):
     report = report_of_checkpoint(fit(tmp_path, secagg), None, 1e-5, secagg=False)
-    assert report.secure_aggregation and report.protocol.startswith(words)
+    assert report.masks == words and report.state == "running"
     saved = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert saved["protocol"] == report.protocol == secagg.statement
+    assert saved["server"] == report.server == secagg.statement and saved["state"] == "ended"
+    assert saved["masks"] == words
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["secure_aggregation"] == report.protocol and summary["aborted_rounds"] == 0
-    server, behind = (next(x for x in summary["privacy"] if x["adversary"] == a.name) for a in SERVERS)
+    assert summary["masks"] == words and summary["aborted_rounds"] == 0
+    server, behind = (next(x for x in saved["rows"] if x["name"] == a.name) for a in SERVERS)
     masked = secagg.run == "masked"
-    assert behind["group"] == ("as it was run" if masked else "behind secure aggregation, which did not run")
+    assert behind["group"] == (
+        "as it was run" if masked else "behind secure aggregation, which was only counted"
+    )
     assert server["group"] == ("if an assumption fails" if masked else "as it was run")
-    assert bool(behind["when"]) and (server["when"] == "masks are broken") == masked
+    assert not behind["when"] and (server["when"] == "masks are broken") == masked
 
 
 SERVERS = (Adversary.SERVER, Adversary.SECAGG_SERVER)
@@ -70,10 +69,10 @@ def test_without_it_nothing_is_claimed_unless_assumed(plain):
     path = plain / "one.ckpt"
     report, assumed = (report_of_checkpoint(path, None, 1e-5, secagg=flag) for flag in (False, True))
     assert "secure aggregation is off" in report.row(Adversary.SECAGG_SERVER).reason
-    assert assumed.protocol == ASSUMED.statement
+    assert assumed.masks == "assumed" and assumed.server == ASSUMED.statement
     assert report.samples is None and "One sample" not in markdown(report), "without DP-SGD"
     summary = json.loads((plain / "run" / "summary.json").read_text())
-    assert summary["secure_aggregation"] == "off"
+    assert summary["masks"] == "none"
 
 
 def test_the_folder_of_a_run_is_read(plain, tmp_path, capsys):
@@ -81,17 +80,14 @@ def test_the_folder_of_a_run_is_read(plain, tmp_path, capsys):
     assert main([str(run)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "What was protected, and from whom" in shown  # older Rich draws a box around headings
-    assert "LDPQ(epsilon=1.0)" in shown
-    assert shown.endswith(
-        "run/privacy.md is shown, written when the run ended: rounds after it are not in it."
-    )
+    assert "epsilon=1.0 (epsilon is its own, of one coordinate; no result of this run)" in shown
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, message in [
         ([str(run), "--rounds", "3"], "the page of a run that ended has its own figures; ask"),
         ([str(run / "model.ckpt")], "holds weights alone, as model.ckpt of a RunFolder does"),
         ([str(run / "model.ckpt")], f"{run / 'privacy.md'} says it"),
-        ([str(empty)], "holds no privacy.md"),
+        ([str(empty)], "holds no privacy.json"),
     ]:
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
@@ -108,10 +104,14 @@ def test_a_page_older_than_its_run_is_not_shown(plain, tmp_path, capsys):
 
 def test_a_configuration_is_read(capsys):
     report = report_of_config(str(CONFIGS / "digits_secagg.yaml"), 1, 1e-5, secagg=False)
-    assert report.protocol == SecAgg().statement
-    assert report_of_config(str(CONFIGS / "digits_byzantine.yaml"), 1, 1e-5, secagg=False).protocol == ""
+    assert (report.masks, report.server) == ("asked", SecAgg().statement)
+    assert report_of_config(str(CONFIGS / "digits_byzantine.yaml"), 1, 1e-5, secagg=False).masks == "none"
     assert main([str(CONFIGS / "digits_secagg.yaml"), "--rounds", "1"]) == 0
-    assert "masking really ran" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "asked for, and will run" in shown and "was " not in shown.partition("How to read")[0]
+    for rounds in ("0", "-3"):
+        assert main([str(CONFIGS / "digits_secagg.yaml"), "--rounds", rounds]) == 2
+        assert f"--rounds must be >= 1, got {rounds}" in capsys.readouterr().err
 
 
 def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path):
@@ -123,8 +123,8 @@ def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path)
         report = report_of_config(str(path), 1, 1e-5, secagg=False, params=100)
         rows.append(report.row(Adversary.SECAGG_SERVER))
     assert rows[1].epsilon_run > 1.1 * rows[0].epsilon_run
-    assert "at least 14 of 20 clients confirm" in rows[1].words
-    assert "for a server that follows the protocol" in rows[0].words
+    assert any("at least 14 of 20 clients confirm" in text for text in rows[1].assumptions)
+    assert any("for a server that follows the protocol" in text for text in rows[0].assumptions)
 
 
 def test_the_question_may_be_asked_for_other_settings():
@@ -168,7 +168,7 @@ def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_p
 
 def test_a_figure_of_the_paper_is_printed_and_guarantees_nothing():
     page = markdown(report_of_config(str(CONFIGS / "digits_cpa.yaml"), 1, 1e-5, secagg=False))
-    assert "| Figure, and no guarantee | value |" in page
+    assert "## Figures that guarantee nothing" in page
     assert "| k-anonymity: codebook points" in page
 
 

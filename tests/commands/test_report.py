@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -78,22 +79,56 @@ def seeded(tmp_path_factory):
     return root / "seeded <b>"
 
 
-def test_a_page_says_what_the_summary_says(private):
+def privacy_of(folder):
+    return json.loads((folder / "privacy.json").read_text())
+
+
+def test_a_page_says_what_the_summary_and_the_document_say(private):
     assert main([str(private)]) == 0
     html, summary = (private / "report.html").read_text(), json.loads((private / "summary.json").read_text())
-    page = Page(html)
-    view = summary["view"]
-    assert view["asked"] == 400.0 and view["met"] and view["adversary"] == "SECAGG_SERVER"
+    page, privacy = Page(html), privacy_of(private)
+    asked, points = privacy["asked"], privacy["by_round"]
+    assert asked["epsilon"] == 400.0 and asked["met"] and asked["adversary"] == "SECAGG_SERVER"
     assert f"{summary['metrics']['val_acc']:.4g}" in page.text
-    assert f"{summary['bits_per_parameter']:.4g}" in page.text
-    assert "asked for 400 over the run, met" in page.text and summary["mechanism"] in page.text
+    assert f"up {summary['bits_per_parameter']:.4g}, down {privacy['bits']['down']:.3g}" in page.text
+    assert privacy["headline"] in page.text and "Asked for epsilon 400 at delta 1e-05 over 3" in page.text
+    assert "asked for 400 over the run: met" in page.text and privacy["caveat"] in page.text
     assert page.tags.count("svg") == 4  # metric, epsilon, bits, labels
-    points = view["by_round"]
     assert [round for round, _ in points] == [1, 2, 3]
-    assert points[0][1] < points[1][1] < points[2][1] == pytest.approx(view["epsilon"], rel=1e-12)
+    [row] = [row for row in privacy["rows"] if row["asked"]]
+    assert points[0][1] < points[1][1] < points[2][1] == pytest.approx(row["epsilon"], rel=1e-12)
     labels = json.loads((private / "clients" / "labels.json").read_text())
     assert len(labels) == 4 and sum(map(sum, labels)) == 60
     assert "clients/labels.json" in (private / "privacy.md").read_text()  # it says what else it wrote
+
+
+def test_every_page_is_drawn_from_privacy_json_and_never_from_text(private, tmp_path, capsys):
+    copytree(private, tmp_path / "run")
+    drawn = []
+    for name in ("privacy.md", "report.md"):
+        (tmp_path / "run" / name).write_text("nothing to see")
+    for out in (private, tmp_path / "run"):
+        assert cli.main(["privacy", str(out), "--out", str(tmp_path / "again")]) == 0
+        drawn.append(capsys.readouterr().out)
+        assert (tmp_path / "again" / "privacy.md").read_text() == (private / "privacy.md").read_text()
+        assert (tmp_path / "again" / "privacy.json").read_text() == (private / "privacy.json").read_text()
+    assert drawn[0] == drawn[1] and "What was protected, and from whom" in drawn[0]
+
+
+def test_the_file_of_a_stranger_is_refused_in_a_line_and_nothing_is_drawn(private, tmp_path, capsys):
+    for name, text, words in (
+        ("0.2", json.dumps({"rows": [], "rounds": 3}), "its privacy must be computed again: `fedq privacy"),
+        ("types", changed((private / "privacy.json").read_text(), ('"dim": ', '"dim": "x", "of": ')), "dim"),
+        ("half", (private / "privacy.json").read_text()[:500], "privacy.json can't be read"),
+    ):
+        copytree(private, tmp_path / name)
+        (tmp_path / name / "report.html").unlink(missing_ok=True)
+        (tmp_path / name / "privacy.json").write_text(text)
+        for command in ("report", "privacy"):
+            assert cli.main([command, str(tmp_path / name)]) == 2
+            shown = capsys.readouterr()
+            assert words in shown.err.splitlines()[0] and not shown.out
+        assert not (tmp_path / name / "report.html").exists()
 
 
 def test_the_page_needs_nobody_else(private, seeded, tmp_path):
@@ -109,9 +144,9 @@ def test_the_page_needs_nobody_else(private, seeded, tmp_path):
 def test_a_run_with_a_seed_is_never_called_private(seeded, tmp_path):
     write_report([seeded], tmp_path / "one.html")
     page = Page((tmp_path / "one.html").read_text())
-    assert "nothing is private" in page.text and "∞ no guarantee" in page.text
+    assert "NOTHING IS PRIVATE" in page.text and "∞ no guarantee" in page.text
     assert "epsilon spent" not in page.text  # no empty panel
-    assert json.loads((seeded / "summary.json").read_text())["view"]["verdict"] == "no guarantee"
+    assert {row["epsilon"] for row in privacy_of(seeded)["rows"]} == {"inf"}
 
 
 def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path):
@@ -121,12 +156,15 @@ def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path):
     )
     trainer = make_trainer(federated, fedq.RunFolder("each", str(tmp_path), show=False), max_epochs=3)
     trainer.fit(small_model(), datamodule=small_data())
-    view = json.loads((tmp_path / "each" / "summary.json").read_text())["view"]
-    assert view["met"] and view["spent"] <= 4.0 < view["epsilon"] == view["by_round"][-1][1]
+    privacy = privacy_of(tmp_path / "each")
+    [row] = [row for row in privacy["rows"] if row["asked"]]
+    assert privacy["asked"]["met"] and privacy["asked"]["spent"] <= 4.0 < row["epsilon"]
+    assert row["epsilon"] == privacy["by_round"][-1][1]
     write_report([tmp_path / "each"], tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text())
-    assert "asked for 4 over a round, met" in page.text and "asked: 4 over a round, met" in page.text
-    assert f"{format_epsilon(view['epsilon'])} {view['verdict']}" in page.text
+    assert "in every round" in privacy["headline"] and privacy["headline"] in page.text
+    assert "asked for 4 over a round: met" in page.text
+    assert f"{format_epsilon(row['epsilon'])} {row['verdict']}" in page.text
     assert "target 4" not in page.text  # the curve is of the run
 
 
@@ -141,26 +179,27 @@ def test_masks_that_did_not_run_meet_no_target(tmp_path, capsys, monkeypatch):
     trainer.fit(small_model(), datamodule=small_data())
     assert main(["runs/counted"]) == 0
     page = Page(Path("runs/counted/report.html").read_text())
-    assert "asked for 400 over the run, NOT met: no masks ran" in page.text
+    assert "NOT met: masks were only counted, so whoever ran this saw every message" in page.text
+    assert "not run no guarantee" in page.text and "asked for 400 over the run: NOT met" in page.text
     assert cli.main(["compare", "runs/counted"]) == 0
-    assert "server behind secure aggregation, asked for and NOT met (no masks ran)" in capsys.readouterr().out
+    assert "server behind secure aggregation, asked for 400 over the run: NOT met" in capsys.readouterr().out
 
 
-def test_a_target_is_judged_at_its_own_delta(tmp_path):
-    """`RunFolder` may report at a larger delta, at which epsilon is smaller."""
-    federated = fedq.Federated(
-        fedq.GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=fedq.PrivacyTarget(4.0, 1e-9, "server")
-    )
-    folder = fedq.RunFolder("small", str(tmp_path), delta=1e-2, show=False)
-    make_trainer(federated, folder, max_epochs=3).fit(small_model(), datamodule=small_data())
-    view = json.loads((tmp_path / "small" / "summary.json").read_text())["view"]
-    privacy = json.loads((tmp_path / "small" / "privacy.json").read_text())
-    [row] = [row for row in privacy["rows"] if row["adversary"] == "SERVER"]
-    assert row["epsilon_run"] < 3.0 < view["epsilon"] == view["spent"] <= 4.0
-    assert (view["delta"], row["delta"]) == (1e-9, 1e-2)
-    assert view["by_round"][-1][1] == pytest.approx(view["epsilon"], rel=1e-9)
-    write_report([tmp_path / "small"], tmp_path / "page.html")
-    assert "asked: 4 over the run at delta 1e-09, met" in Page((tmp_path / "page.html").read_text()).text
+def test_a_run_has_one_delta(tmp_path):
+    """Its target's; a folder at a larger one, at which epsilon is smaller, is refused at the start."""
+
+    def fit(asked, **settings):
+        target = fedq.PrivacyTarget(4.0, asked, "server")
+        federated = fedq.Federated(fedq.GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=target)
+        folder = fedq.RunFolder("small", str(tmp_path), show=False, **settings)
+        make_trainer(federated, folder, max_epochs=1).fit(small_model(), datamodule=small_data())
+
+    with pytest.raises(ValueError, match=r"all said at one delta, got \[1e-09, 0.01\]; give target"):
+        fit(1e-9, delta=1e-2)
+    fit(1e-9)
+    privacy = privacy_of(tmp_path / "small")
+    assert privacy["delta"] == 1e-9 and {row["delta"] for row in privacy["rows"]} == {1e-9}
+    assert privacy["asked"]["met"] and "at delta 1e-09" in privacy["headline"]
 
 
 def test_several_runs_stand_side_by_side(private, seeded, tmp_path):
@@ -168,7 +207,7 @@ def test_several_runs_stand_side_by_side(private, seeded, tmp_path):
     page = Page((tmp_path / "all.html").read_text())
     for name in ("asked", "seeded <b>", "asked (3)"):
         assert page.text.count(name) >= 4
-    assert "b" not in page.tags or page.tags.count("b") == 4  # three values and a warning, none from a name
+    assert page.tags.count("b") == 6  # three values and three headlines, none from a name
 
 
 @pytest.mark.parametrize("missing", ["metrics.csv", "summary.json", "privacy.json"])
@@ -215,16 +254,14 @@ def test_nothing_that_a_run_wrote_becomes_an_element(private, evil, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     summary = json.loads((private / "summary.json").read_text())
-    keys = {"adversary", "verdict", "over", "neighbours"}
-    view = {key: value if key in keys else spoiled(value) for key, value in summary["view"].items()}
-    summary = {**spoiled(summary), "view": view, "ended": evil, "name": evil}
-    summary["metrics"] = {f"test{evil}": 1.0, evil: 2.0}
-    privacy = json.loads((private / "privacy.json").read_text())
+    keys = {"adversary", "neighbours", "cohorts"}
+    summary = {**spoiled(summary), "name": evil, "metrics": {f"test{evil}": 1.0, evil: 2.0}}
+    privacy = privacy_of(private)
     rows = [
         {key: value if key in keys else spoiled(value) for key, value in row.items()}
         for row in privacy["rows"]
     ]
-    privacy = {**privacy, "rows": rows, "mechanism": evil, "samples": evil}
+    privacy = {**privacy, "rows": rows, "mechanism": evil}
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "privacy.json").write_text(json.dumps(privacy))
     (folder / "config.yaml").write_text(evil)
@@ -235,5 +272,5 @@ def test_nothing_that_a_run_wrote_becomes_an_element(private, evil, tmp_path):
     write_report([private], tmp_path / "plain.html")
     page, plain = (Page((tmp_path / name).read_text()) for name in ("page.html", "plain.html"))
     allowed = {*plain.tags, "details", "summary", "pre", "p"}
-    assert not set(page.tags) - allowed and page.text.count(evil) >= 6
+    assert not set(page.tags) - allowed and page.text.count(evil) >= 6  # settings, rows, columns
     assert not any(value.startswith("on") for value in page.values)

@@ -123,10 +123,16 @@ row(
     lambda: fedq("privacy", small(), "--rounds", "1"),
 )
 row(
-    "{} holds no privacy.md, which RunFolder writes when a run ends; give a checkpoint of the run, or",
-    lambda: fedq("privacy", str(without("privacy.md"))),
+    "{} holds no privacy.json, which RunFolder writes when a run ends; give a checkpoint of the run, or",
+    lambda: fedq("privacy", str(without("privacy.json"))),
     lambda: fedq("privacy", "one.ckpt"),
     lambda: fedq("privacy", small()),
+)
+row(
+    "{} asks for its epsilon at delta {}, and so are all figures, got --delta {}; leave it out",
+    lambda: fedq("privacy", "digits_private", "--rounds", "1", "--delta", "1e-4"),
+    lambda: fedq("privacy", "digits_private", "--rounds", "1"),
+    lambda: fedq("privacy", "digits_private", "--rounds", "1", "--set", "Federated.privacy.delta=1e-4"),
 )
 row(
     "the page of a run that ended has its own figures; ask {}/config.yaml",
@@ -184,7 +190,7 @@ row(
 )
 row(
     "and not what they cost; give one of Lightning's own checkpoints of the run",
-    lambda: fedq("privacy", str(without("privacy.md") / "model.ckpt")),
+    lambda: fedq("privacy", str(without("privacy.json") / "model.ckpt")),
     lambda: fedq("privacy", "one.ckpt"),
 )
 row(

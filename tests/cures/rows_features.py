@@ -210,7 +210,7 @@ row(
 )
 # ---- secret cohorts ---------------------------------------------------------------------------------
 row(
-    "the epsilons of a run's clients are all said at one delta, got {}; give budget and RunFolder",
+    "the epsilons of a run's clients are all said at one delta, got {}; give target, budget and",
     lambda: fit(known(), BUDGET, fedq.RunFolder(delta=1e-4, show=False)),
     lambda: fit(known(), BUDGET, fedq.RunFolder(delta=1e-3, show=False)),
     lambda: fit(known(), BUDGET, fedq.RunFolder(show=False)),

@@ -10,6 +10,7 @@ from lightning_fedq.dpsgd.accounts import SampleAccounts
 from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant
 from lightning_fedq.dpsgd.poisson import PoissonBatches
 from lightning_fedq.dpsgd.statement import SampleStatement
+from lightning_fedq.privacy.document import of_samples
 from tests.dpsgd.test_poisson import stream
 
 HELD = [torch.arange(20), torch.arange(20, 60)]
@@ -200,14 +201,13 @@ def test_of_several_histories_the_one_that_spent_most_counts():
     assert said.epsilon == epsilon_of(*changed) > epsilon_of((1.0, 0.05, 9))
     assert (said.data_sets, said.steps, said.noise_multiplier, said.sample_rate) == (3, 5, 1.0, 0.25)
     assert said.verdict == "no guarantee"
-    page = said.to_markdown()
-    assert "| 3 | 5 | 1 | not known | 0.25 |" in page and "\nWhy.\n" in page
+    assert of_samples(said).rows == (("3", "5", "1", "not known", "0.25"),) and said.about.endswith(" Why.")
 
 
 def test_before_the_first_step_nothing_is_spent():
     said = SampleStatement.of_histories({"0": [], "1": []}, 1e-5)
     assert (said.epsilon, said.steps, said.verdict) == (0.0, 0, "no guarantee")
-    assert "| 2 | 0 | not known | not known | not known |" in said.to_markdown()
+    assert of_samples(said).rows == (("2", "0", "not known", "not known", "not known"),)
 
 
 @pytest.mark.parametrize(

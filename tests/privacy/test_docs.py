@@ -12,6 +12,7 @@ from lightning_fedq.mechanisms import LDPQ, AugCorBin
 from lightning_fedq.mechanisms.contract_suite import context_of
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, RoundContext
 from lightning_fedq.privacy import account, report, run, secret_row
+from lightning_fedq.privacy.assumptions import kinds
 from lightning_fedq.secagg import SecAgg, terms
 from tests.contract.test_mechanisms import ROWS
 from tests.described import Setting
@@ -24,7 +25,7 @@ def test_every_block_runs(capsys):
     assert len(blocks) == 2
     for block in blocks:
         exec(block, {})
-    assert "# What was protected, and from whom" in capsys.readouterr().out
+    assert "# What this run will protect, and from whom" in capsys.readouterr().out
 
 
 @pytest.mark.slow  # the same functions as `test_accounting.test_table_of_the_specification`, 3 s
@@ -112,7 +113,7 @@ def of_protocols():
         sparse.guarantee(1000, 1000, 10).statement,
         SecAgg(max_corrupt=0.3).guarantee(1000, 100, 10).statement,
     }
-    return said | {run.ASSUMED.statement}
+    return said | {run.ASSUMED.statement, "masks run"}
 
 
 SENTENCES = sorted(
@@ -123,6 +124,19 @@ SENTENCES = sorted(
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_each_assumption_has_its_row(sentence):
     assert any(words in sentence for known, _ in table() for words in known), sentence
+
+
+def test_a_report_names_the_same_words_and_who_sees_to_them():
+    """`assumptions.json`, of which the short documents are drawn, beside the table of SECURITY.md."""
+    said = {frozenset(known): who for known, who in table()}
+    assert {frozenset(kind.words) for kind in kinds()} == set(said)
+    for kind in kinds():
+        who = said[frozenset(kind.words)]
+        parts = {"library": "Library", "you": "You", "nobody": "Nobody"}
+        assert (kind.who == "") == who.startswith("Nothing")
+        for short, long in parts.items():
+            if re.search(rf"\b{short}\b", kind.who.partition(";")[0]):
+                assert who.startswith(long), kind
 
 
 def test_each_row_is_of_an_assumption_and_says_who():

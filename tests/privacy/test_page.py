@@ -6,48 +6,43 @@ import pytest
 from scipy import stats
 
 from lightning_fedq.functional.divergences import gaussian_mu
-from lightning_fedq.mechanisms import CPA, LDPQ, SIGM, FedAvg, RotatedCoins
+from lightning_fedq.mechanisms import CPA, LDPQ, SIGM
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.privacy.digest import ALSO, ASKED, FAILING, ORDER, WITH_MASKS, digest
+from lightning_fedq.privacy.document import lines
 from lightning_fedq.privacy.losses import GaussianLoss
-from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.verdict import format_epsilon
+from tests.described import page as markdown
 from tests.privacy.test_report import report
 
 
-def test_markdown_speaks_to_both_readers():
+def test_the_page_speaks_to_both_readers():
     text = markdown(report(LDPQ(0.01)))
-    assert text.count("\n| --- |") == 2
-    assert "as likely with a client's update as with any other one, plus 1e-05" in text
     assert "exact binomial composition" in text
-    assert (
-        "| server behind secure aggregation | the client's update, any other | coordinate | - | ∞ | not run |"
-        in text
-    )
     assert "Infinite mass: the chance, over the run, of an outcome that only one of the two worlds" in text
     assert not any(name in text for name in Adversary.__members__)
-    assert all(f"| {who.title} |" in text for who in Adversary)  # one name each
     headings = [line for line in text.splitlines() if line.startswith("#")]
     assert headings == [
-        "# What was protected, and from whom",
+        "# What this run will protect, and from whom",
+        "## Who learns how much",
         "## What has to hold",
+        "## Of which run",
+        "## Figures to check",
+        "## What each row means",
+        "## What has to hold, in full",
+        "## Who sees what",
         "## How to read the numbers",
     ]
 
 
-def test_both_tables_say_which_worlds_are_compared():
-    """A row about an update and zero says what it gives for any two updates, in both tables and in words."""
+def test_a_row_about_zero_says_what_it_gives_for_any_two_updates():
     result = report(SIGM(1.0, 8.0), dim=10, clients=20, rounds=1)
     text, outsider = markdown(result), result.row(Adversary.OUTSIDER)
-    assert text.count("the client's update, zero") == 2 * len(Adversary)
-    assert text.count("any other |") == 0
+    assert text.count("the client's update, zero") == len(Adversary)
     zero, two = map(format_epsilon, (outsider.epsilon_run, outsider.epsilon_any_two))
-    shown = f"{zero} from zero, {two} between any two"
-    assert text.count(shown) == 2
-    assert "as with an update of zero, plus 1e-05. Between any two updates:" in text
-    (line,) = (line for line in digest(result, None, masked=False) if line.adversary == "OUTSIDER")
-    assert line.epsilon == two and line.when == f"epsilon {zero} between an update and zero"
+    (line,) = (line for line in lines(result) if line.row.adversary == "OUTSIDER")
+    assert line.epsilon == two
+    assert f"| {zero} | {two} |" in text
 
 
 def test_an_update_may_be_two_steps_from_another():
@@ -98,54 +93,7 @@ def test_figures_stand_apart_from_guarantees():
     assert name.startswith("k-anonymity: codebook points") and value == "1 of 2, at least"
     nested = report(CPA(1.0, stages=2, nesting=8)).figures[0][1]
     assert nested == "4 of 16, at least (stage by stage 1 of 2, 4 of 8)"
-    table = markdown(result).split("| Figure, and no guarantee | value |")[1]
+    table = markdown(result).split("## Figures that guarantee nothing")[1]
     assert f"| {name} | {value} |" in table
     assert "anonymity" not in result.row(Adversary.SERVER).verdict
-    assert report(LDPQ(1.0)).figures == () and "Figure" not in markdown(report(LDPQ(1.0)))
-
-
-# ---- the short table -----------------------------------------------------------------------------------
-def whole(secagg, mechanism=None, **settings):
-    mechanism = mechanism or RotatedCoins(1.0, epsilon=0.3)
-    return report(mechanism, 1000, 500, rounds=10, secure_aggregation=secagg, **settings)
-
-
-def test_what_was_asked_for_comes_first_and_what_fails_last():
-    lines = digest(whole(True), Adversary.SECAGG_SERVER, masked=True)
-    assert [line.group for line in lines] == [ASKED, ALSO, ALSO, FAILING, FAILING, FAILING]
-    assert lines[0].adversary == "SECAGG_SERVER" and lines[0].useful
-    assert {line.adversary for line in lines[1:3]} == {"CLIENT", "OUTSIDER"}
-    assert all("masks are broken" in line.when and not line.useful for line in lines[3:])
-
-
-@pytest.mark.parametrize("counted", [False, True])
-def test_without_masks_the_server_is_there_and_the_sum_is_hypothetical(counted):
-    lines = {line.adversary: line for line in digest(whole(counted), None, masked=False)}
-    groups = {name: line.group for name, line in lines.items()}
-    assert groups["SERVER"] == groups["EAVESDROPPER"] == groups["CLIENT"] == groups["OUTSIDER"] == ALSO
-    assert groups["SERVER_AND_PARTNER"] == FAILING and groups["SECAGG_SERVER"] == WITH_MASKS
-    assert ("accounted" in lines["SECAGG_SERVER"].when) == counted
-
-
-def test_every_adversary_has_one_line_and_the_epsilon_of_its_row():
-    """The worst of the two relations, so that lines can be read side by side."""
-    one = whole(True)
-    lines = digest(one, None, masked=True)
-    assert sorted(line.adversary for line in lines) == sorted(member.name for member in Adversary)
-    assert set(ORDER) == set(Adversary)
-    for line in lines:
-        row = one.row(Adversary[line.adversary])
-        shown = float("inf") if line.epsilon == "∞" else float(line.epsilon)
-        assert line.verdict == row.verdict
-        assert shown >= max(row.epsilon_run, row.epsilon_any_two) * (1 - 1e-9)
-
-
-def test_no_guarantee_says_why():
-    lines = digest(whole(False, FedAvg()), None, masked=False)
-    assert {line.epsilon for line in lines} == {"∞", "not run"} and not any(line.useful for line in lines)
-    assert all(line.when for line in lines)
-
-
-def test_with_a_seed_the_lines_are_those_of_secret_keys():
-    seeded, secret = whole(True, secure_keys=False), whole(True)
-    assert digest(seeded, None, masked=True) == digest(secret, None, masked=True)
+    assert report(LDPQ(1.0)).figures == () and "Figures that" not in markdown(report(LDPQ(1.0)))

@@ -9,10 +9,9 @@ import torch
 
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, PrivacyClaim, RoundContext
-from lightning_fedq.privacy.page import markdown
-from lightning_fedq.privacy.run import ASSUMED
+from lightning_fedq.privacy.document import to_json
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS
-from tests.described import privacy_report
+from tests.described import page as markdown, privacy_report
 
 
 def context(mechanism, clients, dim=10):
@@ -69,7 +68,7 @@ def test_reproducible_keys_protect_nothing():
     result = report(LDPQ(0.1), secure_keys=False)
     assert all(row.verdict == NO_GUARANTEE and row.epsilon_run == math.inf for row in result.rows)
     assert result.with_secure_keys[0].epsilon_run < 10
-    assert "would give with secure keys" in markdown(result)
+    assert "NOTHING IS PRIVATE: the keys come from a seed" in markdown(result)
 
 
 def test_fedavg_has_no_guarantee_and_says_why():
@@ -126,8 +125,8 @@ def test_delta_missing_zero_or_too_large_is_refused(delta):
 
 
 def test_json_is_strict_and_complete():
-    loaded = json.loads(report(CorBin(1.0)).to_json())
-    assert loaded["rows"][1]["epsilon_run"] == "inf"
+    loaded = json.loads(to_json(report(CorBin(1.0))))
+    assert {row["name"]: row for row in loaded["rows"]}["SERVER"]["epsilon_run"] == "inf"
     assert loaded["rows"][0]["delta"] == 1e-5
     assert loaded["mechanism"] == "CorBin(epsilon=1.0, shared_bits=5)"
 
@@ -141,21 +140,17 @@ def test_a_large_model_is_reported_within_a_minute(mechanism):
     assert time.perf_counter() - start < 60.0
 
 
-def test_behind_secure_aggregation_the_server_row_says_so_and_how():
-    protocol = "masking really ran, for a server that follows the protocol (semi-honest)"
+def test_behind_secure_aggregation_the_server_row_counts_on_masks_that_run():
+    """What may be done to them is a condition, in the present tense; whether they ran is a fact."""
+    protocol = "for a server that follows the protocol (semi-honest)"
     result = report(LDPQ(0.1), secure_aggregation=True, protocol=protocol)
     server, behind = result.row(Adversary.SERVER), result.row(Adversary.SECAGG_SERVER)
-    assert server.remark.startswith("the server is handed the sum only") and protocol in server.remark
-    assert behind.remark == protocol and protocol in behind.assumptions
+    assert any(text.startswith("masks run") and protocol in text for text in behind.assumptions)
+    assert not any("masks run" in text for text in server.assumptions)
     assert behind.epsilon_run < server.epsilon_run == report(LDPQ(0.1)).row(Adversary.SERVER).epsilon_run
-    page = markdown(result)
-    assert f"secure aggregation on: {protocol}." in page
-    assert f"Secure aggregation: {server.remark}." in page
-    assert json.loads(result.to_json())["protocol"] == protocol
+    assert result.server == protocol and protocol in markdown(result)
     plain = report(LDPQ(0.1))
-    assert plain.protocol == "" and not any(row.remark for row in plain.rows)
-    assumed = report(LDPQ(0.1), secure_aggregation=True).row(Adversary.SECAGG_SERVER)
-    assert assumed.remark == ASSUMED.statement
+    assert (plain.masks, plain.server) == ("none", "")
 
 
 def test_noise_of_all_clients_is_claimed_where_rounds_with_too_few_are_aborted():

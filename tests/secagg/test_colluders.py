@@ -16,7 +16,6 @@ from lightning_fedq.keys.randomness import SeededKeys, Stream
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.collusion import CHANCE, Colluders
-from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import Client, SecAgg, Server
@@ -24,6 +23,7 @@ from lightning_fedq.secagg.graph import is_connected, neighbours, security_log2
 from lightning_fedq.secagg.layout import sum_layout
 from lightning_fedq.secagg.shamir import SHARE_BYTES, element_bytes, interpolate
 from lightning_fedq.training.described import described
+from tests.described import page as markdown
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DELTA = 1e-5

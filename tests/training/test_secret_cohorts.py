@@ -17,14 +17,13 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.cli import main
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.losses import GaussianLoss
-from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.privacy.secret_row import CONDITIONS
 from lightning_fedq.rounds import CohortKey, RoundPlanner
 from lightning_fedq.training.secret_cohorts import check_processes
 from lightning_fedq.training.spending import report_of
-from tests.described import privacy_report
+from tests.described import page as markdown, privacy_report
 from tests.digits_run import make_trainer
 from tests.training.test_privacy_target import Line, loader
 
@@ -131,7 +130,7 @@ def test_without_secret_cohorts_there_is_no_such_row():
     federated = fedq.Federated(NOISE, 20, clients_per_round=4)
     trainer = fitted(federated)
     report = report_of(federated, trainer, 1e-3)
-    assert report.secret is None and "secret" not in markdown(report)
+    assert report.secret is None and "cohorts secret" not in markdown(report)
 
 
 @pytest.mark.parametrize(
@@ -234,14 +233,18 @@ def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
     assert stated["charged"] == [] and stated["secret"]["cohorts"] == "secret"
     assert not list((path / "clients").glob("*.jsonl"))
     summary = json.loads((path / "summary.json").read_text())
-    assert summary["view"]["met"] and summary["seconds"] is None
-    assert summary["view"]["adversary"] == "OUTSIDER, cohorts secret"
+    assert summary["seconds"] is None
+    assert stated["asked"]["met"] and stated["asked"]["adversary"] == "OUTSIDER, cohorts secret"
+    assert stated["state"] == "ended" and "What was protected" in (path / "privacy.md").read_text()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", stated["origin"]["made"])  # the minute tells how long it took
     assert main(["report", str(path), "--out", str(tmp_path / "page.html")]) == 0
     html = (tmp_path / "page.html").read_text()
     assert "outsider, cohorts secret" in html and ">outsider<" in html
     assert main(["compare", str(path), "--monitor", "update_norm", "--out", str(tmp_path / "both")]) == 0
-    assert "towards outsider, cohorts secret, asked for and met" in " ".join(capsys.readouterr().out.split())
-    assert summary["view"]["by_round"][-1] == [4.0, pytest.approx(stated["secret"]["epsilon_run"])]
+    assert "towards outsider, cohorts secret, asked for 2 over the run: met" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert stated["by_round"][-1] == [4, pytest.approx(stated["secret"]["epsilon_run"])]
 
 
 def test_a_page_is_the_same_whoever_was_drawn():

@@ -14,16 +14,13 @@ from rich.table import Table
 
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.options import change_setting, check_rounds
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, format_epsilon, masks_ran
+from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import (
     Row,
-    common_view,
-    epsilon_of_label,
     first_metric,
     fresh_folder,
     mode_of,
     plot_progress,
-    privacy_of,
     read_rows,
     save_figure,
     totals,
@@ -33,6 +30,7 @@ from lightning_fedq.reports.runs import (
 
 if TYPE_CHECKING:
     from lightning_fedq.mechanisms.interface import Adversary
+    from lightning_fedq.privacy.report import PrivacyReport
     from lightning_fedq.privacy.target import PrivacyTarget
 
 BASE = "digits_private"
@@ -88,8 +86,14 @@ def compare(
     Raises:
         ValueError: If a run never logged `monitor`.
     """
+    # import torch, and are only needed here
+    from lightning_fedq.privacy.document import common
+    from lightning_fedq.privacy.secret_row import title_of
+
     found = {name: read_run(folder) for name, folder in runs.items()}
-    adversary = adversary or _common(runs, [summary.get("view") for _, summary in found.values()])
+    reports = {name: read_report(folder) for name, folder in runs.items()}
+    known = [report for report in reports.values() if report is not None]
+    who = common(known) if adversary is None and known else None if adversary is None else adversary.name
     monitor = monitor or first_metric([row for rows, _ in found.values() for row in rows]) or "val_acc"
     mode = mode or mode_of(monitor)
     table, curves, plain = [], {}, set()
@@ -98,11 +102,8 @@ def compare(
         if not values:
             raise ValueError(f"{runs[name]} never logged {monitor!r}; it has {sorted(rows[-1])}")
         mechanism = str(summary["mechanism"]).partition("(")[0]
-        privacy = (
-            privacy_of(summary) if adversary is None else privacy_towards(runs[name], summary, adversary)
-        )
-        own = "" if mechanism == name else f"{mechanism}, "
-        said = f"{own}{epsilon_of_label(privacy, adversary is None)}".removesuffix(", ")
+        privacy, price = _privacy_of(reports[name], summary, who)
+        said = ", ".join(part for part in ("" if mechanism == name else mechanism, price) if part)
         label = f"{name} ({said})" if said else name
         curves[label] = rows
         plain |= {label} if mechanism == "FedAvg" else set()
@@ -112,11 +113,7 @@ def compare(
         table.append({"run": name, **{column: result[column] for column in COLUMNS}})
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
-    towards = (
-        ""
-        if adversary is None
-        else f"\n\N{GREEK SMALL LETTER EPSILON}: over the run, towards {adversary.value}"
-    )
+    towards = "" if who is None else f"\nε: over the run, towards {title_of(who)}"
     figure = plot_progress(curves, monitor, f"{monitor}{towards}", dashed=plain)
     save_figure(figure, out / "compare.png", twin=True)
     print_table(table, monitor)
@@ -131,37 +128,35 @@ def compare(
     return table
 
 
-def _common(runs: Mapping[str, Path], views: Sequence[Mapping[str, Any] | None]) -> Adversary | None:
-    """One adversary for all curves. None where their own is one already, or a folder does not say."""
-    from lightning_fedq.mechanisms.interface import Adversary  # imports torch, and only needed here
+def read_report(folder: Path) -> PrivacyReport | None:
+    """The report of a run folder. None, with a warning, where there is none that can be read."""
+    from lightning_fedq.privacy.document import from_json  # imports torch, and only needed here
 
-    known = [view for view in views if view is not None]
-    if len(known) < len(runs) or not all((folder / "privacy.json").is_file() for folder in runs.values()):
+    try:
+        return from_json((folder / "privacy.json").read_text())
+    except (OSError, ValueError) as error:
+        print(f"warning: {folder}: {error}", file=sys.stderr)
         return None
-    return Adversary.__members__.get(common_view(known))
 
 
-def privacy_towards(folder: Path, summary: Mapping[str, Any], adversary: Adversary) -> dict[str, Any]:
-    """`privacy_of` towards one adversary, whomever the run was asked about, from its `privacy.json`.
+def _privacy_of(
+    report: PrivacyReport | None, summary: Mapping[str, Any], who: str | None
+) -> tuple[dict[str, Any], str]:
+    """Columns of a run's privacy, "-" where it is not known, and what a legend says of it.
 
-    Masks that were only accounted for, or were not there, are no view of the run: "not run".
-
-    Raises:
-        FileNotFoundError: If the folder has none.
+    R is the noise over the signal, as seen where that is known, or else as planned.
     """
-    from lightning_fedq.reports.html.values import epsilon_of  # imports torch, and only needed here
+    from lightning_fedq.privacy.document import shown  # imports torch, and only needed here
 
-    file = folder / "privacy.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"no {file}, which says what the run protects")
-    stated = json.loads(file.read_text())
-    row = next(r for r in stated["rows"] if r["adversary"] == adversary.name)
-    found, view = privacy_of(summary), summary.get("view")
-    if view is not None and view["adversary"] == adversary.name and view["met"] is not None:
-        return found
-    if adversary.name == "SECAGG_SERVER" and not masks_ran(stated["protocol"]):
-        return {**found, "epsilon": NOT_RUN, "verdict": NO_GUARANTEE, "view": adversary.name}
-    return {**found, "epsilon": epsilon_of(row), "verdict": row["verdict"], "view": adversary.name}
+    noise = summary.get("noise_over_signal") or {}
+    ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
+    columns = {"R": "-" if ratio is None else ratio}
+    if report is None:
+        return {"epsilon": "-", "verdict": "-", "view": "-", **columns}, ""
+    found = shown(report, who)
+    view = f"{found.who}, {found.asked}" if found.asked else found.who
+    epsilon = found.printed if found.epsilon is None else found.epsilon
+    return {"epsilon": epsilon, "verdict": found.verdict, "view": view, **columns}, found.label
 
 
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
@@ -190,7 +185,7 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
 
     views = {row["run"]: str(row["view"]) for row in table}
-    views = {run: view if view in ("nobody", "-") else title_of(view) for run, view in views.items()}
+    views = {run: view if view in ("", "-") else title_of(view) for run, view in views.items()}
     if len(set(views.values())) == 1:
         towards = next(iter(views.values()))
         console.print(f"epsilon: over the run, towards {towards}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines, stacked bars and a picture of counts. Colours are classes of the page.
+"""Charts as inline SVG: lines and a picture of counts. Colours are classes of the page.
 
 Shapes are values here; `pages/chart.html` writes them, and escapes what they say.
 """
@@ -156,39 +156,6 @@ def line_chart(lines: Sequence[Line], label: str, zero: bool = False, x_label: s
                 )
                 for x, y in points
             ]
-    return _svg(shapes, label)
-
-
-def bar_chart(stacks: Sequence[tuple[str, Points]], label: str) -> Markup:
-    """Draw bars that stand on each other, one stack a round.
-
-    Args:
-        stacks: Name and points of each layer, the lowest first; the colour is its place.
-        label: What a reader who can't see the picture is told.
-
-    Returns:
-        An `<svg>` element; "" where there is no value.
-    """
-    tops: dict[float, float] = {}
-    for _, points in stacks:
-        for x, y in points:
-            tops[x] = tops.get(x, 0.0) + y
-    if not tops:
-        return Markup("")
-    rounds = sorted(tops)
-    frame = _Frame([rounds[0] - 0.5, rounds[-1] + 0.5], [*tops.values()], zero=True, log=False)
-    width = max(0.8 * (frame.x(1.0) - frame.x(0.0)), 0.5)
-    shapes, base = frame.drawn("round"), dict.fromkeys(rounds, 0.0)
-    for series, (name, points) in enumerate(stacks):
-        for x, y in points:
-            if y <= 0.0:
-                continue
-            top, bottom = frame.y(base[x] + y), frame.y(base[x])
-            base[x] += y
-            place = {"x": frame.x(x) - width / 2, "y": top, "width": width, "height": bottom - top}
-            where = {key: f"{value:.1f}" for key, value in place.items()}
-            title = f"{name}, round {x:g}: {y:.4g}"
-            shapes.append(_Shape("rect", {"class": f"bar s{series}", **where}, title))
     return _svg(shapes, label)
 
 

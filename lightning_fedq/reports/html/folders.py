@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_fedq.privacy.secret_row import SECRET_COHORTS
-from lightning_fedq.privacy.verdict import masks_ran
+from lightning_fedq.privacy.document import from_json
+from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.reports.runs import Row, read_rows
 
 LABELS = "labels.json"
@@ -24,7 +24,7 @@ class Run:
         name: Name of the run on the page.
         rows: Rounds, as in `metrics.csv`.
         summary: Contents of `summary.json`.
-        privacy: Contents of `privacy.json`.
+        privacy: The report of `privacy.json`.
         labels: Samples of each label that each client holds, a list a client; empty where it is not known.
         config: Resolved configuration as YAML; "" where none was written.
     """
@@ -32,32 +32,9 @@ class Run:
     name: str
     rows: list[Row]
     summary: Mapping[str, Any]
-    privacy: Mapping[str, Any]
+    privacy: PrivacyReport
     labels: list[list[int]]
     config: str
-
-    @property
-    def seeded(self) -> bool:
-        """Whether keys came from a seed, so that nothing was private."""
-        return not self.privacy["secure_keys"]
-
-    @property
-    def masked(self) -> bool:
-        """Whether the masks of secure aggregation really ran."""
-        return masks_ran(self.privacy["protocol"])
-
-    @property
-    def views(self) -> list[Mapping[str, Any]]:
-        """Privacy towards each adversary. With keys from a seed it is what secret keys would give."""
-        rows = list(self.privacy["with_secure_keys"] or self.privacy["rows"])
-        if secret := self.privacy.get("secret"):
-            rows.append({**secret, "adversary": secret["adversary"] + SECRET_COHORTS})
-        return rows
-
-    @property
-    def view(self) -> Mapping[str, Any]:
-        """Privacy towards the view that was asked for, with epsilon by round. Older folders have none."""
-        return dict(self.summary.get("view") or {})
 
     def column(self, name: str) -> list[tuple[float, float]]:
         """Round and value of a column, where it has one."""
@@ -80,7 +57,7 @@ def read(folder: Path, name: str) -> Run:
         name,
         read_rows(folder / "metrics.csv"),
         json.loads((folder / "summary.json").read_text()),
-        json.loads((folder / "privacy.json").read_text()),
+        from_json((folder / "privacy.json").read_text()),
         json.loads(labels.read_text()) if labels.is_file() else [],
         config.read_text() if config.is_file() else "",
     )

@@ -1,0 +1,551 @@
+"""The privacy document of a run: what a `PrivacyReport` says, in the one order and wording of every output.
+
+Terminal, Markdown and HTML draw the `document`, JSON is the report itself; nothing else words, groups or
+orders. Each part has a depth. A short output draws the parts down to a smaller one, which are the first ones:
+what it says, the whole document says in the same words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from lightning_fedq.dpsgd.statement import SampleStatement
+from lightning_fedq.functional.checks import from_plain
+from lightning_fedq.mechanisms.interface import Adversary, Neighbours
+from lightning_fedq.privacy.assumptions import Kind, kinds_of
+from lightning_fedq.privacy.report import PrivacyReport, Row, State, is_met
+from lightning_fedq.privacy.secret_row import SECRET_COHORTS, title_of
+from lightning_fedq.privacy.verdict import COLOURS, NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon, scale
+
+SCHEMA = "fedq-privacy/2"
+"""First entry of the JSON. Another one is refused."""
+AT_THE_END, REPORT, WHOLE = 0, 1, 2
+"""Depths: a terminal at the end of a fit, `report.md`, `privacy.md`."""
+
+ORDER = (
+    Adversary.SECAGG_SERVER,
+    Adversary.SERVER,
+    Adversary.EAVESDROPPER,
+    Adversary.SERVER_AND_PARTNER,
+    Adversary.CLIENT,
+    Adversary.OUTSIDER,
+)
+"""Adversaries in the order in which tables for readers have them."""
+PLACES = (*(who.name for who in ORDER), f"{Adversary.OUTSIDER.name}{SECRET_COHORTS}")
+"""The same by name of the row, and behind them the row that counts on secret cohorts."""
+FAILING = "if an assumption fails"
+
+
+class _Tense(NamedTuple):
+    """What depends on the state of a run."""
+
+    title: str
+    as_run: str
+    rounds: str
+    simulation: str
+
+
+_TENSE: dict[State, _Tense] = {
+    "planned": _Tense(
+        "What this run will protect, and from whom",
+        "as it will run",
+        "to come",
+        "This will be a simulation: one program will hold all data, exact updates and keys, so whoever runs "
+        "it will see everything, masks or not.",
+    ),
+    "running": _Tense(
+        "What this run has protected so far, and from whom",
+        "as it has run so far",
+        "charged so far",
+        "This is a simulation: one program holds all data, exact updates and keys, so whoever runs it sees "
+        "everything, masks or not.",
+    ),
+    "ended": _Tense(
+        "What was protected, and from whom",
+        "as it was run",
+        "charged",
+        "This was a simulation: one program held all data, exact updates and keys, so whoever ran it saw "
+        "everything, masks or not.",
+    ),
+}
+_MACHINES = (
+    "The rows say what each party sees in a federation of separate machines with these settings; an "
+    "outsider's is about what is released of this one."
+)
+_NO_LENGTHS = (
+    "not known (the checkpoint that this folder began with keeps no lengths of messages, or nobody learns "
+    "how many clients took part)"
+)
+_COMPARED = {
+    Neighbours.SUBSTITUTION.value: "the client's update, any other",
+    Neighbours.ZERO_OUT.value: "the client's update, zero",
+}
+_LEGEND = (
+    "Compared: the two worlds that the adversary tries to tell apart, all else being equal. Unit: what the "
+    "mechanism protects one by one. Pure: at delta 0, infinite (∞) where no bound holds for every outcome, "
+    "as with Gaussian noise. Infinite mass: the chance, over the run, of an outcome that only one of the two "
+    "worlds can produce, which proves in which one we are; above delta there is no guarantee at "
+    "all. -: nothing is claimed."
+)
+
+
+class Items(NamedTuple):
+    """A list, an entry a line."""
+
+    lines: tuple[str, ...]
+
+
+class Table(NamedTuple):
+    """Heads and rows. A row of one cell heads a group; one whose first cell begins with `MARK` is marked."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    colours: Mapping[str, str] = types.MappingProxyType({})
+    """By text of a cell: "good", "fair" or "bad"."""
+
+
+MARK = "▸ "
+"""Before the row that was asked for."""
+
+
+class Part(NamedTuple):
+    """A section: its title, what stands in it, and from which depth on an output has it."""
+
+    title: str
+    blocks: tuple[str | Items | Table, ...]
+    depth: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row as readers have it.
+
+    Args:
+        row: Its figures.
+        group: "as it was run" in the tense of the state, "if an assumption fails", or "behind masks, ...".
+        asked: Is it the one that was asked for?
+        epsilon: Between any two updates of a client, over the run, printed; "∞" without a bound, "not run"
+            for masks of which there were none.
+        when: Condition under which this adversary is met; may be empty.
+    """
+
+    row: Row
+    group: str
+    asked: bool
+    epsilon: str
+    when: str
+
+    @property
+    def useful(self) -> bool:
+        """Does the bound exclude anything?"""
+        return self.row.verdict not in (VACUOUS, NO_GUARANTEE)
+
+
+def lines(report: PrivacyReport) -> list[Line]:
+    """One line for each row: the group of the one that was asked for first, and it first in its group.
+
+    With reproducible keys the lines say what secret ones would give.
+    """
+    as_run, found = _TENSE[report.state].as_run, []
+    what = {"counted": "only counted", "assumed": "only assumed"}.get(report.masks, "not there")
+    behind = f"behind secure aggregation, which {'was' if report.state == 'ended' else 'is'} {what}"
+    for row in report.readable_rows:
+        asked = report.asked is not None and report.asked.adversary == row.name
+        hypothetical = _needs_masks(row) and not report.masked
+        group = as_run if is_met(row, report.masked) else behind if hypothetical else FAILING
+        epsilon = NOT_RUN if hypothetical and report.masks == "none" else format_epsilon(row.epsilon)
+        found.append(Line(row, group, asked, epsilon, _when(row, report.masked)))
+    groups = (as_run, FAILING, behind)
+    first = next((line.group for line in found if line.asked), as_run)
+    return sorted(
+        found,
+        key=lambda line: (
+            line.group != first,
+            groups.index(line.group),
+            not line.asked,
+            not line.useful,
+            PLACES.index(line.row.name),
+        ),
+    )
+
+
+def _needs_masks(row: Row) -> bool:
+    return row.adversary == Adversary.SECAGG_SERVER.name
+
+
+def _when(row: Row, masked: bool) -> str:
+    if row.cohorts == "secret":
+        return "nobody learns who took part"
+    if masked and not is_met(row, True):
+        return "masks are broken"
+    return "a partner leaks" if row.adversary == Adversary.SERVER_AND_PARTNER.name else ""
+
+
+# ---- one row ------------------------------------------------------------------------------------------
+
+
+class Shown(NamedTuple):
+    """Privacy of a run in one cell of a table, or one entry of a legend.
+
+    Args:
+        who: Name of the row; "" where the run has none of that name.
+        epsilon: What holds over the run, between any two updates; None for masks that do not run.
+        verdict: Its word.
+        asked: What was asked for, and whether it is met; "" where this row was not asked for.
+        met: Likewise; None where it was not asked for.
+    """
+
+    who: str
+    epsilon: float | None
+    verdict: str
+    asked: str = ""
+    met: bool | None = None
+
+    @property
+    def printed(self) -> str:
+        """The epsilon, "not run", or "-" where there is no row."""
+        return format_epsilon(self.epsilon) if self.epsilon is not None else NOT_RUN if self.who else "-"
+
+    @property
+    def label(self) -> str:
+        """What a legend says."""
+        if self.met is False:
+            return "target NOT met"
+        said = {NOT_RUN: "masks not run", "∞": "no finite ε", "-": ""}
+        return said.get(self.printed, f"ε {self.printed}")
+
+
+def shown(report: PrivacyReport, who: str | None = None) -> Shown:
+    """Privacy towards one adversary. With reproducible keys there is none.
+
+    Args:
+        report: The report.
+        who: Name of a row; None is `PrivacyReport.about`.
+    """
+    row = report.about if who is None else next((row for row in report.all_rows if row.name == who), None)
+    if row is None:
+        return Shown("", None, "")
+    found = Shown(row.name, row.epsilon, row.verdict)
+    if _needs_masks(row) and not report.masked:
+        found = Shown(row.name, None, NO_GUARANTEE)
+    asked = report.asked
+    if asked is None or asked.adversary != row.name:
+        return found
+    over = "a round" if asked.over == "round" else "the run"
+    return found._replace(asked=f"asked for {asked.epsilon:g} over {over}: {_met(report)}", met=asked.met)
+
+
+def common(reports: Sequence[PrivacyReport]) -> str:
+    """Name of the one row that several runs are shown by.
+
+    Returns:
+        What all that had a target were asked about, or all are about; else the outsider, whom every run has.
+    """
+    asked = {report.asked.adversary for report in reports if report.asked is not None}
+    known = asked or {report.about.name for report in reports}
+    return known.pop() if len(known) == 1 else Adversary.OUTSIDER.name
+
+
+# ---- sentences ----------------------------------------------------------------------------------------
+
+
+def headline(report: PrivacyReport) -> str:
+    """What a reader who reads one sentence has to know."""
+    if not report.secure_keys:
+        return (
+            "NOTHING IS PRIVATE: the keys come from a seed. The rows say what secret keys (seed: null) "
+            "would give."
+        )
+    asked, row = report.asked, report.about
+    at = f"at delta {report.delta:g} over {report.rounds:,} rounds"
+    epsilon = format_epsilon(row.epsilon)
+    if asked is None:
+        if row.verdict == NO_GUARANTEE:
+            return f"Nothing is promised to any client: {row.reason}."
+        if row.verdict == VACUOUS:
+            return (
+                f"Nothing useful is promised {at}: the smallest epsilon is {epsilon}, towards {name_of(row)}."
+            )
+        return f"No target. The smallest epsilon {at} is {epsilon} ({row.verdict}), towards {name_of(row)}."
+    over = f"at delta {report.delta:g} in every round" if asked.over == "round" else at
+    first = f"Asked for epsilon {asked.epsilon:g} {over}, towards {name_of(row)}: {_met(report)}"
+    if not asked.met and _needs_masks(row) and not report.masked:
+        return f"{first}: masks {'were' if report.state == 'ended' else 'are'} {_masks(report)}."
+    spent = f"{format_epsilon(asked.spent)} {'planned' if report.state == 'planned' else 'spent'}"
+    word = row.verdict if asked.over == "run" else f"{row.verdict} over the run"
+    odds = f" {row.odds}" if asked.met and asked.over == "run" else ""
+    return f"{first}, {spent} ({word}).{odds}"
+
+
+def _met(report: PrivacyReport) -> str:
+    assert report.asked is not None
+    if report.state == "planned":
+        return "to be met" if report.asked.met else "will NOT be met"
+    return "met" if report.asked.met else "NOT met"
+
+
+def name_of(row: Row) -> str:
+    """The adversary of a row as it is called in a sentence."""
+    secret = " who never learns who took part" if row.cohorts == "secret" else ""
+    return f"{Adversary[row.adversary].value}{secret}"
+
+
+def _masks(report: PrivacyReport) -> str:
+    runs, sees, run = {
+        "planned": ("runs", "will see", "will run"),
+        "running": ("runs", "sees", "run"),
+        "ended": ("ran", "saw", "ran"),
+    }[report.state]
+    said = {
+        "ran": f"{run}, {report.server}",
+        "asked": f"asked for, and {run}, {report.server}",
+        "counted": f"only counted, so whoever {runs} this {sees} every message",
+        "assumed": "only assumed, without a protocol",
+        "none": f"not there, so the server {sees} every message",
+    }
+    return said[report.masks]
+
+
+def caveat(report: PrivacyReport) -> str:
+    """What no number covers, where one program plays everybody. "" for real clients."""
+    return f"{_TENSE[report.state].simulation} {_MACHINES}" if report.simulated else ""
+
+
+def bits(report: PrivacyReport) -> str:
+    """Bits up and down with what they hold for, and what they save both ways. "" where nothing is known."""
+    known = report.bits
+    if known is None:
+        return ""
+    if known.update is None:
+        return f"Bits a parameter: {_NO_LENGTHS}."
+    about = "" if known.measured else "about "
+    hidden = report.masks in ("ran", "asked", "counted")
+    word, up = "unmasked", known.update
+    if hidden:
+        word = "masked" if known.unmasked is None else f"masked ({known.unmasked:.3g} unmasked)"
+    keys = ""
+    if known.keys:
+        up += known.keys
+        keys = f" + {known.keys:.3g} keys and shares = {up:.3g}"
+    rest = hidden and known.keys is None
+    text = f"Bits a parameter, one client in a round: up {about}{known.update:.3g} {word}{keys}"
+    text += ", keys and shares on top" if rest else ""
+    if known.down is not None:
+        both = up + known.down
+        saved = 100.0 * (1.0 - both / 64.0)
+        what = f"{saved:.0f}% less" if saved >= 0.0 else f"{-saved:.0f}% more"
+        before = ", before keys and shares" if rest else ""
+        text += f"; down {about}{known.down:.3g}; both ways {both:.3g}, {what} than 32 each way{before}"
+    if known.megabytes_up is not None:
+        text += f". All clients, {report.rounds:,} rounds: {known.megabytes_up:.4g} MB up"
+        down = known.megabytes_down
+        text += "" if down is None else f", {down:.4g} MB down"
+    elif known.measured:
+        text += f". All clients: {_NO_LENGTHS}"
+    return f"{text}."
+
+
+# ---- parts --------------------------------------------------------------------------------------------
+
+
+def document(report: PrivacyReport, depth: int = WHOLE) -> tuple[str, list[Part]]:
+    """Title and parts of the document, down to a depth."""
+    found = [part for part in _parts(report) if part.depth <= depth and part.blocks]
+    return _TENSE[report.state].title, found
+
+
+def _parts(report: PrivacyReport) -> Iterator[Part]:
+    of_lines = lines(report)
+    yield Part("", tuple(text for text in (headline(report), caveat(report)) if text), AT_THE_END)
+    sent = (text,) if (text := bits(report)) else ()
+    yield Part("Who learns how much", (_who_learns(report, of_lines), *sent), AT_THE_END)
+    over = "One client over the run, any update against any other. "
+    yield Part("What has to hold", (_has_to_hold(of_lines), f"{over}{scale().capitalize()}."), REPORT)
+    yield Part("Of which run", (_facts(report),), REPORT)
+    if (samples := report.samples) is not None:
+        yield Part(
+            "One sample of a client's data", (f"{samples.line[:1].upper()}{samples.line[1:]}.",), REPORT
+        )
+    yield Part("Figures to check", (_to_check(of_lines), _LEGEND), WHOLE)
+    reasons = tuple(f"{line.row.title}: {line.row.odds}" for line in of_lines)
+    yield Part("What each row means", (Items(reasons),), WHOLE)
+    yield Part("What has to hold, in full", (_in_full(of_lines),), WHOLE)
+    yield Part("Who sees what", (Items(tuple(f"{who.title}: {who.sees}" for who in ORDER)),), WHOLE)
+    yield Part("How to read the numbers", (Items(report.notes),), WHOLE)
+    advice = _together((line.row.title, line.row.advice) for line in of_lines)
+    if advice:
+        yield Part("What would make it better", (Items(advice),), WHOLE)
+    if report.figures:
+        yield Part("Figures that guarantee nothing", (Table(("figure", "value"), report.figures),), WHOLE)
+    if report.charged:
+        of_all = f"Epsilon of one client over the run, between any two updates, at delta {report.delta:g}."
+        secret = "" if report.secure_keys else " With the secret keys that this run did not have."
+        yield Part("Who was charged how often", (_charged(report), of_all + secret), WHOLE)
+    if report.leaves:
+        yield Part("What also leaves, without noise", (Items(report.leaves),), WHOLE)
+    if samples is not None:
+        yield Part("DP-SGD in the clients", (of_samples(samples), samples.about), WHOLE)
+
+
+def _who_learns(report: PrivacyReport, of_lines: Sequence[Line]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    group = ""
+    for line in of_lines:
+        if line.group != group:
+            group = line.group
+            rows.append((group if report.secure_keys else f"{group}, had keys been secret",))
+        who = f"{MARK if line.asked else ''}{line.row.title}"
+        rows.append((who, line.epsilon, line.row.verdict, line.when))
+    return Table(("who", "epsilon", "verdict", "condition"), tuple(rows), COLOURS)
+
+
+def _has_to_hold(of_lines: Sequence[Line]) -> Table:
+    """Assumptions by kind, those of every useful row first, with who sees to each."""
+    found: dict[Kind, tuple[dict[str, None], dict[str, None]]] = {}
+    useful = [line.row for line in of_lines if line.useful] or [line.row for line in of_lines]
+    for row in useful:
+        for sentence in row.assumptions:
+            for kind in kinds_of(sentence):
+                titles, quoted = found.setdefault(kind, ({}, {}))
+                titles[row.title] = quoted[sentence] = None
+    rows = []
+    for kind, (titles, quoted) in found.items():
+        if kind.who:
+            what = f"{kind.term} {'; '.join(quoted)}" if kind.term.endswith(":") else kind.term
+            rows.append((what, kind.who, "every row" if len(titles) == len(useful) else ", ".join(titles)))
+    rows.sort(key=lambda row: row[2] != "every row")
+    rows = rows or [("nothing", "", "every row")]
+    return Table(("what", "who sees to it", "for"), tuple(rows))
+
+
+def _in_full(of_lines: Sequence[Line]) -> Items:
+    common_to_all = set.intersection(*(set(line.row.assumptions) for line in of_lines))
+    special = _together(
+        (line.row.title, "; ".join(text for text in line.row.assumptions if text not in common_to_all))
+        for line in of_lines
+    )
+    return Items((f"every row: {'; '.join(sorted(common_to_all)) or 'nothing'}", *special))
+
+
+def _together(said: Iterator[tuple[str, str]]) -> tuple[str, ...]:
+    """Of pairs of a name and a text, those of one text in a line."""
+    found: dict[str, list[str]] = {}
+    for name, text in said:
+        found.setdefault(text, []).append(name)
+    return tuple(f"{', '.join(names)}: {text}" for text, names in found.items() if text)
+
+
+def _facts(report: PrivacyReport) -> Table:
+    # settings of other libraries are priced for vectors of any length, as one number
+    length = f"; {report.dim:,} parameters" if report.dim > 1 else ""
+    name, _, settings = report.mechanism.partition("(")
+    own = f"its own, of one {report.rows[0].unit}; no result of this run"
+    settings = settings.removesuffix(")")
+    if "epsilon" in settings:
+        settings += f" (epsilon is {own})"
+    origin = report.origin
+    rows = [
+        ("mechanism", f"{name}{length}"),
+        ("settings", settings or "none"),
+        ("clients", f"{report.cohort_size:,} of {report.num_clients:,} a round"),
+        ("rounds", f"{report.rounds:,} {_TENSE[report.state].rounds}"),
+        ("ended", report.ended),
+        ("delta", f"{report.delta:g}"),
+        ("keys", "from the operating system" if report.secure_keys else "from a seed"),
+        ("masks", _masks(report)),
+        ("written", f"{origin.made}, lightning_fedq {origin.version}"),
+        ("config sha256", origin.config),
+        ("model sha256", origin.model),
+    ]
+    return Table(("what", ""), tuple(row for row in rows if row[1]))
+
+
+def _to_check(of_lines: Sequence[Line]) -> Table:
+    heads = ("who", "compared", "unit", "unit, pure", "a round", "the run", "any two updates", "delta")
+    rows = []
+    for line in of_lines:
+        row = line.row
+        numbers = (row.epsilon_unit, row.epsilon_round, row.epsilon_run, row.epsilon)
+        printed = [format_epsilon(number) for number in numbers]
+        if line.epsilon == NOT_RUN:
+            printed[2:] = [NOT_RUN, NOT_RUN]
+        last = (f"{row.delta:g}", f"{row.infinite_mass:.3g}", row.method)
+        rows.append((row.title, _COMPARED[row.neighbours], row.unit, *printed, *last))
+    return Table((*heads, "infinite mass", "method"), tuple(rows))
+
+
+def _charged(report: PrivacyReport) -> Table:
+    """Spending of every client: the rows are the worst of these."""
+    names = list(report.charged[0].epsilons)
+    rows = [
+        (str(kind.clients), str(kind.charges), *(format_epsilon(kind.epsilons[name]) for name in names))
+        for kind in report.charged
+    ]
+    return Table(("clients", "rounds charged, at most", *map(title_of, names)), tuple(rows))
+
+
+def of_samples(samples: SampleStatement) -> Table:
+    """Figures of DP-SGD's account."""
+    heads = ("accounts", "steps", "noise multiplier", "gradient norm", "sampling rate")
+    figures = ((samples.noise_multiplier, "g"), (samples.max_grad_norm, "g"), (samples.sample_rate, ".3g"))
+    printed = ("not known" if value is None else format(value, form) for value, form in figures)
+    return Table(heads, ((str(samples.data_sets), str(samples.steps), *printed),))
+
+
+# ---- JSON ---------------------------------------------------------------------------------------------
+
+
+def to_json(report: PrivacyReport) -> str:
+    """The report with the group and the condition of each row, infinite numbers as the string "inf".
+
+    `rows` are what holds; with keys from a seed they promise nothing, and what secret keys would give stands
+    in `with_secure_keys`.
+    """
+    plain = asdict(report)
+    for line in lines(report):
+        said = {"name": line.row.name, "group": line.group, "asked": line.asked, "when": line.when}
+        for row in (*plain["rows"], *plain["with_secure_keys"], plain["secret"] or {}):
+            if (row.get("adversary"), row.get("cohorts")) == (line.row.adversary, line.row.cohorts):
+                row |= {**said, "epsilon": max(row["epsilon_run"], row["epsilon_any_two"])}
+    first = {"schema": SCHEMA, "headline": headline(report), "caveat": caveat(report)}
+    return json.dumps(_plain({**first, **plain}), indent=2, ensure_ascii=False)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return "inf" if value == math.inf else value
+
+
+def from_json(text: str) -> PrivacyReport:
+    """The report of a `privacy.json`, whoever wrote it: every value has its type, every text can be printed.
+
+    Raises:
+        ValueError: If it is of another version, or not what `to_json` writes.
+    """
+    try:
+        found = json.loads(text)
+        if isinstance(found, dict) and "rows" in found and found.get("schema") != SCHEMA:
+            raise ValueError(
+                f"it is no {SCHEMA} but of another version of this package, so its privacy must be computed "
+                "again: `fedq privacy CONFIG`, or a checkpoint of the run"
+            )
+        report: PrivacyReport = from_plain(PrivacyReport, found)
+        names = sorted(Adversary.__members__)
+        for rows in (report.rows, report.with_secure_keys or report.rows):
+            if sorted(row.adversary for row in rows) != names:
+                raise ValueError("rows must be one for each adversary")
+        if {row.neighbours for row in report.readable_rows} - _COMPARED.keys():
+            raise ValueError("neighbours are none that this package knows")
+        if report.asked is not None and report.asked.adversary not in {row.name for row in report.all_rows}:
+            raise ValueError("it was asked about a row that is not there")
+    except ValueError as error:
+        raise ValueError(f"privacy.json can't be read: {error}") from None
+    return report
