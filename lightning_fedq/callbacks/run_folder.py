@@ -45,7 +45,7 @@ from lightning_fedq.reports.runs import (
 from lightning_fedq.rounds import RoundEngine, RoundRecord, metric_name
 from lightning_fedq.training.figures import FIGURES, delta_of
 from lightning_fedq.training.spending import by_round, noise_over_signal, noise_words, report_of
-from lightning_fedq.training.unprotected import lengths_tell, what_left
+from lightning_fedq.training.unprotected import clocks, lengths_tell, what_left
 from lightning_fedq.wire.coding import FixedLength
 
 MODEL, CLIENTS, LABELS = "model.ckpt", "clients", "labels.json"
@@ -247,7 +247,9 @@ class RunFolder(pl.Callback):
         federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
         privacy = report_of(federated, trainer, delta_of(federated, trainer))
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
-        privacy = replace(privacy, leaves=what_left(trainer, federated, columns))
+        privacy = replace(
+            privacy, leaves=what_left(trainer, federated, columns), times=clocks(trainer, federated)
+        )
         for callback in callbacks_of(trainer):
             if isinstance(callback, DPSGD):
                 privacy = replace(privacy, samples=callback.statement())

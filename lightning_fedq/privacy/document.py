@@ -366,6 +366,7 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
     yield Part("Who learns how much", (_who_learns(report, of_lines), *sent), AT_THE_END)
     over = "One client over the run, any update against any other. "
     yield Part("What has to hold", (_has_to_hold(of_lines), f"{over}{scale().capitalize()}."), REPORT)
+    yield Part("Times", (report.times,) if report.times else (), REPORT)
     yield Part("Of which run", (_facts(report),), REPORT)
     if (samples := report.samples) is not None:
         yield Part(

@@ -247,6 +247,7 @@ class PrivacyReport:
         charged: Spending of a finished run's clients (with reproducible keys: would have with
             secure ones), the worst first; empty for a run to come.
         leaves: What else left, without noise, a sentence each; empty where that is not known.
+        times: What the times of a run's files and logs tell, where clients draw for themselves. "" elsewhere.
         secret: Row of an outsider who never learns who took part; None where cohorts are known.
         asked: The target; None where there was none.
         by_round: Rounds, and the epsilon of `about` after them; empty where it is not known.
@@ -273,6 +274,7 @@ class PrivacyReport:
     samples: SampleStatement | None = None
     charged: tuple[ChargedClients, ...] = ()
     leaves: tuple[str, ...] = ()
+    times: str = ""
     secret: Row | None = None
     asked: Asked | None = None
     by_round: tuple[tuple[int, float], ...] = ()

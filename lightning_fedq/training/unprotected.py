@@ -130,7 +130,6 @@ def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -
         )
     if federated.server.weighting == "samples":
         yield "How many samples every client holds: its weight in the mean, which the server knows."
-    yield clocks(trainer, federated)
     if federated.clients.cohorts == "known":
         yield (
             "How long every round took, which depends on how much data clients hold: `seconds`, in "

@@ -190,7 +190,7 @@ row(
 )
 row(
     "and not what they cost; give one of Lightning's own checkpoints of the run",
-    lambda: fedq("privacy", str(without("privacy.json") / "model.ckpt")),
+    lambda: fedq("privacy", str(without("privacy.md") / "model.ckpt")),
     lambda: fedq("privacy", "one.ckpt"),
 )
 row(
