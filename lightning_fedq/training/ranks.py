@@ -217,12 +217,19 @@ pl.strategies.StrategyRegistry.register(
 
 
 def deal(stacks: Sequence[Stack], num_ranks: int) -> list[list[int]]:
-    """Indices of the stacks of each rank: the heaviest first, each to the rank with the least work."""
+    """Indices of the stacks of each rank: the heaviest first, each to the rank with the least work.
+
+    A client that trains alone stays at its own rank, which has its data open, while that has no more than an
+    even share of the work.
+    """
     work, hands = [0] * num_ranks, [list[int]() for _ in range(num_ranks)]
     weights = [len(stack.clients) * sum(stack.batch_sizes) for stack in stacks]
     # ties by index, so that all ranks deal alike
     for index in sorted(range(len(stacks)), key=lambda i: (-weights[i], i)):
-        rank = min(range(num_ranks), key=lambda r: (work[r], r))
+        clients = stacks[index].clients
+        rank = clients[0] % num_ranks
+        if len(clients) > 1 or num_ranks * (work[rank] + weights[index]) > sum(weights):
+            rank = min(range(num_ranks), key=lambda r: (work[r], r))
         work[rank] += weights[index]
         hands[rank].append(index)
     return [sorted(hand) for hand in hands]
