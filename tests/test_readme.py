@@ -6,7 +6,9 @@ import re
 import shlex
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -16,6 +18,7 @@ from lightning_fedq import RunFolder, mechanisms
 from lightning_fedq.cli import main
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.data.models import Classifier, Linear
+from tests.changed import changed
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
@@ -57,6 +60,49 @@ def test_every_mechanism_has_a_row_and_its_runs(name):
     for config in re.findall("`(.*?)`", rows[0]):
         assert f"mechanisms.{name}" in (ROOT / "configs" / f"{config}.yaml").read_text()
         assert (ROOT / "callbacks" / f"{config.removeprefix('digits_')}.yaml").exists()
+
+
+def test_readme_report_load_and_review_are_one_chain(folder, monkeypatch, capsys):
+    """README's training, the guide that loads its model, the report and the reviewer's hash, in one folder.
+
+    The guide built a ReLU network around weights of a tanh one: .811 in place of .908.
+    """
+
+    class Short(pl.Trainer):
+        def __init__(self, **settings):
+            super().__init__(**{**settings, "max_epochs": min(6, settings.get("max_epochs", 6))})
+
+    monkeypatch.setattr(pl, "Trainer", Short)
+    found: dict[str, Any] = {}
+    first = next(text for place, text in PYTHON if place == "README.md, block 0")
+    exec(compile(first, "README.md", "exec"), found)
+    [trained] = found["trainer"].test(found["model"], datamodule=found["data"], verbose=False)
+    guide = (ROOT / "docs" / "guides" / "load_the_result.md").read_text()
+    block = re.findall(r"^```py\n(.*?)^```", guide, re.M | re.S)[0]
+    loaded: dict[str, Any] = {}
+    exec(
+        compile(changed(block, ("pl.Trainer(", "[loaded] = pl.Trainer(")), "load_the_result.md", "exec"),
+        loaded,
+    )
+    assert loaded["loaded"]["test_acc"] == pytest.approx(trained["test_acc"], abs=1e-9)
+    assert loaded["loaded"]["test_acc"] > 0.3
+    capsys.readouterr()
+    for command in ("report", "privacy"):
+        assert main([command, "runs/first"]) == 0
+    screen, page = capsys.readouterr().out, Path("runs/first/report.html").read_text()
+    model = sha256(Path("runs/first/model.ckpt").read_bytes()).hexdigest()
+    for text in (
+        screen,
+        page,
+        Path("runs/first/privacy.md").read_text(),
+        Path("runs/first/report.md").read_text(),
+    ):
+        assert model in text and "as it was run" in text and "if an assumption fails" in text
+        assert "What has to hold" in text and "who sees to it" in text
+    review = (ROOT / "docs" / "guides" / "for_a_reviewer.md").read_text()
+    for title in re.findall(r'"(Who learns how much|Of which run|What has to hold)"', review):
+        assert title in screen and title in page
+    assert "sha256sum runs/NAME/model.ckpt" in review
 
 
 def test_the_readme_is_short():

@@ -32,7 +32,6 @@ from lightning_fedq.reports.runs import (
     first_metric,
     fresh_folder,
     mode_of,
-    plot_aggregate,
     plot_progress,
     print_summary,
     read_rows,
@@ -49,7 +48,7 @@ from lightning_fedq.training.unprotected import clocks, lengths_tell, what_left
 from lightning_fedq.wire.coding import FixedLength
 
 MODEL, CLIENTS, LABELS = "model.ckpt", "clients", "labels.json"
-PICTURES = ("accuracy.png", "aggregate.png")
+PICTURE = "accuracy.png"
 RECORDED = {metric_name(field.name) for field in fields(RoundRecord)}
 RECORDED |= {metric_name("num_non_finite"), "charged", "seconds"}
 RECORDED |= {name.removeprefix("fed/") for name in FIGURES}
@@ -195,8 +194,7 @@ class RunFolder(pl.Callback):
             cell = shown(self.privacy)
             price = f"{title}\n{cell.label}, {secret_row.title_of(cell.who)}"
             progress = plot_progress({self.name: self.rows}, self._metric(), price, self.baseline)
-            save_figure(progress, self._folder() / PICTURES[0])
-            save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
+            save_figure(progress, self._folder() / PICTURE)
         if self.show and self.privacy is not None:
             print_summary(self.summary, self.privacy, self._folder())
 
@@ -282,7 +280,7 @@ class RunFolder(pl.Callback):
         write_summary(folder / "summary.json", self.summary)
         write_atomically(folder / "privacy.json", to_json(privacy))
         write_atomically(folder / "privacy.md", markdown(*document(privacy)))
-        page = report_markdown(self.summary, privacy, () if ended else PICTURES)
+        page = report_markdown(self.summary, privacy, () if ended else (PICTURE,))
         write_atomically(folder / "report.md", page)
 
     def _promises(self, trainer: pl.Trainer, charged: int) -> Iterator[str]:

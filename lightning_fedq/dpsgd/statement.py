@@ -104,7 +104,7 @@ class SampleStatement:
 
     @property
     def about(self) -> str:
-        """What the figures are of, and what they count on."""
+        """Origin of the figures, and what they count on."""
         return " ".join(
             (
                 f"The figures are of the account that has spent most; {unit_of(self.rows)}.",

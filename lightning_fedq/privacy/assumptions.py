@@ -17,7 +17,8 @@ class Kind(NamedTuple):
 
     Args:
         term: What the field calls it; one that ends in a colon is told by its sentence, which has a number.
-        who: Who sees to it; "" where nothing has to hold, as it says what the adversary is given.
+        who: Whoever sees to it, the library, you or nobody; "" where nothing has to hold, as it says what the
+            adversary is given.
         words: A sentence that holds one of them is of this kind.
     """
 
@@ -34,7 +35,7 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def kinds_of(sentence: str) -> list[Kind]:
-    """Kinds that an assumption is of; one that none knows stands for itself, and you see to it.
+    """Kinds that an assumption is of, itself where none knows it, which you see to then.
 
     Example:
         >>> [kind.term for kind in kinds_of("the server colludes with 9 clients at most")]

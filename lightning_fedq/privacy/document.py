@@ -42,35 +42,30 @@ FAILING = "if an assumption fails"
 
 
 class _Tense(NamedTuple):
-    """What depends on the state of a run."""
+    """Words that depend on the state of a run."""
 
     title: str
     as_run: str
     rounds: str
-    simulation: str
+    is_: str
+    holds: str
+    runs: str
+    sees: str
+    run: str
 
 
 _TENSE: dict[State, _Tense] = {
     "planned": _Tense(
-        "What this run will protect, and from whom",
-        "as it will run",
-        "to come",
-        "This will be a simulation: one program will hold all data, exact updates and keys, so whoever runs "
-        "it will see everything, masks or not.",
+        *("What this run will protect, and from whom", "as it will run", "to come"),
+        *("will be", "will hold", "runs", "will see", "will run"),
     ),
     "running": _Tense(
-        "What this run has protected so far, and from whom",
-        "as it has run so far",
-        "charged so far",
-        "This is a simulation: one program holds all data, exact updates and keys, so whoever runs it sees "
-        "everything, masks or not.",
+        *("What this run has protected so far, and from whom", "as it has run so far", "charged so far"),
+        *("is", "holds", "runs", "sees", "run"),
     ),
     "ended": _Tense(
-        "What was protected, and from whom",
-        "as it was run",
-        "charged",
-        "This was a simulation: one program held all data, exact updates and keys, so whoever ran it saw "
-        "everything, masks or not.",
+        *("What was protected, and from whom", "as it was run", "charged"),
+        *("was", "held", "ran", "saw", "ran"),
     ),
 }
 _MACHINES = (
@@ -101,7 +96,7 @@ class Items(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Heads and rows. A row of one cell heads a group; one whose first cell begins with `MARK` is marked."""
+    """Heads and rows. A row of one cell heads a group, one that begins with `MARK` is marked."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -213,7 +208,7 @@ class Shown(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What a legend says."""
+        """Entry of a legend."""
         if self.met is False:
             return "target NOT met"
         said = {NOT_RUN: "masks not run", "∞": "no finite ε", "-": ""}
@@ -255,7 +250,7 @@ def common(reports: Sequence[PrivacyReport]) -> str:
 
 
 def headline(report: PrivacyReport) -> str:
-    """What a reader who reads one sentence has to know."""
+    """Sentence for a reader who reads one: how much, at which delta, towards whom, met or not."""
     if not report.secure_keys:
         return (
             "NOTHING IS PRIVATE: the keys come from a seed. The rows say what secret keys (seed: null) "
@@ -296,24 +291,25 @@ def name_of(row: Row) -> str:
 
 
 def _masks(report: PrivacyReport) -> str:
-    runs, sees, run = {
-        "planned": ("runs", "will see", "will run"),
-        "running": ("runs", "sees", "run"),
-        "ended": ("ran", "saw", "ran"),
-    }[report.state]
-    said = {
-        "ran": f"{run}, {report.server}",
-        "asked": f"asked for, and {run}, {report.server}",
-        "counted": f"only counted, so whoever {runs} this {sees} every message",
+    tense = _TENSE[report.state]
+    return {
+        "ran": f"{tense.run}, {report.server}",
+        "asked": f"asked for, and {tense.run}, {report.server}",
+        "counted": f"only counted, so whoever {tense.runs} this {tense.sees} every message",
         "assumed": "only assumed, without a protocol",
-        "none": f"not there, so the server {sees} every message",
-    }
-    return said[report.masks]
+        "none": f"not there, so the server {tense.sees} every message",
+    }[report.masks]
 
 
 def caveat(report: PrivacyReport) -> str:
-    """What no number covers, where one program plays everybody. "" for real clients."""
-    return f"{_TENSE[report.state].simulation} {_MACHINES}" if report.simulated else ""
+    """Sentences on what no number covers where one program plays everybody. "" for real clients."""
+    if not report.simulated:
+        return ""
+    tense = _TENSE[report.state]
+    return (
+        f"This {tense.is_} a simulation: one program {tense.holds} all data, exact updates and keys, so whoever "
+        f"{tense.runs} it {tense.sees} everything, masks or not. {_MACHINES}"
+    )
 
 
 def bits(report: PrivacyReport) -> str:
@@ -381,8 +377,6 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
     advice = _together((line.row.title, line.row.advice) for line in of_lines)
     if advice:
         yield Part("What would make it better", (Items(advice),), WHOLE)
-    if report.figures:
-        yield Part("Figures that guarantee nothing", (Table(("figure", "value"), report.figures),), WHOLE)
     if report.charged:
         of_all = f"Epsilon of one client over the run, between any two updates, at delta {report.delta:g}."
         secret = "" if report.secure_keys else " With the secret keys that this run did not have."

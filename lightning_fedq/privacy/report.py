@@ -11,12 +11,12 @@ import math
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 
 from lightning_fedq.dpsgd.statement import SampleStatement
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim
+from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.charged import ChargedClients, Population, spent_so_far
@@ -32,19 +32,6 @@ OWN_CODE = (
 _SECURE_ONLY = (
     "keys are reproducible: whoever knows the seed can compute every coin; run with secure keys (seed=None)"
 )
-
-
-@runtime_checkable
-class Anonymous(Protocol):
-    """A mechanism whose paper counts the codebook points that bits without a coin leave possible."""
-
-    @property
-    def anonymity_set_size(self) -> int:
-        """Smallest number of points of a block that its bits leave possible."""
-
-    @property
-    def anonymity_by_stage(self) -> tuple[tuple[int, int], ...]:
-        """For each of a block's bits: points that it leaves possible, at least, and all of them."""
 
 
 _OTHER_WORLD = {
@@ -66,7 +53,6 @@ class Row:
 
     Args:
         adversary: Name of the `Adversary`.
-        view: Adversary in words.
         unit: What the mechanism protects one by one: a "coordinate", a "block" of them or the "message".
         epsilon_unit: Pure epsilon of one unit in one round, or None where nothing is claimed; infinite where
             some outcome excludes an input, or the loss has no largest value (Gaussian noise).
@@ -86,7 +72,6 @@ class Row:
     """
 
     adversary: str
-    view: str
     unit: str
     epsilon_unit: float | None
     epsilon_round: float
@@ -185,8 +170,8 @@ class Bits:
         unmasked: Up: the message as it would be without masks.
         keys: Up: keys and shares of the masks, set-up left out.
         down: Down: the model.
-        megabytes_up: Of all clients over the run, set-up included.
-        megabytes_down: Likewise.
+        megabytes_up: Megabytes of all clients over the run, set-up included.
+        megabytes_down: Megabytes to all clients over the run.
     """
 
     measured: bool
@@ -242,7 +227,6 @@ class PrivacyReport:
         rows: One per adversary.
         with_secure_keys: Rows that secure keys would give, where keys are reproducible. Else empty.
         notes: What the numbers leave out.
-        figures: What the mechanism's paper counts and what guarantees nothing, as (name, value).
         samples: What DP-SGD inside the clients protects; None without it.
         charged: Spending of a finished run's clients (with reproducible keys: would have with
             secure ones), the worst first; empty for a run to come.
@@ -270,7 +254,6 @@ class PrivacyReport:
     rows: tuple[Row, ...]
     with_secure_keys: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
-    figures: tuple[tuple[str, str], ...] = ()
     samples: SampleStatement | None = None
     charged: tuple[ChargedClients, ...] = ()
     leaves: tuple[str, ...] = ()
@@ -300,7 +283,7 @@ class PrivacyReport:
 
     @property
     def about(self) -> Row:
-        """The row that was asked for; without a target the one of least epsilon that the run has."""
+        """The row that was asked for, or without a target the one of least epsilon that the run has."""
         rows, name = self.all_rows, "" if self.asked is None else self.asked.adversary
         return next((row for row in rows if row.name == name), None) or min(
             (row for row in self.rows if is_met(row, self.masked)), key=lambda row: row.epsilon
@@ -362,7 +345,6 @@ def privacy_report(
         shown,
         () if threat.secure_keys else rows,
         _notes(account, population),
-        _figures(run.mechanism),
         charged=population.histogram(),
         secret=hidden,
         origin=Origin(_now().partition(" ")[0]) if run.sampling.secret else Origin(),
@@ -408,18 +390,6 @@ def epsilon_after(run: Run, row: Row, most: int) -> float:
     return spent_so_far(Account(run, row.delta), Adversary[row.adversary], most, row.cohorts == "secret")
 
 
-def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
-    """Figures that papers print beside guarantees."""
-    if not isinstance(mechanism, Anonymous):
-        return ()
-    name = "k-anonymity: codebook points that one round's bits of a block would leave possible without a coin"
-    stages = mechanism.anonymity_by_stage
-    value = f"{mechanism.anonymity_set_size} of {math.prod(points for _, points in stages)}, at least"
-    if len(stages) > 1:
-        value += f" (stage by stage {', '.join(f'{left} of {points}' for left, points in stages)})"
-    return ((name, value),)
-
-
 def _notes(account: Account, population: Population) -> tuple[str, ...]:
     run = account.run
     most_rounds, secret, masked = run.most_rounds, run.sampling.secret, run.threat.secure_sum is not None
@@ -442,7 +412,7 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
         notes.append(
             f"Every client draws for itself whether it takes part: a cohort has {run.cohort_size} clients on "
             f"average, the mean divides by {run.cohort_size} in every round, and nobody learns how many there"
-            " were."
+            " are."
         )
     elif most_rounds is not None and most_rounds <= 1:
         notes.append(
@@ -498,8 +468,6 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             "the aggregate rows. SecAgg(active=True) makes clients insist on survivors, and counts on those "
             "alone."
         )
-    if masked:
-        notes.append("The rows of views that see single messages hold if the secure aggregation is broken.")
     notes.append(
         "A client is who is protected: people whose data several clients hold, and what the same people have "
         "spent in trainings with other ledgers, are not counted."
@@ -511,7 +479,7 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
 
 
 def _behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
-    """The row of the server behind secure aggregation counts on masks; they are a condition of it."""
+    """Add masks to what the row of the server behind secure aggregation counts on."""
     if row.adversary != Adversary.SECAGG_SERVER.name:
         return row
     if run.min_survivors is not None:
@@ -527,7 +495,6 @@ def _row(claim: PrivacyClaim, rounds: int, account: Account) -> Row:
     participation = account.run.participation
     blank = Row(
         claim.adversary.name,
-        claim.adversary.value,
         claim.unit.value,
         None,
         math.inf,

@@ -18,7 +18,6 @@ from lightning_fedq.privacy.verdict import VACUOUS, VACUOUS_EPSILON, verdict
 if TYPE_CHECKING:
     from lightning_fedq.privacy.report import Row
 
-VIEW = "outsider who sees the released models only and never learns who took part"
 SECRET_COHORTS = ", cohorts secret"
 """What the name of an adversary has behind it."""
 METHOD = "sampling without replacement, one client's update replaced, privacy loss distribution, pessimistic"
@@ -117,7 +116,7 @@ def secret_row(blank: Row, account: Account, broken: str) -> Row:
     claim, run = account.claims()[Adversary.OUTSIDER], account.run
     size, population, rounds = run.cohort_size, run.num_clients, run.rounds
     assumptions = (*claim.assumptions, *conditions_of(run.sampling.participation))
-    row = replace(blank, view=VIEW, cohorts="secret", assumptions=assumptions, advice="")
+    row = replace(blank, cohorts="secret", assumptions=assumptions, advice="")
     row = replace(row, epsilon_unit=None, infinite_mass=0.0)
     broken = broken or _broken_by(run)
     drawn = run.sampling.participation

@@ -149,7 +149,7 @@ class SecAgg:
 
     @property
     def statement(self) -> str:
-        """What the server may do, for a privacy report; whether masks run is the report's own."""
+        """Words on what the server may do, for a privacy report, which says itself whether masks run."""
         if self.active:
             return (
                 "for a server that may lie about who dropped out (active), with identities that it does not "

@@ -96,7 +96,7 @@ def noise_words(known: Mapping[str, Any]) -> str:
     Where updates were far shorter than the clip, the clip that would do.
 
     Args:
-        known: See `noise_over_signal`.
+        known: Figures of `noise_over_signal`.
     """
     seen: Any = known.get("sim_seen")
     planned: Any = known.get("planned")

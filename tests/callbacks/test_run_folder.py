@@ -33,7 +33,7 @@ def test_everything_is_written(tmp_path):
     folder.config = "seed: 1\n"
     trainer = small_run(folder, rounds=3)
     path = tmp_path / "mine"
-    names = {"accuracy.png", "aggregate.png", "config.yaml", "metrics.csv", "model.ckpt", "privacy.json"}
+    names = {"accuracy.png", "config.yaml", "metrics.csv", "model.ckpt", "privacy.json"}
     assert {file.name for file in path.iterdir()} == names | {
         "clients",
         "privacy.md",

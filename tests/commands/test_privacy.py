@@ -166,12 +166,6 @@ def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_p
     assert honest.row(Adversary.SECAGG_SERVER).epsilon_run < epsilons[1] < epsilons[0]
 
 
-def test_a_figure_of_the_paper_is_printed_and_guarantees_nothing():
-    page = markdown(report_of_config(str(CONFIGS / "digits_cpa.yaml"), 1, 1e-5, secagg=False))
-    assert "## Figures that guarantee nothing" in page
-    assert "| k-anonymity: codebook points" in page
-
-
 # ---- DP-SGD inside the clients ------------------------------------------------------------------------
 
 

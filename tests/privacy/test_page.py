@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from lightning_fedq.functional.divergences import gaussian_mu
-from lightning_fedq.mechanisms import CPA, LDPQ, SIGM
+from lightning_fedq.mechanisms import LDPQ, SIGM
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.document import lines
@@ -85,15 +85,3 @@ def test_printed_numbers_round_up():
     assert format_epsilon(0.0) == "0"
     assert format_epsilon(math.inf) == "∞"
     assert format_epsilon(None) == "-"
-
-
-def test_figures_stand_apart_from_guarantees():
-    result = report(CPA(1.0))
-    name, value = result.figures[0]
-    assert name.startswith("k-anonymity: codebook points") and value == "1 of 2, at least"
-    nested = report(CPA(1.0, stages=2, nesting=8)).figures[0][1]
-    assert nested == "4 of 16, at least (stage by stage 1 of 2, 4 of 8)"
-    table = markdown(result).split("## Figures that guarantee nothing")[1]
-    assert f"| {name} | {value} |" in table
-    assert "anonymity" not in result.row(Adversary.SERVER).verdict
-    assert report(LDPQ(1.0)).figures == () and "Figures that" not in markdown(report(LDPQ(1.0)))

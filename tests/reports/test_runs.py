@@ -10,7 +10,6 @@ from lightning_fedq.reports.runs import (
     first_metric,
     fresh_folder,
     mode_of,
-    plot_aggregate,
     plot_progress,
     read_rows,
     save_figure,
@@ -124,8 +123,7 @@ def test_pictures_are_drawn_from_what_there_is(tmp_path):
     assert line.get_xydata().tolist() == [[2.5, 0.5]]  # megabytes up, with the set-up of round 0
     assert len(nothing.get_xydata()) == 0
     save_figure(progress, tmp_path / "progress.png")
-    save_figure(plot_aggregate(ROWS), tmp_path / "aggregate.png")
-    assert all((tmp_path / name).read_bytes()[:4] == b"\x89PNG" for name in ("progress.png", "aggregate.png"))
+    assert (tmp_path / "progress.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def drawn(figure, tmp_path):
@@ -134,38 +132,22 @@ def drawn(figure, tmp_path):
 
 def test_rounds_are_whole_numbers_from_one(tmp_path):
     rows = [{**ROWS[1], "round": float(number)} for number in (1, 2, 3)]
-    for figure in (plot_progress({"a": rows}, "val_acc", "a title"), plot_aggregate(rows, "a title")):
-        drawn(figure, tmp_path)
-        ticks = figure.axes[0].get_xticks()
-        assert all(tick == round(tick) for tick in ticks), ticks
-        assert figure.get_suptitle() == "a title"
+    figure = plot_progress({"a": rows}, "val_acc", "a title")
+    drawn(figure, tmp_path)
+    ticks = figure.axes[0].get_xticks()
+    assert all(tick == round(tick) for tick in ticks), ticks
+    assert figure.get_suptitle() == "a title"
 
 
 def test_log_axes_have_plain_numbers(tmp_path):
-    rows = [
-        {**ROWS[1], "round": float(number), "sim_mse": 10.0**-number, "radius_min": 0.3}
-        for number in (1, 2, 3)
-    ]
+    rows = [{**ROWS[1], "round": float(number)} for number in (1, 2, 3)]
     small = [{**row, "uplink_bits": row["uplink_bits"] / 100, "setup_bits": 0.0} for row in rows]
-    progress, aggregate = plot_progress({"a": rows, "b": small}, "val_acc"), plot_aggregate(rows)
-    for figure, axis in ((progress, progress.axes[1].xaxis), (aggregate, aggregate.axes[0].yaxis)):
-        drawn(figure, tmp_path)
-        labels = [label.get_text() for label in axis.get_ticklabels()]
-        assert axis.get_scale() == "log" and all(float(text) > 0 for text in labels), labels
-        assert not any(label.get_text() for label in axis.get_ticklabels(minor=True))
-
-
-def test_a_picture_has_no_panel_without_values(tmp_path):
-    """Of a real server nobody knows the exact mean, and one range for all is one line."""
-    nan = {"sim_mse": math.nan, "sim_cosine": math.nan, "sim_clip_rate": math.nan}
-    served = [{**ROWS[1], **nan, "round": float(number), "radius_max": 0.2} for number in (1, 2)]
-    figure = plot_aggregate(served)
-    assert [axes.get_ylabel() for axes in figure.axes] == ["radius of the range"]
-    assert len(figure.axes[0].lines) == 1 and figure.axes[0].get_legend() is None
-    apart = plot_aggregate([{**row, "radius_max": 0.5, "sim_cosine": 0.9} for row in served])
-    assert [len(axes.lines) for axes in apart.axes] == [1, 2]
-    legend = apart.axes[1].get_legend()
-    assert legend is not None and [t.get_text() for t in legend.texts] == ["smallest range", "largest range"]
+    figure = plot_progress({"a": rows, "b": small}, "val_acc")
+    drawn(figure, tmp_path)
+    axis = figure.axes[1].xaxis
+    labels = [label.get_text() for label in axis.get_ticklabels()]
+    assert axis.get_scale() == "log" and all(float(text) > 0 for text in labels), labels
+    assert not any(label.get_text() for label in axis.get_ticklabels(minor=True))
 
 
 def test_a_legend_only_where_there_is_something_to_tell_apart():

@@ -18,7 +18,7 @@ from lightning_fedq.comparison.bench.tasks import DELTA, RANGES, Task
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.reports.html.charts import COLOURS, Line, line_chart
 from lightning_fedq.reports.html.templates import render
-from lightning_fedq.reports.html.values import Cell
+from lightning_fedq.reports.html.page import Cell
 
 _NOT_SEARCHED = ", as the reference results have them: this quick run searched only for those that they lack"
 _DRAWN = 6

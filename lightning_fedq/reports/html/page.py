@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
-from lightning_fedq.privacy.document import PLACES, common, document, lines, shown
+from lightning_fedq.privacy.document import PLACES, Shown, common, document, lines, shown
+from lightning_fedq.privacy.planning import verdict_on
 from lightning_fedq.privacy.secret_row import title_of
+from lightning_fedq.privacy.verdict import COLOURS as VERDICTS
 from lightning_fedq.reports.html.charts import COLOURS, Line, label_picture, line_chart
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.templates import render
-from lightning_fedq.reports.html.values import Cell, noise_cell, number, privacy_cell
 from lightning_fedq.reports.layouts import html
 from lightning_fedq.reports.runs import mode_of
 
 Legend = list[tuple[str, str]]
 """Names, and the classes of their colours."""
-Table = tuple[Sequence[str], Sequence[tuple[str | Cell, Sequence[str | Cell]]]]
+Table = tuple[Sequence[str], Sequence[tuple["str | Cell", "Sequence[str | Cell]"]]]
 """Heads, and rows of a name and cells."""
 
 
@@ -70,7 +74,7 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
 
 
 def _other_target(run: Run, who: str) -> str:
-    """What a run was asked for towards somebody else than who is shown."""
+    """Target of a run towards somebody else than who is shown, "" without one."""
     own = shown(run.privacy)
     return f"{own.asked}; {title_of(own.who)}" if own.asked and own.who != who else ""
 
@@ -126,3 +130,42 @@ def bits_by_round(run: Run) -> list[tuple[float, float]]:
     known = [row for row in run.rows if row["num_received"] and "uplink_bits" in row]
     bits = [(row["uplink_bits"] + row["setup_bits"]) / row["num_received"] for row in known]
     return [(row["round"], sent / run.privacy.dim) for row, sent in zip(known, bits, strict=True)]
+
+
+# ---- cells --------------------------------------------------------------------------------------------
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A number for a reader, "-" where there is none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    return f"{value:.{digits}g}" if isinstance(value, float) else f"{value:,}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: words, in a verdict's colour where they are one, what was asked for, small print."""
+
+    words: str = ""
+    small: str = ""
+    colour: str = ""
+    asked: str = ""
+    strong: bool = False
+    is_cell: bool = True
+
+
+def privacy_cell(found: Shown, small: str = "") -> Cell:
+    """Epsilon and its word in the word's colour, and what was asked for."""
+    words = f"{found.printed} {found.verdict}".strip()
+    colour = "bad" if found.met is False else VERDICTS.get(found.verdict, "bad")
+    return Cell(words, small, colour, found.asked)
+
+
+def noise_cell(run: Run) -> tuple[str, str]:
+    """R in words, as seen or else as planned, and both."""
+    noise = run.summary.get("noise_over_signal") or {}
+    planned, seen = noise.get("planned"), noise.get("sim_seen")
+    words = [f"planned {planned:.2g}"] if planned is not None else []
+    words += [f"seen {seen:.2g}"] if seen is not None else []
+    judged = planned if seen is None else seen
+    return ("-" if judged is None else verdict_on(judged)), ", ".join(words)
