@@ -76,7 +76,7 @@ def federated(mechanism, epsilon=None, run="masked"):
 private = train(federated(fedq.RotatedCoins(clip_norm=0.5, share=0.5), epsilon=8.0), fedq.RunFolder("first"))
 
 # %%
-# The table says who learns how much. First what was asked for; then who else is there in this run; then
+# The table says who learns how much. First whom this run has met, ahead of them what was asked for; then
 # what remains if the masks are broken: nothing, since an epsilon of ten thousand excludes nothing.
 # *5.7 bits a parameter* are one message: coins of half the rotated coordinates under masks, keys and shares.
 

@@ -164,7 +164,7 @@ run = Run.ideal(mechanism, server.charged_context(plan), 30, secure_sum=None)
 report = privacy_report(replace(run, charges=server.ledger.charges), delta=1e-5)
 for adversary in (Adversary.SERVER, Adversary.OUTSIDER):
     row = report.row(adversary)
-    print(f"{row.view}: epsilon {row.epsilon_run:.3g}, {row.verdict}")
+    print(f"{row.title}: epsilon {row.epsilon_run:.3g}, {row.verdict}")
 
 # %%
 # ## Real machines

@@ -72,4 +72,4 @@ figure.savefig("epsilon_by_size.png", dpi=150)
 # read it](../guides/read_the_privacy_page.md)). A mechanism that clips the whole update, and a
 # target in place of an epsilon, do better for networks: [Choose a
 # mechanism](../guides/choose_a_mechanism.md). The words of one row:
-print(report.row(Adversary.SECAGG_SERVER).words)
+print(report.row(Adversary.SECAGG_SERVER).odds)

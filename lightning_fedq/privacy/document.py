@@ -307,8 +307,8 @@ def caveat(report: PrivacyReport) -> str:
         return ""
     tense = _TENSE[report.state]
     return (
-        f"This {tense.is_} a simulation: one program {tense.holds} all data, exact updates and keys, so whoever "
-        f"{tense.runs} it {tense.sees} everything, masks or not. {_MACHINES}"
+        f"This {tense.is_} a simulation: one program {tense.holds} all data, exact updates and keys, so "
+        f"whoever {tense.runs} it {tense.sees} everything, masks or not. {_MACHINES}"
     )
 
 
@@ -369,7 +369,7 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
             "One sample of a client's data", (f"{samples.line[:1].upper()}{samples.line[1:]}.",), REPORT
         )
     yield Part("Figures to check", (_to_check(of_lines), _LEGEND), WHOLE)
-    reasons = tuple(f"{line.row.title}: {line.row.odds}" for line in of_lines)
+    reasons = tuple(f"{line.row.title}, {line.group}: {line.row.odds}" for line in of_lines)
     yield Part("What each row means", (Items(reasons),), WHOLE)
     yield Part("What has to hold, in full", (_in_full(of_lines),), WHOLE)
     yield Part("Who sees what", (Items(tuple(f"{who.title}: {who.sees}" for who in ORDER)),), WHOLE)
@@ -519,18 +519,23 @@ def _plain(value: object) -> object:
     return "inf" if value == math.inf else value
 
 
+class AnotherVersion(ValueError):
+    """Refusal of a document that another version of this package wrote."""
+
+
 def from_json(text: str) -> PrivacyReport:
     """The report of a `privacy.json`, whoever wrote it: every value has its type, every text can be printed.
 
     Raises:
-        ValueError: If it is of another version, or not what `to_json` writes.
+        AnotherVersion: If it has rows of another version.
+        ValueError: If it is not what `to_json` writes.
     """
     try:
         found = json.loads(text)
         if isinstance(found, dict) and "rows" in found and found.get("schema") != SCHEMA:
-            raise ValueError(
-                f"it is no {SCHEMA} but of another version of this package, so its privacy must be computed "
-                "again: `fedq privacy CONFIG`, or a checkpoint of the run"
+            raise AnotherVersion(
+                f"privacy.json is no {SCHEMA} but of another version of this package, so its privacy must be "
+                "computed again: `fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
         report: PrivacyReport = from_plain(PrivacyReport, found)
         names = sorted(Adversary.__members__)
@@ -541,6 +546,8 @@ def from_json(text: str) -> PrivacyReport:
             raise ValueError("neighbours are none that this package knows")
         if report.asked is not None and report.asked.adversary not in {row.name for row in report.all_rows}:
             raise ValueError("it was asked about a row that is not there")
+    except AnotherVersion:
+        raise
     except ValueError as error:
         raise ValueError(f"privacy.json can't be read: {error}") from None
     return report

@@ -117,7 +117,6 @@ def test_every_page_is_drawn_from_privacy_json_and_never_from_text(private, tmp_
 
 def test_the_file_of_a_stranger_is_refused_in_a_line_and_nothing_is_drawn(private, tmp_path, capsys):
     for name, text, words in (
-        ("0.2", json.dumps({"rows": [], "rounds": 3}), "its privacy must be computed again: `fedq privacy"),
         ("types", changed((private / "privacy.json").read_text(), ('"dim": ', '"dim": "x", "of": ')), "dim"),
         ("half", (private / "privacy.json").read_text()[:500], "privacy.json can't be read"),
     ):
@@ -129,6 +128,19 @@ def test_the_file_of_a_stranger_is_refused_in_a_line_and_nothing_is_drawn(privat
             shown = capsys.readouterr()
             assert words in shown.err.splitlines()[0] and not shown.out
         assert not (tmp_path / name / "report.html").exists()
+
+
+def test_a_folder_of_an_earlier_version_has_its_curves_and_a_line_on_its_privacy(private, tmp_path, capsys):
+    copytree(private, old := tmp_path / "old")
+    (old / "privacy.json").write_text(json.dumps({"rows": [], "protocol": "masking really ran"}))
+    line = "so its privacy must be computed again: `fedq privacy CONFIG`, or `fedq privacy CKPT`"
+    for folders, curves in (([old], 3), ([private, old], 5)):
+        write_report(folders, tmp_path / "page.html")
+        page = Page((tmp_path / "page.html").read_text())
+        assert line in page.text and page.tags.count("svg") == curves
+        assert "really ran" not in page.text
+    assert cli.main(["privacy", str(old)]) == 2
+    assert line in capsys.readouterr().err
 
 
 def test_the_page_needs_nobody_else(private, seeded, tmp_path):

@@ -17,8 +17,8 @@ from lightning_fedq.comparison.bench.cells import (
 from lightning_fedq.comparison.bench.tasks import DELTA, RANGES, Task
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.reports.html.charts import COLOURS, Line, line_chart
-from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.html.page import Cell
+from lightning_fedq.reports.html.templates import render
 
 _NOT_SEARCHED = ", as the reference results have them: this quick run searched only for those that they lack"
 _DRAWN = 6

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_fedq.privacy.document import from_json
+from lightning_fedq.privacy.document import AnotherVersion, from_json
 from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.reports.runs import Row, read_rows
 
@@ -24,7 +24,8 @@ class Run:
         name: Name of the run on the page.
         rows: Rounds, as in `metrics.csv`.
         summary: Contents of `summary.json`.
-        privacy: The report of `privacy.json`.
+        privacy: The report of `privacy.json`; None where another version wrote it.
+        note: What to do about that.
         labels: Samples of each label that each client holds, a list a client; empty where it is not known.
         config: Resolved configuration as YAML; "" where none was written.
     """
@@ -32,7 +33,8 @@ class Run:
     name: str
     rows: list[Row]
     summary: Mapping[str, Any]
-    privacy: PrivacyReport
+    privacy: PrivacyReport | None
+    note: str
     labels: list[list[int]]
     config: str
 
@@ -52,12 +54,18 @@ def read(folder: Path, name: str) -> Run:
     for file in ("metrics.csv", "summary.json", "privacy.json"):
         if not (folder / file).is_file():
             raise ValueError(f"there is no {file} in {folder}; {_NO_RUN}")
+    privacy, note = None, ""
+    try:
+        privacy = from_json((folder / "privacy.json").read_text())
+    except AnotherVersion as error:
+        note = str(error)
     labels, config = folder / "clients" / LABELS, folder / "config.yaml"
     return Run(
         name,
         read_rows(folder / "metrics.csv"),
         json.loads((folder / "summary.json").read_text()),
-        from_json((folder / "privacy.json").read_text()),
+        privacy,
+        note,
         json.loads(labels.read_text()) if labels.is_file() else [],
         config.read_text() if config.is_file() else "",
     )

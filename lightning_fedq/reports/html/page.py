@@ -39,23 +39,40 @@ def page(runs: Sequence[Run], monitor: str) -> str:
         overview=_overview(runs, monitor),
         figures=list(_figures(runs, monitor)),
         views=_who_learns(runs) if len(runs) > 1 else None,
-        documents=[(title, html(parts, 3)) for title, parts in (document(run.privacy) for run in runs)],
+        documents=[(run.name, *_document(run)) for run in runs],
         pictures={run.name: label_picture(run.labels) for run in runs if run.labels},
     )
 
 
+def _document(run: Run) -> tuple[str, Markup]:
+    """Title and text of a run's privacy document, or what to do where another version wrote it."""
+    if run.privacy is None:
+        return "Privacy", Markup("<p>{}</p>").format(run.note)
+    title, parts = document(run.privacy)
+    return title, html(parts, 3)
+
+
+def _shown(run: Run, who: str | None = None) -> Shown:
+    return Shown("", None, "") if run.privacy is None else shown(run.privacy, who)
+
+
+def _common(runs: Sequence[Run]) -> str:
+    return common([run.privacy for run in runs if run.privacy is not None])
+
+
 def _overview(runs: Sequence[Run], monitor: str) -> Table:
     better = "larger" if mode_of(monitor) == "max" else "smaller"
-    who = common([run.privacy for run in runs])
+    who = _common(runs)
     epsilon = f"epsilon of the run, {title_of(who)}"
     heads = ("run", f"{monitor} ({better} is better)", epsilon, "noise over signal R", "bits a parameter")
     rows: list[tuple[str | Cell, list[str | Cell]]] = []
     for run in runs:
-        best, values, bits = run.summary.get("best") or {}, run.column(monitor), run.privacy.bits
+        best, values = run.summary.get("best") or {}, run.column(monitor)
+        bits = None if run.privacy is None else run.privacy.bits
         after = f" after round {best['round']:.0f}" if best else ""
         tests = [f"; {name} {number(v)}" for name, v in run.summary["metrics"].items() if name[:4] == "test"]
         down = "-" if bits is None else number(bits.down, 3)
-        found = shown(run.privacy, who)
+        found = _shown(run, who)
         cells: list[str | Cell] = [
             Cell(
                 number(values[-1][1] if values else None),
@@ -69,24 +86,26 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
                 f"{run.summary['rounds']} rounds",
             ),
         ]
-        rows.append((Cell(run.name, run.privacy.mechanism.partition("(")[0]), cells))
+        rows.append((Cell(run.name, str(run.summary["mechanism"]).partition("(")[0]), cells))
     return heads, rows
 
 
 def _other_target(run: Run, who: str) -> str:
     """Target of a run towards somebody else than who is shown, "" without one."""
-    own = shown(run.privacy)
+    own = _shown(run)
     return f"{own.asked}; {title_of(own.who)}" if own.asked and own.who != who else ""
 
 
 def _who_learns(runs: Sequence[Run]) -> Table:
     """Epsilon and verdict by adversary of several runs, a column a run."""
-    groups = [{line.row.name: line.group for line in lines(run.privacy)} for run in runs]
+    groups = [
+        {line.row.name: line.group for line in lines(run.privacy)} if run.privacy else {} for run in runs
+    ]
     rows: list[tuple[str | Cell, list[str | Cell]]] = []
     for name in PLACES:
         if any(name in of for of in groups):
             cells: list[str | Cell] = [
-                privacy_cell(shown(run.privacy, name), of.get(name, ""))
+                privacy_cell(_shown(run, name), of.get(name, ""))
                 for run, of in zip(runs, groups, strict=True)
             ]
             rows.append((title_of(name), cells))
@@ -102,7 +121,7 @@ def _figures(runs: Sequence[Run], monitor: str) -> Iterator[tuple[str, Markup, L
     several = names if len(runs) > 1 else []
     metric = [Line(run.name, run.column(monitor), place) for place, run in enumerate(runs)]
     yield monitor, line_chart(metric, f"{monitor} by round"), several
-    who = common([run.privacy for run in runs])
+    who = _common(runs)
     yield (f"epsilon spent, {title_of(who)}", *_epsilons(runs, who))
     bits = [Line(run.name, bits_by_round(run), place) for place, run in enumerate(runs)]
     yield "bits a parameter, up", line_chart(bits, "bits a parameter by round", zero=True), several
@@ -112,13 +131,14 @@ def _epsilons(runs: Sequence[Run], who: str) -> tuple[Markup, Legend]:
     """Curves towards one adversary, and at the end what runs have that were not asked about it."""
     drawn, names = [], []
     for place, run in enumerate(runs):
-        colour, asked, points = f"s{place % COLOURS}", run.privacy.asked, run.privacy.by_round
-        if run.privacy.about.name != who or not points:
-            found = shown(run.privacy, who)
+        colour, privacy = f"s{place % COLOURS}", run.privacy
+        if privacy is None or privacy.about.name != who or not privacy.by_round:
+            found = _shown(run, who)
             names.append((f"{run.name}: {found.printed} {found.verdict}, not drawn", colour))
             continue
-        drawn.append(Line(run.name, points, place))
+        drawn.append(Line(run.name, privacy.by_round, place))
         names.append((run.name, colour))
+        asked = privacy.asked
         if asked is not None and asked.over == "run":
             drawn.append(Line(f"{run.name}: target", [(0.0, asked.epsilon)], place, target=True))
             names.append((f"target {asked.epsilon:g}", f"{colour} target"))
@@ -129,7 +149,8 @@ def bits_by_round(run: Run) -> list[tuple[float, float]]:
     """Bits that a client sends for a parameter, by round: updates, keys and shares, set-up."""
     known = [row for row in run.rows if row["num_received"] and "uplink_bits" in row]
     bits = [(row["uplink_bits"] + row["setup_bits"]) / row["num_received"] for row in known]
-    return [(row["round"], sent / run.privacy.dim) for row, sent in zip(known, bits, strict=True)]
+    dim = run.summary["num_parameters"] + run.summary.get("num_buffers", 0)
+    return [(row["round"], sent / dim) for row, sent in zip(known, bits, strict=True)]
 
 
 # ---- cells --------------------------------------------------------------------------------------------
