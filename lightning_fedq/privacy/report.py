@@ -182,11 +182,6 @@ class Bits:
     megabytes_up: float | None = None
     megabytes_down: float | None = None
 
-    @property
-    def up(self) -> float | None:
-        """Everything that goes up in a round."""
-        return None if self.update is None else self.update + (self.keys or 0.0)
-
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

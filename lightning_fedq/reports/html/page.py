@@ -10,7 +10,6 @@ from typing import Any
 from markupsafe import Markup
 
 from lightning_fedq.privacy.document import PLACES, Shown, common, document, lines, shown
-from lightning_fedq.privacy.planning import verdict_on
 from lightning_fedq.privacy.secret_row import title_of
 from lightning_fedq.privacy.verdict import COLOURS as VERDICTS
 from lightning_fedq.reports.html.charts import COLOURS, Line, label_picture, line_chart
@@ -72,6 +71,7 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
         after = f" after round {best['round']:.0f}" if best else ""
         tests = [f"; {name} {number(v)}" for name, v in run.summary["metrics"].items() if name[:4] == "test"]
         down = "-" if bits is None else number(bits.down, 3)
+        noise = ((run.summary.get("noise_over_signal") or {}).get("words") or "").rpartition(": ")
         found = _shown(run, who)
         cells: list[str | Cell] = [
             Cell(
@@ -80,7 +80,7 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
                 strong=True,
             ),
             privacy_cell(found, _other_target(run, who)),
-            Cell(*noise_cell(run)),
+            Cell(noise[2] or "-", noise[0]),
             Cell(
                 f"up {number(run.summary['bits_per_parameter'])}, down {down}",
                 f"{run.summary['rounds']} rounds",
@@ -180,13 +180,3 @@ def privacy_cell(found: Shown, small: str = "") -> Cell:
     words = f"{found.printed} {found.verdict}".strip()
     colour = "bad" if found.met is False else VERDICTS.get(found.verdict, "bad")
     return Cell(words, small, colour, found.asked)
-
-
-def noise_cell(run: Run) -> tuple[str, str]:
-    """R in words, as seen or else as planned, and both."""
-    noise = run.summary.get("noise_over_signal") or {}
-    planned, seen = noise.get("planned"), noise.get("sim_seen")
-    words = [f"planned {planned:.2g}"] if planned is not None else []
-    words += [f"seen {seen:.2g}"] if seen is not None else []
-    judged = planned if seen is None else seen
-    return ("-" if judged is None else verdict_on(judged)), ", ".join(words)
