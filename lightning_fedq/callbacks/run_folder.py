@@ -47,7 +47,7 @@ from lightning_fedq.training.spending import by_round, noise_over_signal, noise_
 from lightning_fedq.training.unprotected import clocks, lengths_tell, what_left
 from lightning_fedq.wire.coding import FixedLength
 
-MODEL, CLIENTS, LABELS = "model.ckpt", "clients", "labels.json"
+MODEL, CLIENTS = "model.ckpt", "clients"
 PICTURE = "accuracy.png"
 RECORDED = {metric_name(field.name) for field in fields(RoundRecord)}
 RECORDED |= {metric_name("num_non_finite"), "charged", "seconds"}
@@ -187,8 +187,6 @@ class RunFolder(pl.Callback):
         sizes, held_out = ([len(part) for part in parts] for parts in (held.client_indices, held.held_out))
         if trainer.is_global_zero and any(sizes):
             _write_holdings(self._folder() / CLIENTS, sizes, held_out, counts)
-        if counts is not None:
-            write_atomically(self._folder() / CLIENTS / LABELS, json.dumps(counts.tolist()) + "\n")
         if self.privacy is not None:  # on the first rank
             title = title_of(self.name, engine.mechanism)
             cell = shown(self.privacy)
@@ -224,10 +222,7 @@ class RunFolder(pl.Callback):
         federated = federated_of(trainer, "RunFolder")
         why = "because this is a simulation that deals out the data; do not hand it on."
         if federated.fit.population.label_counts() is not None:
-            return (
-                "Who holds how many samples of which label: clients/labels.json, which `fedq report` draws, "
-                f"and clients/holdings.csv, {why}"
-            )
+            return f"Who holds how many samples of which label: clients/holdings.csv, {why}"
         if any(len(part) for part in federated.client_indices):
             return f"How many samples every client holds: clients/holdings.csv, {why}"
         return ""

@@ -93,13 +93,13 @@ def test_a_page_says_what_the_summary_and_the_document_say(private):
     assert f"up {summary['bits_per_parameter']:.4g}, down {privacy['bits']['down']:.3g}" in page.text
     assert privacy["headline"] in page.text and "Asked for epsilon 400 at delta 1e-05 over 3" in page.text
     assert "asked for 400 over the run: met" in page.text and privacy["caveat"] in page.text
-    assert page.tags.count("svg") == 4  # metric, epsilon, bits, labels
+    assert page.tags.count("svg") == 3  # metric, epsilon, bits
     assert [round for round, _ in points] == [1, 2, 3]
     [row] = [row for row in privacy["rows"] if row["asked"]]
     assert points[0][1] < points[1][1] < points[2][1] == pytest.approx(row["epsilon"], rel=1e-12)
-    labels = json.loads((private / "clients" / "labels.json").read_text())
-    assert len(labels) == 4 and sum(map(sum, labels)) == 60
-    assert "clients/labels.json" in (private / "privacy.md").read_text()  # it says what else it wrote
+    table = [line.split(",") for line in (private / "clients" / "holdings.csv").read_text().splitlines()]
+    assert len(table) == 5 and sum(int(row[1]) for row in table[1:]) == 60
+    assert "clients/holdings.csv" in (private / "privacy.md").read_text()  # it says what else it wrote
 
 
 def test_every_page_is_drawn_from_privacy_json_and_never_from_text(private, tmp_path, capsys):
@@ -134,7 +134,7 @@ def test_a_folder_of_an_earlier_version_has_its_curves_and_a_line_on_its_privacy
     copytree(private, old := tmp_path / "old")
     (old / "privacy.json").write_text(json.dumps({"rows": [], "protocol": "masking really ran"}))
     line = "so its privacy must be computed again: `fedq privacy CONFIG`, or `fedq privacy CKPT`"
-    for folders, curves in (([old], 3), ([private, old], 5)):
+    for folders, curves in (([old], 2), ([private, old], 3)):
         write_report(folders, tmp_path / "page.html")
         page = Page((tmp_path / "page.html").read_text())
         assert line in page.text and page.tags.count("svg") == curves

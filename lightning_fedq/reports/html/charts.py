@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines and a picture of counts. Colours are classes of the page.
+"""Charts as inline SVG: lines. Colours are classes of the page.
 
 Shapes are values here; `pages/chart.html` writes them, and escapes what they say.
 """
@@ -18,8 +18,6 @@ WIDTH, HEIGHT = 460.0, 280.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 12.0, 14.0, 44.0
 COLOURS = 8
 """Series that a page tells apart by colour; further ones are dashed."""
-_MOST_SHOWN = 60
-"""Clients in a picture of labels."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -157,33 +155,6 @@ def line_chart(lines: Sequence[Line], label: str, zero: bool = False, x_label: s
                 for x, y in points
             ]
     return _svg(shapes, label)
-
-
-def label_picture(counts: Sequence[Sequence[int]]) -> Markup:
-    """Draw who holds which labels: one column a client, one row a label. Of many clients the first 60."""
-    shown = counts[:_MOST_SHOWN]
-    most = max((value for client in shown for value in client), default=0) or 1
-    labels = len(shown[0])
-    wide = (WIDTH - _LEFT - _RIGHT) / len(shown)
-    tall = (HEIGHT - _TOP - _BOTTOM) / labels
-    shapes = []
-    for client, held in enumerate(shown):
-        for label, count in enumerate(held):
-            if not count:
-                continue
-            place = {"x": _LEFT + client * wide, "y": _TOP + label * tall, "width": wide * 0.94}
-            place |= {"height": tall * 0.94, "fill-opacity": 0.15 + 0.85 * count / most}
-            where = {name: f"{value:.2f}" for name, value in place.items()}
-            title = f"client {client}, label {label}: {count} samples"
-            shapes.append(_Shape("rect", {"class": "cell", **where}, title))
-    every = max(1, math.ceil(labels / 12))
-    for label in range(0, labels, every):
-        shapes.append(_text(_LEFT - 8, _TOP + (label + 0.5) * tall + 4, "end", f"{label}"))
-    for tick in whole_ticks(0.0, len(shown) - 1.0) if len(shown) > 1 else [0.0]:
-        shapes.append(_text(_LEFT + (tick + 0.5) * wide, HEIGHT - _BOTTOM + 18, "middle", f"{tick:.0f}"))
-    more = f" (the first {len(shown)} of {len(counts)})" if len(counts) > len(shown) else ""
-    shapes.append(_text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 8, "middle", f"client{more}"))
-    return _svg(shapes, "samples of each label that each client holds")
 
 
 def _svg(shapes: Sequence[_Shape], label: str) -> Markup:

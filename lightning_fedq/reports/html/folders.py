@@ -12,7 +12,6 @@ from lightning_fedq.privacy.document import AnotherVersion, from_json
 from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.reports.runs import Row, read_rows
 
-LABELS = "labels.json"
 _NO_RUN = "give the folder of a finished run that had the RunFolder callback, such as runs/digits_private"
 
 
@@ -26,7 +25,6 @@ class Run:
         summary: Contents of `summary.json`.
         privacy: The report of `privacy.json`; None where another version wrote it.
         note: What to do about that.
-        labels: Samples of each label that each client holds, a list a client; empty where it is not known.
         config: Resolved configuration as YAML; "" where none was written.
     """
 
@@ -35,7 +33,6 @@ class Run:
     summary: Mapping[str, Any]
     privacy: PrivacyReport | None
     note: str
-    labels: list[list[int]]
     config: str
 
     def column(self, name: str) -> list[tuple[float, float]]:
@@ -59,13 +56,12 @@ def read(folder: Path, name: str) -> Run:
         privacy = from_json((folder / "privacy.json").read_text())
     except AnotherVersion as error:
         note = str(error)
-    labels, config = folder / "clients" / LABELS, folder / "config.yaml"
+    config = folder / "config.yaml"
     return Run(
         name,
         read_rows(folder / "metrics.csv"),
         json.loads((folder / "summary.json").read_text()),
         privacy,
         note,
-        json.loads(labels.read_text()) if labels.is_file() else [],
         config.read_text() if config.is_file() else "",
     )

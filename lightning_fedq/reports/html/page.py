@@ -1,4 +1,4 @@
-"""The page of `fedq report`: an overview, charts, who learns how much, each document, label pictures."""
+"""The page of `fedq report`: an overview, charts, who learns how much, each document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from markupsafe import Markup
 from lightning_fedq.privacy.document import PLACES, Shown, common, document, lines, shown
 from lightning_fedq.privacy.secret_row import title_of
 from lightning_fedq.privacy.verdict import COLOURS as VERDICTS
-from lightning_fedq.reports.html.charts import COLOURS, Line, label_picture, line_chart
+from lightning_fedq.reports.html.charts import COLOURS, Line, line_chart
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.layouts import html
@@ -39,7 +39,6 @@ def page(runs: Sequence[Run], monitor: str) -> str:
         figures=list(_figures(runs, monitor)),
         views=_who_learns(runs) if len(runs) > 1 else None,
         documents=[(run.name, *_document(run)) for run in runs],
-        pictures={run.name: label_picture(run.labels) for run in runs if run.labels},
     )
 
 
