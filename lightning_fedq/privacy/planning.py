@@ -264,7 +264,8 @@ def _solve(name: str, mechanism: Mechanism, problem: Problem, participation: Par
     context = context_of(found.mechanism, cohort, problem.params)
     error = relative_error(found.mechanism, cohort, problem.params, problem.homogeneity)
     ratio = None if error is None else error / (problem.homogeneity * problem.rounds)
-    bits = bits_of(found.mechanism, context, problem)
+    secagg = problem.secure_aggregation if problem.behind_masks else None
+    bits, _ = bits_behind(found.mechanism, context, secagg)
     needed = None if ratio is None else _clients_needed(mechanism, problem, participation, ratio, found.level)
     return Option(name, found.mechanism, participation, found.epsilon, bits, error, ratio, needed)
 
@@ -306,18 +307,12 @@ def verdict_on(ratio: float) -> str:
     return next((words for limit, words in _VERDICTS if ratio <= limit), "do not")
 
 
-def bits_of(mechanism: Mechanism, context: RoundContext, problem: Problem) -> float:
-    """Bits a parameter of one client's message. Behind masks, of its masked form.
+def bits_behind(mechanism: Mechanism, context: RoundContext, secagg: SecAgg | None) -> tuple[float, float]:
+    """Bits a parameter of one client's message, behind masks and without.
 
     Where codes have variable length, measured on a message about a random update of norm 1, of no more than
     16,384 coordinates, whose share of the norm stands for the others.
     """
-    secagg = problem.secure_aggregation if problem.behind_masks else None
-    return bits_behind(mechanism, context, secagg)[0]
-
-
-def bits_behind(mechanism: Mechanism, context: RoundContext, secagg: SecAgg | None) -> tuple[float, float]:
-    """Bits a parameter of one client's message, behind masks and without."""
     plain = _unmasked(mechanism, context)
     if secagg is None:
         return plain, plain
