@@ -68,13 +68,16 @@ def terminal(console: Console, title: str, parts: Sequence[Part]) -> None:
                 continue
             whole = [row for row in (block.heads, *block.rows) if len(row) > 1]
             widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+            long = [width for width in widths if width > _SHORT]  # these share what the others leave
+            room = console.width - 2 * (len(widths) - 1) - sum(widths) + sum(long)
+            widths = [width if width <= _SHORT else room // len(long) for width in widths]
             for row in whole[:1] * bool(block.heads[-1]) + list(block.rows):
                 if len(row) == 1:  # the head of a group may be longer than a column is wide
                     console.print(Text(row[0], "italic"))
                     continue
                 drawn = RichTable.grid(padding=(0, 2, 0, 0))
                 for width in widths:
-                    drawn.add_column(width=width if width <= _SHORT else None, overflow="fold")
+                    drawn.add_column(width=width, overflow="fold")
                 bold = row is block.heads or row[0].startswith(MARK)
                 cells = [Text(cell, _STYLES.get(block.colours.get(cell, ""), "")) for cell in row]
                 drawn.add_row(*cells, style="bold" if bold else "")
