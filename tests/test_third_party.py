@@ -88,9 +88,9 @@ def test_its_own_tests_pass(printed):
 def test_every_command_knows_it(printed):
     listed = printed["listed"]
     assert "SQKR" in listed and "message" in listed and "PairedCoins" not in listed
-    claim = "SQKR(clip_norm=1.0, epsilon=4.0, bits=3, kappa=4.5)"
     for command in ("planned", "spent"):
-        assert claim in " ".join(printed[command].split()), command
+        said = " ".join(printed[command].split())
+        assert "mechanism SQKR;" in said and "settings clip_norm=1.0, epsilon=4.0, bits=3" in said, command
     assert "holds" in printed["audited"] and "refuted:" not in printed["audited"]
 
 
