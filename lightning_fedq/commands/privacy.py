@@ -196,6 +196,8 @@ def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
         rank_zero_warn(
             f"the journal {recorded} of {path} is missing: what was sent later is not in this report"
         )
+    if ledger.names_no_journal and not repeatable:
+        rank_zero_warn(f"{path} names no journal: what was sent later is not in this report")
     if found is not None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
 

@@ -76,6 +76,7 @@ class Ledger:
         self.recorded_names: frozenset[str] = frozenset()
         self.names_no_journal = False
         self.beside = 0, torch.zeros_like(self.charges)
+        self._beside_until: dict[str, int] = {}
         self._id = secrets.token_hex(8)
         self._others: dict[str, tuple[int, Tensor]] = {}
         self._keys: bytes | None = None
@@ -238,13 +239,15 @@ class Ledger:
             journal: Journal of a run of this federation; it is not written to.
 
         Returns:
-            Rounds that it adds: those under names that this ledger does not know.
+            Rounds that it adds: those under names that this ledger does not know, and that were not counted
+            before (a second fit begins beside the same journal).
 
         Raises:
             ValueError: If the journal is damaged, or its rounds were charged on other terms.
         """
         rounds, charges = self.beside[0], self.beside[1].clone()
-        names, dim = {self._id, *self._others}, self.dim
+        names, dim, path = {self._id, *self._others}, self.dim, str(journal.path)
+        journal.position = max(journal.position, self._beside_until.get(path, 0))
         for entry in journal.unread(mend=False):
             if entry.terms:
                 _check_terms(_as_named_now(json.loads(entry.terms)), self.terms)
@@ -255,6 +258,10 @@ class Ledger:
                 charges[slice(None) if entry.clients is None else list(entry.clients)] += 1
                 rounds += 1
         added, self.beside, self.dim = rounds - self.beside[0], (rounds, charges), dim
+        self._beside_until = {
+            **self._beside_until,
+            path: journal.position,
+        }  # a copy of this ledger has its own
         return added
 
     def follow(self, state: dict[str, Any]) -> None:

@@ -152,6 +152,8 @@ def test_a_checkpoint_that_names_no_journal_is_refused_with_secret_keys_and_with
         torch.save(state, folder / "1.ckpt")
         settings = {"resume": folder / "1.ckpt", "fed": federation(4, seed=seed, local_epochs=1)}
         if seed is None:
+            with pytest.warns(UserWarning, match="names no journal: what was sent later is not in"):
+                report_of_checkpoint(folder / "1.ckpt", None, 1e-5, secagg=False)
             with pytest.raises(ValueError, match="names no journal, so what was sent after it is not known"):
                 run(folder, **settings)
             start = module()
@@ -200,5 +202,12 @@ def test_counting_a_journal_beside_changes_nothing_in_it(tmp_path):
     before = journal.path.read_bytes()
     ledger = Ledger(3, "m")
     assert ledger.count_beside(Journal(journal.path, "m", 3)) == 1
+    assert ledger.count_beside(Journal(journal.path, "m", 3)) == 0  # as a second fit does
     assert ledger.paid[0] == 1 and ledger.paid[1].tolist() == [0, 1, 0] and ledger.rounds == 0
     assert journal.path.read_bytes() == before
+
+
+def test_two_fits_of_one_federation_count_what_lies_beside_once(tmp_path):
+    run(tmp_path, SavesItself(tmp_path), max_epochs=4)  # a journal of rounds 3 and 4
+    fed = run(tmp_path, max_epochs=1)
+    assert run(tmp_path, fed=fed, max_epochs=1).ledger.paid[0] == 2 + 1 + 1
