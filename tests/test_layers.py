@@ -309,8 +309,8 @@ ROOMS = {
     # caught in five places for five reasons
     "training clients rounds callbacks/federated.py": 14_150,
     # 4,150: rows of a person came (150); DPSGD's own loss on a grid is 43% tighter than the other and stays,
-    # with the liars of the guide and the robust rules (540)
-    "callbacks algorithms dpsgd": 4_850,
+    # with the liars of the guide and the robust rules (540); every logger has the federation's settings (40)
+    "callbacks algorithms dpsgd": 4_870,
     "flower": 4_100,
     # 3,200: repeated rows are seen (50); CIFAR-10 from folders serves the bench until that goes
     "data": 3_350,
@@ -319,7 +319,7 @@ ROOMS = {
     "audit comparison": 5_300,
     "leakage": 1_700,
 }
-TESTS, WORDS = 66_500, 80_000
+TESTS, WORDS = 66_600, 80_000
 """Lines of tests/, and words of README.md and the pages of docs/. Of tests 62,000 were decided; cures for 52
 refusals that no row had, laws of colluders, journals, rows of a person and the document came."""
 OVER = "{}: {} where {} are allowed; bring the lines, or change the number in the same commit and say why"

@@ -26,6 +26,7 @@ from torch import Tensor
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation, Weighting
+from lightning_fedq.callbacks.logged_settings import log_settings
 from lightning_fedq.clients.constraints import Constraint
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.undo import Undo
@@ -275,8 +276,9 @@ class Federated(Federation, pl.Callback):
         self.client_evaluations, self.clients_per_step_chosen = fit.client_evaluations, fit.clients_per_step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse to train on a loader that is not the clients'."""
+        """Refuse to train on a loader that is not the clients', and tell loggers the settings."""
         check_loader_is_ours(trainer, self.fit.population.loader())
+        log_settings(trainer, self)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

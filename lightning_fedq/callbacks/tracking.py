@@ -1,8 +1,9 @@
 """Experiment trackers: TensorBoard, MLflow, CSV and Weights & Biases, with the same names and numbers in all.
 
 `Federated` logs `fed/*` after every round to each of the Trainer's loggers, at the step of one client's
-clock, and `PrivacyBudget` logs `fed/epsilon`. What a logger can't know is here: settings, validation by
-rounds, who holds what, noise over signal, and the files of the run folder.
+clock, and its settings into their configuration; `PrivacyBudget` logs `fed/epsilon`. What a logger can't
+know is here: the resolved configuration, validation by rounds, who holds what, noise over signal, and the
+files of the run folder.
 """
 
 from __future__ import annotations
@@ -15,18 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import yaml
 
 from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
+from lightning_fedq.callbacks.logged_settings import add_settings, settings_of
+from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.imports import extra
 from lightning_fedq.reports.runs import first_metric
-from lightning_fedq.training.client_metrics import protecting_samples
-from lightning_fedq.training.figures import delta_of
 from lightning_fedq.training.spending import noise_over_signal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from lightning_fedq.callbacks.federated import Federated
 
 _PRICES = ("fed/epsilon", "fed/sim_epsilon", "fed/megabytes_up")
 """What a round has cost so far."""
@@ -73,8 +71,14 @@ class _Rounds(pl.Callback):
         """The trackers, in words."""
 
     @abstractmethod
-    def _begin(self, logger: Any, settings: dict[str, Any], labels: Figure | None) -> None:
-        """Send the settings, and the picture of labels where there are any."""
+    def _begin(
+        self, logger: Any, resolved: dict[str, Any], federation: dict[str, Any], labels: Figure | None
+    ) -> None:
+        """Send the resolved configuration and the picture of labels, where there are any.
+
+        Args:
+            federation: The federation's settings, which its callback sends.
+        """
 
     @abstractmethod
     def _log(self, trainer: pl.Trainer, logger: Any, values: dict[str, float]) -> None:
@@ -85,7 +89,7 @@ class _Rounds(pl.Callback):
         """Send what a run has left."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Send the settings and the picture of labels."""
+        """Send the resolved configuration and the picture of labels."""
         if not trainer.is_global_zero:
             return
         name, loggers = type(self).__name__, self._loggers(trainer)
@@ -97,8 +101,9 @@ class _Rounds(pl.Callback):
             labels = federated.label_figure()
         except ValueError:
             labels = None  # the data has no integer labels, so there is no such picture
+        resolved = {} if folder is None or folder.config is None else yaml.safe_load(folder.config)
         for logger in loggers:
-            self._begin(logger, _settings_of(trainer, federated, name), labels)
+            self._begin(logger, resolved, settings_of(trainer, federated), labels)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the round, from 1, and what validation found, on the axis of rounds."""
@@ -168,12 +173,10 @@ class TrackedRounds(_Rounds):
     def _names(self, trainer: pl.Trainer) -> str:
         return ", ".join(type(logger).__name__ for logger in self._loggers(trainer))
 
-    def _begin(self, logger: Any, settings: dict[str, Any], labels: Figure | None) -> None:
-        if isinstance(logger, pl.loggers.MLFlowLogger):
-            # a parameter is written once: a second fit of the same run keeps the first's
-            there = logger.experiment.get_run(logger.run_id).data.params
-            settings = {key: value for key, value in _flat(settings).items() if key not in there}
-        logger.log_hyperparams(settings)
+    def _begin(
+        self, logger: Any, resolved: dict[str, Any], federation: dict[str, Any], labels: Figure | None
+    ) -> None:
+        add_settings(logger, resolved)
         if labels is None:
             return
         if isinstance(logger, pl.loggers.MLFlowLogger):
@@ -236,13 +239,15 @@ class WandbRounds(_Rounds):
     def _names(self, trainer: pl.Trainer) -> str:
         return "W&B"
 
-    def _begin(self, logger: Any, settings: dict[str, Any], labels: Figure | None) -> None:
+    def _begin(
+        self, logger: Any, resolved: dict[str, Any], federation: dict[str, Any], labels: Figure | None
+    ) -> None:
         logger.define_metric("fed/round")
         logger.define_metric("fed/*", step_metric="fed/round")
         # offline runs lose a config that is only given to wandb.init
-        logger.config.update(settings, allow_val_change=True)
+        logger.config.update(resolved, allow_val_change=True)
         # tags by which runs are found: the mechanism, and what the run was held to
-        federation, held_to = settings["federation"], ["no target"]
+        held_to = ["no target"]
         if federation["epsilon"] is not None:
             held_to = [federation["adversary"], f"epsilon {federation['epsilon']:g}"]
         logger.tags = (*(logger.tags or ()), federation["mechanism_name"], *held_to)
@@ -283,45 +288,9 @@ def _wandb() -> Any:
     return wandb
 
 
-def _settings_of(trainer: pl.Trainer, federated: Federated, asking: str) -> dict[str, Any]:
-    """Settings of the run: the resolved configuration where there is one, and `federation`.
-
-    Args:
-        federated: Its federation.
-        asking: Name of the callback that asks, for the message.
-    """
-    engine, folder = engine_of(trainer, asking), _folder_of(trainer)
-    target = federated.privacy_target
-    federation = {
-        "mechanism": repr(engine.mechanism),
-        "mechanism_name": type(engine.mechanism).__name__,
-        "epsilon": None if target is None else target.epsilon,
-        "delta": delta_of(federated, trainer),
-        "adversary": None if target is None else target.against.name.lower(),
-        "num_clients": federated.clients.num_clients,
-        "clients_per_round": engine.planner.cohort_size,
-        "target": engine.target,
-        "server_lr": federated.server.server_lr,
-        "num_parameters": engine.weights.numel(),
-        "reproducible": federated.seed is not None,
-    }
-    protecting = protecting_samples(callbacks_of(trainer))
-    samples = {"samples": protecting[-1].unit} if protecting else {}
-    resolved = {} if folder is None or folder.config is None else yaml.safe_load(folder.config)
-    return {**resolved, "federation": {**federation, **samples}}
-
-
 def _folder_of(trainer: pl.Trainer) -> RunFolder | None:
     """The trainer's run folder. None without one."""
     return next((c for c in callbacks_of(trainer) if isinstance(c, RunFolder)), None)
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        inner = isinstance(value, dict) and value
-        found |= _flat(value, f"{prefix}{key}/") if inner else {f"{prefix}{key}": value}
-    return found
 
 
 def _folder(logger: Any) -> Path:

@@ -1,0 +1,73 @@
+"""What loggers keep of a federation: its settings, in the configuration of each logger's run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.training.client_metrics import protecting_samples
+from lightning_fedq.training.figures import delta_of
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.federation import Federation
+
+
+def settings_of(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
+    """What a tracker keeps of a federation that has its server: plain values by name."""
+    engine, target, mechanism = federation.engine, federation.privacy_target, federation.mechanism
+    assert engine is not None
+    names: list[str] = [one.name for one in fields(mechanism)] if is_dataclass(mechanism) else []
+    protecting = protecting_samples(callbacks_of(trainer))
+    return {
+        "version": version("lightning_fedq"),
+        "mechanism": repr(mechanism),
+        "mechanism_name": type(mechanism).__name__,
+        "mechanism_settings": {name: _plain(getattr(mechanism, name)) for name in names},
+        "epsilon": None if target is None else target.epsilon,
+        "delta": delta_of(federation, trainer),
+        "adversary": None if target is None else target.against.name.lower(),
+        "num_clients": federation.clients.num_clients,
+        "clients_per_round": engine.planner.cohort_size,
+        "rounds": trainer.max_epochs,
+        "secure_aggregation": repr(federation.server.secure_aggregation),
+        "target": engine.target,
+        "server_lr": federation.server.server_lr,
+        "num_parameters": engine.weights.numel(),
+        "reproducible": federation.seed is not None,
+        **({"samples": protecting[-1].unit} if protecting else {}),
+    }
+
+
+def log_settings(trainer: pl.Trainer, federation: Federation) -> None:
+    """Put a federation into the configuration of every logger's run."""
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        add_settings(logger, {"federation": settings_of(trainer, federation)})
+
+
+def add_settings(logger: pl.loggers.Logger, settings: Mapping[str, Any]) -> None:
+    """Add nested settings to the configuration of a logger's run, beside those that are there."""
+    if isinstance(logger, pl.loggers.MLFlowLogger):
+        # a parameter is written once: a second fit of the same run keeps the first's
+        there = logger.experiment.get_run(logger.run_id).data.params
+        settings = {key: value for key, value in _flat(settings).items() if key not in there}
+    logger.log_hyperparams(dict(settings))
+    if isinstance(logger, pl.loggers.TensorBoardLogger):
+        # Lightning has written the module's own before the fit, and never writes over a file that is there
+        (Path(logger.log_dir) / logger.NAME_HPARAMS_FILE).unlink(missing_ok=True)
+        logger.save()
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = isinstance(value, dict) and value
+        found |= _flat(value, f"{prefix}{key}/") if inner else {f"{prefix}{key}": value}
+    return found
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
