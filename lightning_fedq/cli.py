@@ -11,7 +11,7 @@ from lightning_fedq import __version__, gone
 from lightning_fedq.commands.configs import TRAINING, expand
 from lightning_fedq.commands.errors import TRACE, complaint, nearest
 from lightning_fedq.commands.options import import_named_classes, take_changes
-from lightning_fedq.commands.shown import help_of
+from lightning_fedq.commands.shown import help_of, refuse_unknown
 from lightning_fedq.commands.signature import run
 
 OTHERS = {
@@ -79,6 +79,8 @@ def _run(argv: Sequence[str] | None) -> int:
     if arguments[-1] in ("-h", "--help") and (text := help_of(command, *arguments[1:-1])) is not None:
         print(text, end="")
         return 0
+    if command == "fit":
+        refuse_unknown(arguments[1:])
     if command in (*TRAINING, *OTHERS) and command != "configs":  # which only writes files
         import_named_classes(arguments[1:])
     if command in OTHERS:

@@ -22,7 +22,7 @@ from lightning_fedq.commands.mechanism_row import describe
 from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.run import FedqCLI
-from lightning_fedq.commands.shown import described
+from lightning_fedq.commands.shown import described, refuse_unknown
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.mechanisms import LDPQ, SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
@@ -142,16 +142,46 @@ def test_a_wrong_key_names_the_nearest(right, wrong, hint, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flag", "hint"),
     [
-        ("--trainer.max_epochz=3", "Did you mean 'trainer.max_epochs'"),
-        ("--trainr.max_epochs=3", "Did you mean 'trainer.max_epochs'"),
-        ("--model.lrr=3", "Did you mean 'lr'"),
+        ("--trainer.max_epochz=3", "--trainer.max_epochz Did you mean 'trainer.max_epochs'?"),
+        ("--trainr.max_epochs=3", "--trainr.max_epochs Did you mean 'trainer.max_epochs'?"),
+        ("--rounds", "--rounds;"),
     ],
 )
-def test_a_wrong_flag_names_the_nearest(flag, hint, tmp_path, capsys):
+def test_a_wrong_flag_names_the_nearest_at_once(flag, hint):
+    code = (
+        "import sys; from lightning_fedq.cli import main\n"
+        f"status = main(['fit', 'digits_private', {flag!r}, '3'])\n"
+        "sys.exit(status if 'torch' not in sys.modules else 'torch was imported')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    line = f"error: unrecognized arguments: {hint} fedq fit NAME --help lists the options\n"
+    assert done.stderr == line.replace(" Did", ". Did")
+
+
+def test_a_wrong_setting_of_a_class_names_the_nearest(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["fit", str(configuration(tmp_path)), flag])
+        main(["fit", str(configuration(tmp_path)), "--model.lrr=3"])
     error = capsys.readouterr().err
-    assert hint in error and len(error.splitlines()) < 6, error
+    assert "Did you mean 'lr'" in error and len(error.splitlines()) < 6, error
+
+
+def test_flags_that_there_are_go_to_the_parser(monkeypatch):
+    flags = {
+        "--with": "corbin",
+        "--set": "Federated.num_clients=7",
+        "--trainer.max_epoch": "3",
+        "--model.lr": "1",
+    }
+    more = [
+        "--trainer.logger=csv",
+        "--trainer.callbacks+=X",
+        "--trainer.callbacks.mechanism=Y",
+        "--print_config",
+    ]
+    refuse_unknown(["digits_private", *(word for pair in flags.items() for word in pair), *more])
+    monkeypatch.setattr("lightning_fedq.commands.shown.writers", lambda: "other packages")
+    refuse_unknown(["--of_another_lightning"])  # only its parser knows
 
 
 @pytest.mark.parametrize(("key", "option"), [("model", "hidden"), ("data", "batch_size")])

@@ -8,12 +8,15 @@ with the packages that they are from; with others, the parser is asked.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lightning_fedq.commands.configs import TRAINING, configs
+from lightning_fedq.commands.errors import suggest
 
 SHIPPED = Path(__file__).with_suffix(".json")
 CHOICES = (
@@ -67,7 +70,35 @@ def help_of(command: str, *names: str) -> str | None:
         )
         texts = (f"usage: {words['usage']}", words["description"], keys)
         return "\n\n".join(textwrap.fill(text, 100) for text in texts) + "\n"
-    shipped: dict[str, str] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    shipped = _shipped()
     if names:
         return shipped[FLAGS] if shipped[WRITERS] == writers() else None
     return shipped.get(command)
+
+
+def refuse_unknown(arguments: Sequence[str]) -> None:
+    """Refuse an option that `fedq fit` does not have, before anything is imported.
+
+    Settings below a class (`--model.lr`, `--trainer.callbacks.mechanism`) are left to the parser, and all of
+    them with other packages than the help that ships is from. So is a name that is shortened.
+
+    Raises:
+        ValueError: If there is one, with the nearest one.
+    """
+    shipped = _shipped()
+    if shipped[WRITERS] != writers():
+        return
+    keys = [key for key in re.findall(r"--([\w.]+)", shipped[FLAGS]) if not key.endswith(".help")]
+    leaves = [f"{key}." for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
+    for argument in arguments:
+        option = argument.removeprefix("--").partition("=")[0].rstrip("+")
+        known = option.startswith(tuple(leaves)) or any(key.startswith(option) for key in keys)
+        if argument.startswith("--") and not known:
+            words = f"unrecognized arguments: --{option}"
+            near = f".{hint}" if (hint := suggest(words, keys)) else ";"
+            raise ValueError(f"{words}{near} fedq fit NAME --help lists the options")
+
+
+def _shipped() -> dict[str, str]:
+    shipped: dict[str, str] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    return shipped
