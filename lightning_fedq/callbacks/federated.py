@@ -46,6 +46,7 @@ from lightning_fedq.training.checks import (
     check_batch_rule,
     check_loader_is_ours,
     check_optimizers,
+    check_resumable,
     check_setup,
     check_shapes,
 )
@@ -266,6 +267,7 @@ class Federated(Federation, pl.Callback):
         assert population is not None
         population.check_start(trainer)
         check_shapes(pl_module)
+        check_resumable(trainer)
         check_optimizers(trainer)
         if population.ranks is not None:
             population.ranks.share(pl_module)

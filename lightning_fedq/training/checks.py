@@ -311,6 +311,21 @@ def check_shapes(module: torch.nn.Module) -> None:
         )
 
 
+def check_resumable(trainer: pl.Trainer) -> None:
+    """Refuse a checkpoint that holds weights only, before Lightning asks it for an optimiser.
+
+    Raises:
+        ValueError: With what to take in its place.
+    """
+    loaded = trainer._checkpoint_connector._loaded_checkpoint
+    if loaded and "optimizer_states" not in loaded:
+        raise ValueError(
+            f"{trainer.ckpt_path} holds weights and no round, so nothing can go on from it; resume from a "
+            "checkpoint that ModelCheckpoint has written, or begin anew from the weights "
+            "(torch.load(...)['state_dict']), and add the epsilons of both (docs/guides/load_the_result.md)"
+        )
+
+
 def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
     """Return the optimisers of the run: one, or several where the module optimises by hand.
 

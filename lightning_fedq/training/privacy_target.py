@@ -163,7 +163,8 @@ class KeptTarget:
             raise ValueError(
                 f"the mechanism was calibrated for {self.found.rounds} rounds, {spent}the Trainer wants "
                 f"{wanted}{' more' if done else ''}; keep max_epochs, or begin a new Federated with a target "
-                "for all of them"
+                f"for all of them; a checkpoint goes on without privacy= and with {self.found.mechanism!r}, "
+                "and the page says what all rounds spend"
             )
 
     def limit(self, engine: RoundEngine, federated: Federation, trainer: pl.Trainer) -> None:

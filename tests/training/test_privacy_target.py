@@ -142,6 +142,13 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
         assert torch.equal(one, other)
     with pytest.raises(ValueError, match="calibrated for 3 rounds, the Trainer wants 5; keep max_epochs"):
         trained(federation(seed=1, clients=4), rounds=5, ckpt_path=path)
+    beyond = federation(first.mechanism, privacy=None, seed=1, clients=4)
+    trained(beyond, rounds=5, ckpt_path=path)
+    assert beyond.ledger.most_charged == 5, "the cure: the same noise, and what all rounds spend"
+    weights = tmp_path / "weights.ckpt"
+    whole.save_checkpoint(weights, weights_only=True)
+    with pytest.raises(ValueError, match=r"holds weights and no round.*ModelCheckpoint.*'state_dict'"):
+        trained(federation(seed=1, clients=4), rounds=3, ckpt_path=weights)
     other = fedq.PrivacyTarget(2.0, 1e-5, "secagg_server")
     with pytest.raises(ValueError, match="is of another privacy target: target = PrivacyTarget"):
         trained(federation(seed=1, clients=4, privacy=other), rounds=3, ckpt_path=path)
