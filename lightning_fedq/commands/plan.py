@@ -144,15 +144,14 @@ class _Progress:
     """Options as they are found, a line each on the error stream: a coin's accounting takes seconds."""
 
     def __init__(self) -> None:
-        self._console, self._found = Console(stderr=True, soft_wrap=True), 0
+        self._console = Console(stderr=True, soft_wrap=True)
 
     def told(self, option: Option) -> None:
         """Print one option."""
-        self._found += 1
         if option.mechanism is not None:
             ratio = "unknown" if option.ratio is None else f"{option.ratio:.2g}"
-            text = f"R {ratio}, {option.bits:.2g} bits, {option.verdict}"
-            self._console.print(f"  {self._found}: {option.name}: {text}", highlight=False)
+            text = f"noise over signal R {ratio}, {option.bits:.2g} bits, {option.verdict}"
+            self._console.print(f"  {option.name}: {text}", highlight=False)
 
 
 def _plan(
@@ -235,7 +234,7 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
         "bits: of one message, per parameter"
         + (", masked, without the protocol's keys and shares" if problem.behind_masks else "")
         + ".  "
-        "good from: clients.  R: squared error of the mean over its squared length, of the whole run; up to "
+        "good from: clients.  R, noise over signal: squared error of the mean over its squared length, of the whole run; up to "
         "0.1 nothing is lost, above 4 nothing is learned. Updates are clipped to one norm; how alike they "
         "are is assumed "
         f"(--homogeneity {problem.homogeneity:g}).",
@@ -275,7 +274,7 @@ def _print_impossible(console: Console, found: Sequence[Option], why: bool) -> N
         for option in impossible:
             console.print(f"  not possible: {option.name}: {option.reason}", highlight=False, soft_wrap=True)
     elif impossible:
-        names = ", ".join(option.name for option in impossible)
+        names = "; ".join(option.name for option in impossible)
         console.print(f"\nnot possible (--why says why): {names}", highlight=False, soft_wrap=True)
 
 

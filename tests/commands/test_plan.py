@@ -39,7 +39,7 @@ def test_the_table_has_a_row_for_everybody(capsys, monkeypatch):
     assert "against the server behind secure aggregation" in printed
     for name in names:
         assert name in printed
-    assert "not possible (--why says why): CPA, " in printed and "homomorphic" not in printed
+    assert "not possible (--why says why): CPA; " in printed and "homomorphic" not in printed
     assert "costs points" in printed and "no visible loss" not in printed
 
 
