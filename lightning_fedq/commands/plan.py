@@ -234,9 +234,9 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
         "bits: of one message, per parameter"
         + (", masked, without the protocol's keys and shares" if problem.behind_masks else "")
         + ".  "
-        "good from: clients.  R, noise over signal: squared error of the mean over its squared length, of the whole run; up to "
-        "0.1 nothing is lost, above 4 nothing is learned. Updates are clipped to one norm; how alike they "
-        "are is assumed "
+        "good from: clients.  R, noise over signal: squared error of the mean over its squared length, of "
+        "the whole run; up to 0.1 nothing is lost, above 4 nothing is learned. Updates are clipped to one "
+        "norm; how alike they are is assumed "
         f"(--homogeneity {problem.homogeneity:g}).",
         highlight=False,
     )
