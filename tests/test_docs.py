@@ -184,3 +184,20 @@ def test_messages_of_the_faq_are_those_of_the_library():
     quoted = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "faq.md").read_text(), re.M)
     assert len(quoted) >= 7
     assert not [message for message in quoted if message not in joined]
+
+
+BY_COMMAND = {"papers", "reproductions", "reproductions_cpa", "reproductions_exact"}
+"""Pages whose rows name the command that prints them."""
+EXACT = {"corrections", "mechanisms", "privacy"}
+"""Pages whose figures are derived, or printed by tests of these pages."""
+
+
+def test_a_page_of_measured_figures_has_their_date():
+    pages = [path for path in (ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("guides/*.md"))]
+    undated = []
+    for path in pages:
+        text = re.sub(r"```.*?```|`[^`]*`", "", path.read_text(), flags=re.S)
+        figure = r"(?<![\d.\w])0?\.\d{2,4}(?!\d)|\d%|\d (?:ms|MB|kB|GB|seconds|minutes)\b"
+        if len(re.findall(figure, text)) >= 3 and not re.search(r"\d+ November 2026", path.read_text()):
+            undated.append(path.stem)
+    assert set(undated) <= BY_COMMAND | EXACT, "say when these figures were measured"

@@ -319,7 +319,7 @@ ROOMS = {
     "audit comparison": 5_300,
     "leakage": 1_700,
 }
-TESTS, WORDS = 66_600, 80_000
+TESTS, WORDS = 66_700, 80_000
 """Lines of tests/, and words of README.md and the pages of docs/. Of tests 62,000 were decided; cures for 52
 refusals that no row had, laws of colluders, journals, rows of a person and the document came."""
 OVER = "{}: {} where {} are allowed; bring the lines, or change the number in the same commit and say why"
