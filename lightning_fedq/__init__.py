@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lightning_fedq.clients.evaluation import ClientEvaluation
     from lightning_fedq.data import (
         IID,
+        ClientData,
         Dirichlet,
         FeatureShards,
         FederatedDataModule,
@@ -61,6 +62,7 @@ __all__ = [
     "SCAFFOLD",
     "AdaptiveRange",
     "ByzantineClients",
+    "ClientData",
     "ClientEvaluation",
     "Deadline",
     "Dirichlet",

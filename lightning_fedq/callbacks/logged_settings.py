@@ -1,4 +1,4 @@
-"""What loggers keep of a federation: its settings, in the configuration of each logger's run."""
+"""Settings of a federation in the configuration of each logger's run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
-    """What a tracker keeps of a federation that has its server: plain values by name."""
+    """Settings of a federation that has its server: plain values by name."""
     engine, target, mechanism = federation.engine, federation.privacy_target, federation.mechanism
     assert engine is not None
     names: list[str] = [one.name for one in fields(mechanism)] if is_dataclass(mechanism) else []

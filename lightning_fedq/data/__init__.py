@@ -1,11 +1,13 @@
 """Who holds what, and the batches of each client."""
 
+from lightning_fedq.data.by_turn import ClientData
 from lightning_fedq.data.datamodule import FederatedDataModule
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition
 from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
 
 __all__ = [
     "IID",
+    "ClientData",
     "Dirichlet",
     "FeatureShards",
     "FederatedDataModule",

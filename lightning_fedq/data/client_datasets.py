@@ -1,26 +1,17 @@
 """One data set for each client, by name: as many data sets as there are hospitals, writers or sites."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
+from lightning_fedq.data.by_turn import ClientDatasets
 from lightning_fedq.data.columns import as_tensors
 from lightning_fedq.data.own_loaders import LoadersOfClients
 from lightning_fedq.data.sampling import batching_of, sampling_of
 
 Source = Dataset[Any] | DataLoader[Any] | Callable[[], Any]
 """A client's data: a data set, a loader, or a function without arguments that returns one of them."""
-
-
-class ClientDatasets(ConcatDataset[Any]):
-    """The data sets of all clients, one behind the other."""
-
-    @property
-    def clients(self) -> list[range]:
-        """The indices of each client's samples."""
-        return [range(*bounds) for bounds in pairwise([0, *self.cumulative_sizes])]
 
 
 class ClientSources:
@@ -44,6 +35,10 @@ class ClientSources:
         self.names = [str(name) for name in named]
         self._sources, self._batch_size, self._num_workers = list(named.values()), batch_size, num_workers
         self._loaded: list[Any] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ClientSources":
+        """Itself: as data sets are, it is the same for all clients, however many there are."""
+        return self
 
     def load(self) -> list[Any]:
         """The data sets or loaders, in the order of the clients."""

@@ -43,8 +43,9 @@ class FederatedDataModule(pl.LightningDataModule):
         batch_size: Samples per local batch, >= 1; None keeps the data module's own. A Dataset needs it.
         partition: Partition of the samples over the clients; None leaves it to the `Federated` callback.
         clients: Sample indices of each client, instead of `partition`. Without `data` the clients' own data,
-            by name or in order: for each client a Dataset, with a length or iterable, a DataLoader, or a
-            function that returns one of them and is called when the training begins.
+            by name or in order: for each client a Dataset, with a length or iterable, a DataLoader, a
+            function that returns one of them and is called when the training begins, or `ClientData`, which
+            is opened in the client's turn.
         val: Validation set, where `data` is no data module; a loader is taken as it is.
         test: Test set, where `data` is a Dataset.
         predict: Prediction set, where `data` is a Dataset.

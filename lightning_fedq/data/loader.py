@@ -33,6 +33,7 @@ from torch.utils.data import (
 )
 
 from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.by_turn import ClientDatasets
 from lightning_fedq.data.generator_turns import GeneratorTurns, draw_from, generators_in
 from lightning_fedq.data.labels import Labels, labels_of
 from lightning_fedq.data.partition import Partition, larger_shares
@@ -207,6 +208,8 @@ class ClientBatches(Dataset[Any]):
                 tensor.index_select(0, flat.to(tensor.device)).view(*indices.shape, *tensor.shape[1:])
                 for tensor in self._tensors
             ]
+        if isinstance(self._dataset, ClientDatasets):
+            self._dataset.close_others((indices if indices.dim() == 1 else indices[:, 0]).tolist())
         if indices.dim() == 1:
             return self._one(indices.tolist())
         rows = []

@@ -111,6 +111,14 @@ def agree_on_start(
     Raises:
         ValueError: On every rank that differs, naming what does.
     """
+    sizes = [len(part) for part in held]
+    theirs = ranks.group.broadcast(sizes, "the sizes of clients")
+    for client, (own, other) in enumerate(zip(sizes, theirs, strict=False)):
+        if own != other:
+            raise ValueError(
+                f"rank {ranks.group.rank} has {own} samples of client {client}, and rank 0 has {other}; "
+                "start all ranks with the same data"
+            )
     dealt = hashlib.sha256(b"".join(part.numpy().tobytes() for part in held))
     check_same_on_all_ranks(ranks.group, {**facts, "who holds which samples": dealt.hexdigest()[:16]})
     first = ranks.group.broadcast(ledger.state_dict(), "the ledger at the start")

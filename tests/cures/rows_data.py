@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.data import FederatedDataModule, QuantitySkew
+from lightning_fedq.data import ClientData, FederatedDataModule, QuantitySkew
 from lightning_fedq.data.datasets.tensors import split_indices
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards
 from tests.cures.rows import dpsgd, fed, fit, row
@@ -170,6 +170,29 @@ class ReadsData(pl.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         assert len(trainer.train_dataloader.dataset) == 80
 
+
+def draws_itself():
+    data = part(5)
+    data.generator = torch.Generator()
+    return data
+
+
+row(
+    "size must be >= 1, got {}; leave clients without samples out",
+    lambda: ClientData(part, 0),
+    lambda: ClientData(part, 80)[0],
+)
+row(
+    "was said; give the size of each client's data as it is",
+    lambda: ClientData(part, 79)[0],
+    lambda: ClientData(part, 80)[0],
+)
+row(
+    "begins anew each time that it is opened; draw from torch's default generator, or give the",
+    lambda: ClientData(draws_itself, 5)[0],
+    lambda: ClientData(lambda: part(5), 5)[0],
+    lambda: of(draws_itself(), part(5), batch_size=5),
+)
 
 row("data sets of clients need", lambda: split(of(*parts())), lambda: split(of(*parts(), batch_size=32)))
 row(

@@ -10,7 +10,7 @@ from lightning_fedq.training.rank_checks import check_same_on_all_ranks
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import Stream, of
 from tests.digits_run import Classifier
-from tests.training.test_distributed_clients import Meeting, on
+from tests.training.test_distributed_clients import Meeting, on, start
 
 
 class Alone(Meeting):
@@ -103,6 +103,11 @@ row(
     lambda: among(fed(), module=Counts("value")),
     lambda: among(fed(), module=Counts("validation")),
     lambda: one(fed(), module=Counts("object")),
+)
+row(
+    "samples of client {}, and rank 0 has {}; start all ranks with the same data",
+    lambda: start([4, 5], [4, 6]),
+    lambda: start([4, 6], [4, 6]),
 )
 row("; start all ranks with the same program,", lambda: compared("CorBin"), lambda: compared("LDPQ"))
 row(

@@ -58,6 +58,9 @@ class Stream(IterableDataset[Any]):
 def _own(kind):
     whole = Data()._set(1, 49)
     parts = [torch.utils.data.Subset(whole, range(7 * c, 7 * c + 7)) for c in range(CLIENTS)]
+    if kind is fedq.ClientData:  # opened by turn: its samples are those of `whole`
+        own = [fedq.ClientData(lambda part=part: part, size=len(part)) for part in parts]
+        return fedq.FederatedDataModule(clients=own, val=Data()._set(0, SIZE), batch_size=SIZE)
     sets = [
         Stream() if kind is Stream else DataLoader(part, batch_size=2 + c % 3) for c, part in enumerate(parts)
     ]
@@ -210,6 +213,7 @@ FEATURES = {
     "local steps": Feature(federated={"local_steps": 3, "clients_per_step": 2}),
     "dropped rests": Feature(data=lambda: Data(drop_last=True)),
     "loaders of their own": Feature(data=lambda: _own(DataLoader)),
+    "data opened by turn": Feature(data=lambda: _own(fedq.ClientData)),
     "streams": Feature(data=lambda: _own(Stream), federated={"local_steps": 2}, refused="are streams"),
     "a schedule by batch": Feature(
         _schedule(lambda o: _STEPS.StepLR(o, 1, 0.9), interval="step", frequency=2)

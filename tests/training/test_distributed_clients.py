@@ -12,9 +12,10 @@ from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.keys.randomness import RootKeys, SeededKeys
 from lightning_fedq.mechanisms import CPA, CorBin, FedAvg, SignRR, SubtractiveDither, TopK
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, Ranges
+from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training import rank_checks
-from lightning_fedq.training.rank_checks import check_same_on_all_ranks, say_who_is_idle
+from lightning_fedq.training.rank_checks import agree_on_start, check_same_on_all_ranks, say_who_is_idle
 from lightning_fedq.training.ranks import (
     DistributedClientsStrategy,
     OtherRankStoppedError,
@@ -294,6 +295,20 @@ def test_ranks_with_other_settings_are_refused_by_name():
         check_same_on_all_ranks(group, {"mechanism": "LDPQ", "seed": "3"})
     group.broadcast = lambda facts, place: facts
     check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
+
+
+def start(sizes, theirs):
+    """Rank 1 with clients of these sizes, of a group whose rank 0 has others."""
+    group = Meeting(1)
+    group.broadcast = lambda own, place: theirs if place == "the sizes of clients" else own
+    ranks = SimpleNamespace(group=group, is_global_zero=True)
+    agree_on_start(ranks, {}, [torch.arange(size) for size in sizes], Ledger(len(sizes), "CorBin"))
+
+
+def test_ranks_with_other_sizes_of_clients_are_refused_by_name():
+    with pytest.raises(ValueError, match="rank 1 has 5 samples of client 2, and rank 0 has 6; start all"):
+        start([4, 4, 5], [4, 4, 6])
+    start([4, 4, 5], [4, 4, 5])
 
 
 def test_ranks_without_work_are_said():

@@ -1,0 +1,113 @@
+"""Data sets of clients that are opened in their client's turn, and closed after it."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+import lightning_fedq as fedq
+from lightning_fedq._lightning import pl
+from lightning_fedq.clients.world import World
+from lightning_fedq.data import ClientData, FederatedDataModule
+from tests.digits_run import Classifier, digits, make_trainer
+
+VAL = TensorDataset(*(part[-10:] for part in digits()))
+CLIENTS, SIZES = 9, [8, 12, 5, 8, 8, 20, 8, 3, 8]
+
+
+class Shard(Dataset):
+    """A file of a client: it counts how many are open."""
+
+    open_now: ClassVar[set[int]] = set()
+    most: ClassVar[int] = 0
+    opened: ClassVar[list[int]] = []
+
+    def __init__(self, client):
+        inputs, labels = digits()
+        begin = sum(SIZES[:client])
+        rows = slice(begin, begin + SIZES[client])
+        self.client, self.rows = client, (inputs[rows], labels[rows])
+        type(self).open_now = self.open_now | {client}
+        type(self).most = max(self.most, len(self.open_now))
+        self.opened.append(client)
+
+    def __len__(self):
+        return SIZES[self.client]
+
+    def __getitem__(self, index):
+        return tuple(part[index] for part in self.rows)
+
+    def close(self):
+        type(self).open_now = self.open_now - {self.client}
+
+
+def weights_of(clients, num_workers=0, **settings):
+    Shard.open_now, Shard.most, Shard.opened = set(), 0, []
+    federated = fedq.Federated(fedq.CorBin(4.0), CLIENTS, seed=0, **settings)
+    data = FederatedDataModule(clients=clients, val=VAL, batch_size=4, num_workers=num_workers)
+    trainer = make_trainer(federated, max_epochs=2, logger=False)
+    module = Classifier()
+    trainer.fit(module, datamodule=data)
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_they_train_as_data_sets_that_are_always_open(stack, workers):
+    settings = {"clients_per_step": stack, "clients_per_round": 6}
+    always = weights_of([Shard(client) for client in range(CLIENTS)], workers, **settings)
+    turns = [ClientData(lambda client=client: Shard(client), SIZES[client]) for client in range(CLIENTS)]
+    assert torch.equal(weights_of(turns, workers, **settings), always)
+
+
+def test_no_more_are_open_than_train_side_by_side():
+    def turns():
+        return [ClientData(lambda client=client: Shard(client), SIZES[client]) for client in range(CLIENTS)]
+
+    weights_of(turns(), clients_per_step=3)
+    assert Shard.most <= 4, "a stack, and what was tried before the first round"
+    weights_of(turns(), clients_per_step=1, clients_per_round=4)
+    assert Shard.most <= 2 and len(set(Shard.opened)) <= 9
+    drawn = set(Shard.opened)
+    data = FederatedDataModule(clients=turns(), batch_size=4)
+    Shard.opened.clear()
+    assert [len(part) for part in data.sources.split] == SIZES and not Shard.opened, "sizes are known"
+    assert drawn, "somebody was"
+
+
+def test_a_client_s_world_does_not_grow_with_the_number_of_clients():
+    few, many = (
+        FederatedDataModule(clients=[ClientData(lambda: Shard(0), 8)] * count, batch_size=4)
+        for count in (2, 2_000)
+    )
+    sizes = [len(World([module])._bytes) for module in (few, many)]
+    assert sizes[1] - sizes[0] < 200
+    assert World([many]).load()[1][0].sources is many.sources
+
+
+def test_what_is_opened_is_what_was_said():
+    with pytest.raises(ValueError, match="size must be >= 1, got 0; leave clients without samples out"):
+        ClientData(lambda: Shard(0), 0)
+    with pytest.raises(ValueError, match=r"of 8 samples where ClientData\(size=9\) was said; give the size"):
+        ClientData(lambda: Shard(0), 9)[0]
+
+    class Draws(Shard):
+        def __init__(self):
+            super().__init__(0)
+            self.generator = np.random.default_rng(0)
+
+    with pytest.raises(ValueError, match=r"a Generator of its own.*draw from torch's default generator"):
+        ClientData(Draws, 8)[0]
+
+
+def test_a_federation_names_the_size_that_is_wrong():
+    data = TensorDataset(torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64))
+    clients = [ClientData(lambda: data, 4), ClientData(lambda: data, 5)]
+    federated = fedq.Federated(fedq.FedAvg(), 2, seed=0)
+    with pytest.raises(ValueError, match=r"4 samples where ClientData\(size=5\)"):
+        make_trainer(federated, max_epochs=1, logger=False).fit(
+            Classifier(), datamodule=FederatedDataModule(clients=clients, val=VAL, batch_size=2)
+        )
+    assert isinstance(federated, pl.Callback)
