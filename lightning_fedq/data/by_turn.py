@@ -38,7 +38,8 @@ class ClientData(Dataset[Any]):
     def __init__(self, load: Callable[[], Any], size: int) -> None:
         if size < 1:
             raise ValueError(f"size must be >= 1, got {size}; leave clients without samples out")
-        self.load, self.size, self._opened = load, size, None
+        self.load, self.size = load, size
+        self._opened: Any = None
 
     def __len__(self) -> int:
         """Number of samples."""
