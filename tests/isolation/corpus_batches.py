@@ -1,4 +1,4 @@
-"""Published styles of batches: padded text, pictures with paths, boxes, dataclasses; a precision of its own."""
+"""Published styles of batches: padded text, pictures with paths, boxes, dataclasses, an own precision."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
