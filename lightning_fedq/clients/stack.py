@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from torch.optim import (
     RMSprop,
     Rprop,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_unflatten
 
 from lightning_fedq._lightning import pl
@@ -146,16 +147,16 @@ class StackedStep:
     def _run(self, step: Callable[[], Any], rows: Sequence[int]) -> Any:
         """Run a mapped step. One that draws random numbers again, each client from its own sequence."""
         if self._turns is None:
-            with self._logs.catching(), _quiet():
+            with self._logs.catching(), _mapped():
                 return step()
         if not self._draws:
             before = generator_state()
-            with self._logs.catching(), _quiet():
+            with self._logs.catching(), _mapped():
                 found = step()
             if same_state(before, generator_state()):
                 return found
             self._draws = True
-        with self._logs.catching(), _quiet(), ClientDraws(self._turns, rows), DropoutInPlace():
+        with self._logs.catching(), _mapped(), ClientDraws(self._turns, rows), DropoutInPlace():
             return step()
 
     def _one_client(
@@ -183,10 +184,30 @@ class StackedStep:
         self._logs.replay(self._caught, num_clients, batch, log)
 
 
+_NORMS = (nn.functional.batch_norm, nn.functional.layer_norm, nn.functional.instance_norm)
+
+
+class _NormsIn32Bits(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """While it is on, inputs of 16 bits are normalised in 32 bits and rounded again, as a CPU does by itself.
+
+    Mapped over clients, torch has no kernel for inputs of 16 bits and weights or statistics of 32, which is
+    what autocast leads to.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Widen. Leave everything else alone."""
+        if func in _NORMS and args[0].dtype.itemsize == 2 and args[0].device.type == "cpu":
+            return func(args[0].float(), *args[1:], **(kwargs or {})).to(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _mapped() -> Iterator[None]:
     """Without functorch's word on operations that it maps slowly, which asks users to report them."""
-    with warnings.catch_warnings():
+    norms = _NormsIn32Bits() if torch.is_autocast_enabled("cpu") else nullcontext()  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings(), norms:
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
 

@@ -7,10 +7,12 @@ does not notice.
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -55,10 +57,17 @@ class Rehearsal(NamedTuple):
     Args:
         obstacle: Why clients can't train side by side, or None.
         flops: Floating-point operations of one client's step, matrix products and convolutions.
+        apart: Largest difference of a client's gradient in a stack from that of the client alone, as a share
+            of the largest entry of all.
+        where: Name of the parameter where that is.
+        rounds: Does the step compute in less than 32 bits?
     """
 
     obstacle: str | None
     flops: int = 0
+    apart: float = 0.0
+    where: str = ""
+    rounds: bool = False
 
 
 def elementwise(optimizer: torch.optim.Optimizer) -> bool:
@@ -90,7 +99,7 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
             by_itself = has_batches_of_its_own(trainer)
             if by_itself and (obstacle := _kept_by_hooks(begin, vector, batch)):
                 return Rehearsal(obstacle)
-            return _try(begin, vector, batch, by_itself)
+            return _judged(lambda wide: _try(begin, vector, batch, by_itself, wide))
         except Exception as error:  # whatever the user's code or vmap raises is the answer
             return Rehearsal(in_words(error))
 
@@ -200,9 +209,56 @@ def _kept_by_hooks(begin: Callable[..., Client], vector: Vector, batch: Any) -> 
     return None if all(torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in tensors) else follows
 
 
-def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bool) -> Rehearsal:
-    client, turns = begin(), _turns()
-    trainer, module, names, buffer_names = client.trainer, client.module, vector.trained, vector.buffer_names
+_TOLERANCE = 0.02
+"""Largest difference of two gradients that are computed in another order, in 32 bits."""
+_TOLERANCE_OF_16 = 0.25
+"""The same where a step can be tried in 16 bits only. bfloat16 keeps 8 bits, and each product is rounded."""
+
+
+def _judged(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
+    """Tell rounding from what else differs in a stack.
+
+    Args:
+        tried: Tries the step in the training's own precision, or in 32 bits: then the sums' order is all
+            that rounding has to explain.
+    """
+    found = tried(False)
+    if found.obstacle is not None or found.apart <= _TOLERANCE:
+        return found
+    said = f"{found.apart:.2g} of the largest"
+    if found.rounds:
+        try:
+            wide = tried(True)
+        except Exception:  # a step that is written for 16 bits
+            if found.apart <= _TOLERANCE_OF_16:
+                return found
+        else:
+            if wide.obstacle is None and wide.apart <= _TOLERANCE:
+                return found
+            said += f", and {wide.apart:.2g} in 32 bits"
+    return Rehearsal(
+        f"in a stack a client's gradient of {found.where} is not that of the client alone: they are {said} "
+        "apart"
+    )
+
+
+def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bool, wide: bool) -> Rehearsal:
+    turns = _turns()
+    names, buffer_names = vector.trained, vector.buffer_names
+
+    def begun(seed: int = 0) -> Client:
+        client = begin(seed)
+        if wide:
+            client.module.float()
+        return client
+
+    def widened(batch: Any) -> Any:
+        is_16 = lambda t: t.is_floating_point() and t.dtype.itemsize == 2  # noqa: E731
+        return map_tensors(lambda t: t.float() if is_16(t) else t, batch) if wide else batch
+
+    client = begun()
+    trainer, module = client.trainer, client.module
+    context = nullcontext if wide else trainer.precision_plugin.train_step_context
     batch = (OwnHandling(trainer, turns) if by_itself else handling(trainer))(given)
     rows: Sequence[int] = range(len(batch)) if isinstance(batch, UnequalBatches) else ()
     if rows:
@@ -214,6 +270,7 @@ def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bo
             )
         rows = max(groups, key=len)
         batch = stack_batches([batch[row] for row in rows])
+    batch = widened(batch)
     step = StackedStep(module, names, buffer_names, turns)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if len({parameters[name].dtype for name in names}) > 1:
@@ -221,12 +278,14 @@ def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bo
     num_clients = _num_clients(batch)
     rows = rows or range(num_clients)
     own = [parameters[name].detach() for name in names]
+    with context():
+        rounds = own[0].dtype.itemsize == 2 or torch.is_autocast_enabled(own[0].device.type)
     stack = [weight.expand(num_clients, *weight.shape).contiguous() for weight in own]
     changing = [buffers[n].expand(num_clients, *buffers[n].shape).contiguous() for n in buffer_names]
     args = further_arguments(module)
 
     def stacked() -> list[Tensor]:
-        with trainer.precision_plugin.train_step_context():
+        with context():
             return step(stack, batch, *args, buffers=changing, rows=rows)[1]
 
     def single(alone: Client, row: int) -> None:
@@ -235,8 +294,8 @@ def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bo
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
         seed_for_transforms(row)  # as the stack's turns
         own = given[row] if isinstance(given, UnequalBatches) else map_tensors(itemgetter(row), given)
-        own = handling(trainer)(own)
-        with trainer.precision_plugin.train_step_context():
+        own = widened(handling(trainer)(own))
+        with context():
             output = module.training_step(own, *args)
         loss: Any = output["loss"] if isinstance(output, dict) else output
         if loss is None:
@@ -266,29 +325,25 @@ def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bo
     unused = [name for name in names if parameters[name].grad is None]
     if unused:
         return Rehearsal(f"parameters {unused} get no gradient, which a stack can't tell from a zero one")
-    if gradients[0]:
-        for place in (0, num_clients - 1):
-            alone = begin(1 + place)  # generators that it holds are each client's own
-            single(alone, rows[place])
-            of_alone = [attrgetter(name)(alone.module).grad for name in names]
-            if not _are_alike([one[place] for one in gradients[0]], of_alone):
-                return Rehearsal(
-                    "training_step has other gradients in a stack than for a client alone; a generator of "
-                    "its own, say, would be one for all"
-                )
-    return Rehearsal(None, counter.get_total_flops())
+    apart, where = 0.0, ""
+    for place in (0, num_clients - 1) if gradients[0] else ():
+        alone = begun(1 + place)  # generators that it holds are each client's own
+        single(alone, rows[place])
+        of_alone = [attrgetter(name)(alone.module).grad for name in names]
+        shares = _apart([one[place] for one in gradients[0]], of_alone)
+        apart, where = max((apart, where), *zip(shares, names, strict=True))
+    return Rehearsal(None, counter.get_total_flops(), apart, where, rounds)
 
 
-_TOLERANCE = 0.02
-"""Largest difference of two gradients that are computed in another order, by the largest gradient; bfloat16's
-rounding is half of it."""
-
-
-def _are_alike(some: Sequence[Tensor], others: Sequence[Tensor | None]) -> bool:
-    pairs = [(a, b) for a, b in zip(some, others, strict=True) if b is not None]
-    largest = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
-    differences = [float((a - b).abs().max()) for a, b in pairs if b.numel()]
-    return not any(difference > _TOLERANCE * largest for difference in differences)  # NaN is another matter
+def _apart(some: Sequence[Tensor], others: Sequence[Tensor | None]) -> list[float]:
+    """Largest differences of gradients, by the largest entry of all. NaN is another matter, and none."""
+    largest = max((float(b.abs().max()) for b in others if b is not None and b.numel()), default=0.0)
+    shares = []
+    for one, other in zip(some, others, strict=True):
+        furthest = 0.0 if other is None or not one.numel() else float((one - other).abs().max())
+        share = furthest / largest if largest else furthest and math.inf
+        shares.append(0.0 if math.isnan(share) else share)
+    return shares
 
 
 class _Drawn(bytes):
@@ -329,7 +384,8 @@ def _numbers_of(module: nn.Module) -> dict[str, Any]:
         if isinstance(value, bool | int | float | itertools.count):
             found[name] = repr(value)
         elif isinstance(value, GENERATORS):
-            found[name] = _Drawn(pickle.dumps(state_of(value)))
+            state = state_of(value)
+            found[name] = _Drawn(pickle.dumps(state.numpy() if isinstance(state, Tensor) else state))
     return found
 
 
