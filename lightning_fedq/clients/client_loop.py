@@ -18,13 +18,12 @@ from typing import Any
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.hooks import BATCH_HOOKS, STEP_HOOKS
+from lightning_fedq.clients.hooks import BATCH_HOOKS, STEP_HOOKS, TRANSFER_HOOKS
 
 _loops: Any = pl.loops
 _call: Any = pl.trainer.call
 _takes_parameter: Any = _loops.training_epoch_loop.is_param_in_hook_signature
 
-_OF_DATA = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _OF_STRATEGY = (
     *("training_step", "backward", "optimizer_step", "batch_to_device", "on_train_batch_start"),
     *("pre_backward", "post_backward", "post_training_step"),
@@ -39,8 +38,8 @@ def _originals(kind: Any, *names: str) -> tuple[frozenset[str], Callable[[Any], 
 
 
 _HOOKS = {
-    pl.LightningModule: _originals(pl.LightningModule, *STEP_HOOKS, *_OF_DATA, "clip_gradients"),
-    pl.LightningDataModule: _originals(pl.LightningDataModule, *_OF_DATA),
+    pl.LightningModule: _originals(pl.LightningModule, *STEP_HOOKS, *TRANSFER_HOOKS, "clip_gradients"),
+    pl.LightningDataModule: _originals(pl.LightningDataModule, *TRANSFER_HOOKS),
     pl.Callback: _originals(pl.Callback, *BATCH_HOOKS),
     pl.strategies.Strategy: _originals(pl.strategies.Strategy, *_OF_STRATEGY),
 }

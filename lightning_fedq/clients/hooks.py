@@ -23,9 +23,11 @@ BATCH_HOOKS = (
 )
 STEP_HOOKS = (
     *("backward", *BATCH_HOOKS, "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"),
-    *("on_before_batch_transfer", "on_after_batch_transfer"),
 )
-"""Hooks of a module, or a data module, within a step."""
+"""Hooks of a module within a step."""
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Hooks of a module, or a data module, that are given a batch and return another."""
+_HOST = ("lightning", "lightning_fabric", "pytorch_lightning")
 _OF_THE_FIT = (
     *(pl.callbacks.Checkpoint, pl.callbacks.EarlyStopping, pl.callbacks.ProgressBar),
     *(pl.callbacks.LearningRateMonitor, pl.callbacks.DeviceStatsMonitor, pl.callbacks.Timer),
@@ -71,11 +73,25 @@ def crosses_clients(callback: pl.Callback) -> bool:
 
 def has_own_hook(callback: pl.Callback, hook: str = "on_train_batch_end") -> bool:
     """Has a callback of the fit a hook of the user's own at the end, or the start, of a batch?"""
-    host = ("lightning", "pytorch_lightning")
-    for kind in type(callback).__mro__:
-        if hook in vars(kind):
-            return "knows_clients" not in vars(kind) and kind.__module__.partition(".")[0] not in host
-    return False
+    return not _is_of_the_host(type(callback), hook)
+
+
+def _is_of_the_host(kind: type, name: str) -> bool:
+    """Does a class have a method from Lightning, or from a callback of this package?"""
+    owner = next((one for one in kind.__mro__ if name in vars(one)), None)
+    return owner is None or "knows_clients" in vars(owner) or owner.__module__.partition(".")[0] in _HOST
+
+
+def has_batches_of_its_own(trainer: Any) -> bool:
+    """Is a batch handed to the user's own code before it is trained on: to a hook, precision or strategy?"""
+    owners: list[Any] = [(trainer.lightning_module, pl.LightningModule)]
+    if trainer.datamodule is not None:
+        owners.append((trainer.datamodule, pl.LightningDataModule))
+    return (
+        any(is_overridden(hook, one, kind) for one, kind in owners for hook in TRANSFER_HOOKS)
+        or not _is_of_the_host(type(trainer.precision_plugin), "convert_input")
+        or not _is_of_the_host(type(trainer.strategy), "batch_to_device")
+    )
 
 
 def say_who_is_copied(callbacks: list[pl.Callback]) -> None:

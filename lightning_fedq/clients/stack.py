@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -33,13 +33,22 @@ from torch.optim import (
     RMSprop,
     Rprop,
 )
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_unflatten
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.client_draws import ClientDraws, DropoutInPlace
+from lightning_fedq.clients.hooks import has_batches_of_its_own
 from lightning_fedq.clients.stacked_logs import Keep, StackedLogs
 from lightning_fedq.data.generator_turns import GeneratorTurns, generator_state, same_state
-from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
+from lightning_fedq.functional.batch_stack import (
+    UnequalBatches,
+    apart,
+    flat_batch,
+    groups_alike,
+    stack_batches,
+    stacked,
+)
 
 ELEMENTWISE_OPTIMIZERS = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
 """Optimisers that treat every coordinate on its own, so that a stack is to them a longer vector."""
@@ -121,14 +130,14 @@ class StackedStep:
             returned. Where it returned no loss, None and no gradients.
         """
         self._args, self._constants = args, {}
-        leaves, spec = tree_flatten(batch)
+        leaves, self._spec = flat_batch(batch)
         mapped = [0 if isinstance(leaf, Tensor) else None for leaf in leaves]
-        in_dims = (None if common else 0, 0, tree_unflatten(mapped, spec))
+        in_dims = (None if common else 0, 0, mapped)
         run = vmap(self._gradients, in_dims=in_dims, randomness="different")
         state = dict(zip(self.buffer_names, buffers, strict=True))
         weights_of = dict(zip(self.names, weights, strict=True))
         clients = range(next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
-        found = self._run(lambda: run(weights_of, state, batch), clients if rows is None else rows)
+        found = self._run(lambda: run(weights_of, state, leaves), clients if rows is None else rows)
         gradients, (losses, (self._caught, extra, changed)) = found
         for name, buffer in state.items():
             buffer.copy_(changed[name])
@@ -138,24 +147,24 @@ class StackedStep:
     def _run(self, step: Callable[[], Any], rows: Sequence[int]) -> Any:
         """Run a mapped step. One that draws random numbers again, each client from its own sequence."""
         if self._turns is None:
-            with self._logs.catching(), _quiet():
+            with self._logs.catching(), _mapped():
                 return step()
         if not self._draws:
             before = generator_state()
-            with self._logs.catching(), _quiet():
+            with self._logs.catching(), _mapped():
                 found = step()
             if same_state(before, generator_state()):
                 return found
             self._draws = True
-        with self._logs.catching(), _quiet(), ClientDraws(self._turns, rows), DropoutInPlace():
+        with self._logs.catching(), _mapped(), ClientDraws(self._turns, rows), DropoutInPlace():
             return step()
 
     def _one_client(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], leaves: list[Any]
     ) -> tuple[Tensor, Any]:
         # clones: what is changed in place and what is assigned anew both come back as new values
         state = {**parameters, **{name: buffer.clone() for name, buffer in buffers.items()}}
-        output = functional_call(self._step, state, (batch, *self._args))
+        output = functional_call(self._step, state, (tree_unflatten(leaves, self._spec), *self._args))
         changed = {name: state[name].detach() for name in buffers}
         loss = output["loss"] if isinstance(output, dict) else output
         self._skipped = loss is None
@@ -175,12 +184,70 @@ class StackedStep:
         self._logs.replay(self._caught, num_clients, batch, log)
 
 
+_NORMS = (nn.functional.batch_norm, nn.functional.layer_norm, nn.functional.instance_norm)
+
+
+class _NormsIn32Bits(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """While it is on, inputs of 16 bits are normalised in 32 bits and rounded again, as a CPU does by itself.
+
+    Mapped over clients, torch has no kernel for inputs of 16 bits and weights or statistics of 32, which is
+    what autocast leads to.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Widen. Leave everything else alone."""
+        if func in _NORMS and args[0].dtype.itemsize == 2 and args[0].device.type == "cpu":
+            return func(args[0].float(), *args[1:], **(kwargs or {})).to(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _mapped() -> Iterator[None]:
     """Without functorch's word on operations that it maps slowly, which asks users to report them."""
-    with warnings.catch_warnings():
+    norms = _NormsIn32Bits() if torch.is_autocast_enabled("cpu") else nullcontext()  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings(), norms:
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
+
+
+def handling(trainer: Any) -> Callable[[Any], Any]:
+    """What a Trainer does with a batch before it is trained on."""
+    before, transfer = trainer.lightning_module._on_before_batch_transfer, trainer.strategy.batch_to_device
+    convert = trainer.precision_plugin.convert_input
+    return lambda batch: transfer(before(convert(batch)))
+
+
+class OwnHandling:
+    """`handling`, for each client of a stack by itself.
+
+    Args:
+        trainer: A client's.
+        turns: The clients' sequences of random numbers.
+    """
+
+    def __init__(self, trainer: Any, turns: GeneratorTurns) -> None:
+        self._trainer, self._turns, self._handle = trainer, turns, handling(trainer)
+
+    def __call__(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        """Hand over each client's batch in its turn. What comes back is one batch where it stacks."""
+        made = []
+        for index, own in enumerate(apart(batch)):
+            with self._turns.of_transforms(index):
+                made.append(self._handle(own))
+        return stacked(made)
+
+    def take_over(self) -> None:
+        """Stand in for what Lightning would call with the whole stack."""
+        trainer = self._trainer
+        trainer.precision_plugin.convert_input = _as_it_is
+        trainer.lightning_module._on_before_batch_transfer = _as_it_is
+        trainer.strategy.batch_to_device = self
+
+
+def _as_it_is(batch: Any, dataloader_idx: int = 0) -> Any:
+    return batch
 
 
 class StackMemory(NamedTuple):
@@ -267,6 +334,8 @@ class ClientStack:
         self._ordinary_clip = self._precision.clip_grad_by_norm
         self._strategy.training_step, self._strategy.backward = self.training_step, self.backward
         trainer.fit_loop.epoch_loop.stack = self
+        if has_batches_of_its_own(trainer):
+            OwnHandling(trainer, turns or GeneratorTurns()).take_over()
         self._precision.clip_grad_by_norm = self.clip_grad_by_norm
 
     def _take_over(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import ClientFit
-from lightning_fedq.clients.stack_trial import Rehearsal, elementwise, rehearse
+from lightning_fedq.clients.stack_trial import Rehearsal, elementwise, in_words, rehearse
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.batches import Stack
 
@@ -99,12 +99,10 @@ def choose_clients_per_step(
     if len(largest.clients) < 2:
         return _one("no two clients of the first round have batches of the same sizes", False)
 
-    def tried() -> Rehearsal:
-        batch = trainer.precision_plugin.convert_input(first_batch(largest))
-        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-        return rehearse(trainer, fit, vector, batch)
-
-    found = do(tried)
+    try:
+        found = do(lambda: rehearse(trainer, fit, vector, first_batch(largest)))
+    except Exception as error:  # of the user's code, as it reads a batch, or of a fork
+        found = Rehearsal(in_words(error))
     if found.obstacle is not None:
         return _one(f"a stack of clients can't run: {found.obstacle}")
     if wanted != "auto":

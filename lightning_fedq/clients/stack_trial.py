@@ -7,15 +7,19 @@ does not notice.
 from __future__ import annotations
 
 import itertools
+import math
+import pickle
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from torchmetrics import Metric
 
@@ -25,13 +29,26 @@ from lightning_fedq.clients.hooks import (
     BATCH_HOOKS,
     STEP_HOOKS,
     call_start_hooks,
+    has_batches_of_its_own,
     looks_at_batches,
     overrides,
 )
-from lightning_fedq.clients.stack import ELEMENTWISE_OPTIMIZERS, StackedStep, further_arguments
+from lightning_fedq.clients.stack import (
+    ELEMENTWISE_OPTIMIZERS,
+    OwnHandling,
+    StackedStep,
+    further_arguments,
+    handling,
+)
 from lightning_fedq.clients.vector import Vector
-from lightning_fedq.data.generator_turns import GeneratorTurns, seed_everywhere
-from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
+from lightning_fedq.data.generator_turns import GENERATORS, GeneratorTurns, seed_for_transforms, state_of
+from lightning_fedq.functional.batch_stack import (
+    UnequalBatches,
+    flat_batch,
+    groups_alike,
+    map_tensors,
+    stack_batches,
+)
 
 
 class Rehearsal(NamedTuple):
@@ -40,10 +57,17 @@ class Rehearsal(NamedTuple):
     Args:
         obstacle: Why clients can't train side by side, or None.
         flops: Floating-point operations of one client's step, matrix products and convolutions.
+        apart: Largest difference of a client's gradient in a stack from that of the client alone, as a share
+            of the largest entry of all.
+        where: Name of the parameter where that is.
+        rounds: Does the step compute in less than 32 bits?
     """
 
     obstacle: str | None
     flops: int = 0
+    apart: float = 0.0
+    where: str = ""
+    rounds: bool = False
 
 
 def elementwise(optimizer: torch.optim.Optimizer) -> bool:
@@ -58,21 +82,10 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
         trainer: The user's, of a fit that has not begun to train.
         fit: Copies it.
         vector: What is trained.
-        batch: First batch of a stack, on the device; its tensors lead with a client dimension of 2 or more.
+        batch: First batch of a stack, as it is read.
     """
-    if hook := _one_client_hook(trainer):
-        return Rehearsal(hook)
-    module = trainer.lightning_module
-    if obstacle := _known_obstacle(module):
+    if obstacle := _one_client_hook(trainer) or _known_obstacle(trainer.lightning_module):
         return Rehearsal(obstacle)
-    if isinstance(batch, UnequalBatches):
-        groups = groups_alike(batch)
-        if 2 * len(groups) > len(batch):
-            return Rehearsal(
-                f"the batches of {len(batch)} clients are of {len(groups)} kinds: tensors of other shapes, "
-                "or strings and objects that differ"
-            )
-        batch = stack_batches([batch[index] for index in max(groups, key=len)])
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices), pl.utilities.seed.isolate_rng(include_cuda=False):
         try:
@@ -83,26 +96,28 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
                 vector.hold_statistics(client.module)
                 return client
 
-            return _try(begin, vector.trained, batch, vector.buffer_names)
+            by_itself = has_batches_of_its_own(trainer)
+            if by_itself and (obstacle := _kept_by_hooks(begin, vector, batch)):
+                return Rehearsal(obstacle)
+            return _judged(lambda wide: _try(begin, vector, batch, by_itself, wide))
         except Exception as error:  # whatever the user's code or vmap raises is the answer
-            return Rehearsal(_in_words(error))
+            return Rehearsal(in_words(error))
 
 
 _MODULE_HOOKS = (*STEP_HOOKS, "on_train_epoch_end")
 
 
 def _one_client_hook(trainer: pl.Trainer) -> str | None:
-    """Name a hook that expects one client, of the module, the data module, a callback or a parameter.
+    """Name a hook that expects one client, of the module, a callback or a parameter.
 
     A stack's batch has a client dimension, its gradients and weights lie in the stack and not in the module.
     What a hook of the user's own would make of that is anybody's guess, so such a run goes one client at a
     time. Callbacks that belong to the fit see none of the three.
     """
-    module, datamodule = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
-    for owner, parent in ((module, pl.LightningModule), (datamodule, pl.LightningDataModule)):
-        for hook in _MODULE_HOOKS:
-            if owner is not None and hasattr(parent, hook) and is_overridden(hook, owner, parent):
-                return f"{type(owner).__name__} overrides {hook}, which expects one client's batch"
+    module = trainer.lightning_module
+    for hook in _MODULE_HOOKS:
+        if is_overridden(hook, module, pl.LightningModule):
+            return f"{type(module).__name__} overrides {hook}, which expects one client's batch"
     for callback in filter(looks_at_batches, callbacks_of(trainer)):
         hook = next(hook for hook in BATCH_HOOKS if overrides(callback, hook))
         return (
@@ -148,7 +163,8 @@ def _known_obstacle(module: pl.LightningModule) -> str | None:
     return None
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
+    """What an error of a trial says of a training step, in one line."""
     first = str(error).strip().splitlines()[0] if str(error) else ""
     for part, words in _WORDS.items():
         if part in first:
@@ -156,32 +172,130 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {first.partition(' Please file')[0]}"
 
 
-def _try(
-    begin: Callable[..., Client], names: Sequence[str], batch: Any, buffer_names: Sequence[str]
-) -> Rehearsal:
-    client = begin()
-    trainer, module = client.trainer, client.module
+_ONCE = "a stack has once for all of its clients"
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Names of what is not the same in both: of pairs, their first part."""
+    first = [{n: v[0] if isinstance(v, tuple) else v for n, v in marks.items()} for marks in (one, other)]
+    return sorted(name for name in {**one, **other} if first[0].get(name) != first[1].get(name))
+
+
+def _turns() -> GeneratorTurns:
     turns = GeneratorTurns()
     turns.begin(int)
+    return turns
+
+
+def _kept_by_hooks(begin: Callable[..., Client], vector: Vector, batch: Any) -> str | None:
+    """Why hooks on batches can't serve one client of a stack after the other. None if they can."""
+    client, other = begin(), begin()
+    before, drawn = _marks(client), _numbers_of(client.module)
+    made = OwnHandling(client.trainer, _turns())(batch)
+    kept, used = _differ(before, _marks(client)), _differ(drawn, _numbers_of(client.module))
+    if names := ", ".join((kept or used)[:4]):
+        what = "keep something beside the batch" if kept else "draw from a random generator of their own"
+        return f"hooks on batches {what} ({names}), which {_ONCE}"
+    for name in (*vector.trained, *vector.buffer_names):
+        tensor = attrgetter(name)(other.module).detach()
+        tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.add_(1)
+    follows = "hooks on batches follow the weights, of which every client of a stack has its own"
+    try:
+        again = OwnHandling(other.trainer, _turns())(batch)
+    except Exception:  # over what no weights are
+        return follows
+    pairs = zip(flat_batch(made)[0], flat_batch(again)[0], strict=True)
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
+    return None if all(torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in tensors) else follows
+
+
+_TOLERANCE = 0.02
+"""Largest difference of two gradients that are computed in another order, in 32 bits."""
+_TOLERANCE_OF_16 = 0.25
+"""The same where a step can be tried in 16 bits only. bfloat16 keeps 8 bits, and each product is rounded."""
+
+
+def _judged(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
+    """Tell rounding from what else differs in a stack.
+
+    Args:
+        tried: Tries the step in the training's own precision, or in 32 bits: then the sums' order is all
+            that rounding has to explain.
+    """
+    found = tried(False)
+    if found.obstacle is not None or found.apart <= _TOLERANCE:
+        return found
+    said = f"{found.apart:.2g} of the largest"
+    if found.rounds:
+        try:
+            wide = tried(True)
+        except Exception:  # a step that is written for 16 bits
+            if found.apart <= _TOLERANCE_OF_16:
+                return found
+        else:
+            if wide.obstacle is None and wide.apart <= _TOLERANCE:
+                return found
+            said += f", and {wide.apart:.2g} in 32 bits"
+    return Rehearsal(
+        f"in a stack a client's gradient of {found.where} is not that of the client alone: they are {said} "
+        "apart"
+    )
+
+
+def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bool, wide: bool) -> Rehearsal:
+    turns = _turns()
+    names, buffer_names = vector.trained, vector.buffer_names
+
+    def begun(seed: int = 0) -> Client:
+        client = begin(seed)
+        if wide:
+            client.module.float()
+        return client
+
+    def widened(batch: Any) -> Any:
+        is_16 = lambda t: t.is_floating_point() and t.dtype.itemsize == 2  # noqa: E731
+        return map_tensors(lambda t: t.float() if is_16(t) else t, batch) if wide else batch
+
+    client = begun()
+    trainer, module = client.trainer, client.module
+    context = nullcontext if wide else trainer.precision_plugin.train_step_context
+    batch = (OwnHandling(trainer, turns) if by_itself else handling(trainer))(given)
+    rows: Sequence[int] = range(len(batch)) if isinstance(batch, UnequalBatches) else ()
+    if rows:
+        groups = groups_alike(batch)
+        if 2 * len(groups) > len(batch):
+            return Rehearsal(
+                f"the batches of {len(batch)} clients are of {len(groups)} kinds: tensors of other shapes, "
+                "or strings and objects that differ"
+            )
+        rows = max(groups, key=len)
+        batch = stack_batches([batch[row] for row in rows])
+    batch = widened(batch)
     step = StackedStep(module, names, buffer_names, turns)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if len({parameters[name].dtype for name in names}) > 1:
         return Rehearsal("the parameters are of several dtypes")
     num_clients = _num_clients(batch)
+    rows = rows or range(num_clients)
     own = [parameters[name].detach() for name in names]
+    with context():
+        rounds = own[0].dtype.itemsize == 2 or torch.is_autocast_enabled(own[0].device.type)
     stack = [weight.expand(num_clients, *weight.shape).contiguous() for weight in own]
     changing = [buffers[n].expand(num_clients, *buffers[n].shape).contiguous() for n in buffer_names]
-    first = tree_map_only(Tensor, lambda t: t[0], batch)
-
     args = further_arguments(module)
 
     def stacked() -> list[Tensor]:
-        with trainer.precision_plugin.train_step_context():
-            return step(stack, batch, *args, buffers=changing)[1]
+        with context():
+            return step(stack, batch, *args, buffers=changing, rows=rows)[1]
 
-    def single(module: pl.LightningModule, own: Any) -> None:
+    def single(alone: Client, row: int) -> None:
+        """What the client of a row does by itself, with its own draws."""
+        module, trainer = alone.module, alone.trainer
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
-        with trainer.precision_plugin.train_step_context():
+        seed_for_transforms(row)  # as the stack's turns
+        own = given[row] if isinstance(given, UnequalBatches) else map_tensors(itemgetter(row), given)
+        own = widened(handling(trainer)(own))
+        with context():
             output = module.training_step(own, *args)
         loss: Any = output["loss"] if isinstance(output, dict) else output
         if loss is None:
@@ -196,70 +310,99 @@ def _try(
         if leak := _leak(module):  # at once: torch itself crashes over some of them
             return Rehearsal(f"training_step keeps tensors in {leak}")
         now = _numbers_of(module)
-        if changed := sorted(name for name in {**numbers, **now} if numbers.get(name) != now.get(name)):
-            return Rehearsal(
-                f"training_step changes numbers of Python ({', '.join(changed[:4])}), which a stack has once "
-                "for all of its clients"
-            )
+        if changed := _differ(numbers, now):
+            what = "changes numbers of Python"
+            if isinstance(now.get(changed[0]), _Drawn):
+                what = "draws from a random generator of its own"
+            return Rehearsal(f"training_step {what} ({', '.join(changed[:4])}), which {_ONCE}")
     if before != _state_of_others():
         return Rehearsal(
             "training_step draws random numbers of Python's or NumPy's, which would be the same for all"
         )
     with FlopCounterMode(display=False) as counter, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using `torch.compile")  # speaks of the counter's own hooks
-        single(module, first)
+        single(client, rows[0])
     unused = [name for name in names if parameters[name].grad is None]
     if unused:
         return Rehearsal(f"parameters {unused} get no gradient, which a stack can't tell from a zero one")
-    if gradients[0]:
-        for row in (0, num_clients - 1):
-            alone = begin(1 + row).module  # generators that it holds are each client's own
-            seed_everywhere(row)  # as the stack's turns
-            single(alone, tree_map_only(Tensor, itemgetter(row), batch))
-            of_alone = [attrgetter(name)(alone).grad for name in names]
-            if not _are_alike([one[row] for one in gradients[0]], of_alone):
-                return Rehearsal(
-                    "training_step has other gradients in a stack than for a client alone; a generator of "
-                    "its own, say, would be one for all"
-                )
-    return Rehearsal(None, counter.get_total_flops())
+    apart, where = 0.0, ""
+    for place in (0, num_clients - 1) if gradients[0] else ():
+        alone = begun(1 + place)  # generators that it holds are each client's own
+        single(alone, rows[place])
+        of_alone = [attrgetter(name)(alone.module).grad for name in names]
+        shares = _apart([one[place] for one in gradients[0]], of_alone)
+        apart, where = max((apart, where), *zip(shares, names, strict=True))
+    return Rehearsal(None, counter.get_total_flops(), apart, where, rounds)
 
 
-_TOLERANCE = 0.02
-"""Largest difference of two gradients that are computed in another order, by the largest gradient; bfloat16's
-rounding is half of it."""
+def _apart(some: Sequence[Tensor], others: Sequence[Tensor | None]) -> list[float]:
+    """Largest differences of gradients, by the largest entry of all. NaN is another matter, and none."""
+    largest = max((float(b.abs().max()) for b in others if b is not None and b.numel()), default=0.0)
+    shares = []
+    for one, other in zip(some, others, strict=True):
+        furthest = 0.0 if other is None or not one.numel() else float((one - other).abs().max())
+        share = furthest / largest if largest else furthest and math.inf
+        shares.append(0.0 if math.isnan(share) else share)
+    return shares
 
 
-def _are_alike(some: Sequence[Tensor], others: Sequence[Tensor | None]) -> bool:
-    pairs = [(a, b) for a, b in zip(some, others, strict=True) if b is not None]
-    largest = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
-    differences = [float((a - b).abs().max()) for a, b in pairs if b.numel()]
-    return not any(difference > _TOLERANCE * largest for difference in differences)  # NaN is another matter
+class _Drawn(bytes):
+    """The state of a random generator."""
 
 
-def _numbers_of(module: torch.nn.Module) -> dict[str, str]:
-    """Python's numbers in a module's attributes, alone and in containers, and in objects in these."""
-    found: dict[str, str] = {}
+def _values_of(module: nn.Module, metrics: bool = False) -> Iterator[tuple[str, Any]]:
+    """Values of a module's attributes, in containers and objects in these, too, with the ways to them."""
+    for prefix, part in module.named_modules():
+        if metrics or not isinstance(part, Metric):  # whose updates are made again, see `StackedStep.replay`
+            yield from _values_in(vars(part), f"{prefix}." if prefix else "")
 
-    def look(value: Any, name: str, depth: int) -> None:
-        if isinstance(value, bool | int | float | itertools.count):
-            found[name] = repr(value)
-        elif isinstance(value, list | tuple | deque) and len(value) <= _LOOKED_AT and depth:
-            found[f"len({name})"] = str(len(value))
+
+def _values_in(held: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    def look(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, list | tuple | deque) and len(value) <= _LOOKED_AT and depth:
+            yield f"len({name})", len(value)
             for number, one in enumerate(value):
-                look(one, f"{name}[{number}]", depth - 1)
+                yield from look(one, f"{name}[{number}]", depth - 1)
         elif isinstance(value, dict) and len(value) <= _LOOKED_AT and depth:
             for key, one in value.items():
-                look(one, f"{name}[{key!r}]", depth - 1)
+                yield from look(one, f"{name}[{key!r}]", depth - 1)
         elif depth and _is_of_the_user(value):
             for key, one in vars(value).items():
-                look(one, f"{name}.{key}", depth - 1)
+                yield from look(one, f"{name}.{key}", depth - 1)
+        else:
+            yield name, value
 
-    for prefix, part in module.named_modules():
-        if not isinstance(part, Metric):  # whose updates are made again, see `StackedStep.replay`
-            for name, value in vars(part).items():
-                if name not in ("_modules", "_parameters", "_buffers", "_trainer", "_fabric"):
-                    look(value, f"{prefix}.{name}".lstrip("."), 3)
+    for name, value in held.items():
+        if name not in ("_modules", "_parameters", "_buffers", "_trainer", "_fabric", "trainer"):
+            yield from look(value, f"{prefix}{name}", 3)
+
+
+def _numbers_of(module: nn.Module) -> dict[str, Any]:
+    """Python's numbers in a module, and the states of random generators."""
+    found = dict[str, Any]()
+    for name, value in _values_of(module):
+        if isinstance(value, bool | int | float | itertools.count):
+            found[name] = repr(value)
+        elif isinstance(value, GENERATORS):
+            state = state_of(value)
+            found[name] = _Drawn(pickle.dumps(state.numpy() if isinstance(state, Tensor) else state))
+    return found
+
+
+def _marks(client: Client) -> dict[str, tuple[Any, Any]]:
+    """By what one sees whether a value of module or data module is another one: and the value, kept alive."""
+    module, found = client.module, dict[str, tuple[Any, Any]]()
+    own = vars(client.trainer.datamodule) if client.trainer.datamodule is not None else {}
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    for name, value in (*tensors, *_values_of(module, metrics=True), *_values_in(own, "data.")):
+        mark: Any = id(value)
+        if isinstance(value, Tensor):
+            mark = id(value), value._version
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            mark = value.tobytes()
+        elif isinstance(value, bool | int | float | str | itertools.count):
+            mark = repr(value)
+        found[name] = mark, value
     return found
 
 
@@ -280,7 +423,7 @@ def _state_of_others() -> tuple[Any, bytes, int]:
 
 
 def _num_clients(batch: Any) -> int:
-    sizes = [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    sizes = [len(leaf) for leaf in flat_batch(batch)[0] if isinstance(leaf, Tensor)]
     if not sizes or len(set(sizes)) != 1:
         raise TypeError("the batch holds no tensors with one leading client dimension")
     return sizes[0]

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.functional.batch_stack import map_tensors
 
 Keep = Callable[[str, Tensor], None]
 _SIGNATURE = inspect.signature(pl.LightningModule.log)
@@ -178,7 +179,7 @@ class StackedLogs:
                 value, size = _reduced(value, reduce_fx), arguments.get("batch_size")
                 mean = reduce_fx in ("mean", "avg", torch.mean)
                 if size is None and mean and arguments.get("on_epoch"):
-                    size = pl.utilities.data.extract_batch_size(tree_map_only(Tensor, _first, batch))
+                    size = pl.utilities.data.extract_batch_size(map_tensors(_first, batch))
                 arguments["batch_size"] = num_clients * (size or 1)
             name = arguments.pop("name")
             (log or self._module.log)(name, value, **arguments)

@@ -46,7 +46,7 @@ from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.reached import reached_by
-from lightning_fedq.data.generator_turns import is_of_the_process, new_generator
+from lightning_fedq.data.generator_turns import GENERATORS, is_of_the_process, new_generator
 
 _OUTSIDE: tuple[type, ...] = (
     *(type, types.ModuleType, types.CodeType, property, contextvars.ContextVar, torch.fx.Graph),
@@ -58,7 +58,6 @@ _OUTSIDE: tuple[type, ...] = (
 """What stays outside of every world, as it is."""
 _MACHINERY = ("jsonargparse", "torch._dynamo", "torch._inductor", "torch._functorch")
 """Packages whose objects and functions belong to the program: the command line, the compiler."""
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PLAIN = {type(None), bool, float, complex, str, bytes, frozenset}
 _CONTAINERS = {dict, list, tuple, set}
 _FIXED = {*_PLAIN, int, tuple, torch.dtype, torch.device, torch.Size, np.dtype}
@@ -347,7 +346,7 @@ class _Pickler(pickle.Pickler):
         place = world.place(value)
         if place is not None or kind in _CONTAINERS:
             return place
-        if kind in _GENERATORS and not is_of_the_process(value):
+        if kind in GENERATORS and not is_of_the_process(value):
             return "generator", world.number(value)
         self.last = value
         return world.keep(value) if _stays_outside(kind, value) else None
@@ -473,7 +472,7 @@ class _Pickler(pickle.Pickler):
 
 
 _WAYS: dict[Any, Callable[[_Pickler, Any], Any]] = {
-    **dict.fromkeys(_GENERATORS, _Pickler._generator),
+    **dict.fromkeys(GENERATORS, _Pickler._generator),
     torch.jit.ScriptModule: _Pickler._script,
     Tensor: _Pickler._tensor,
     nn.Module: _Pickler._attributes,
@@ -526,7 +525,7 @@ def _stays_outside(kind: type, value: Any) -> bool:
         return value.__deepcopy__({}) is value
     if isinstance(value, io.IOBase):  # a log; who reads what others have written, is not isolated
         return not value.closed and value.writable() and not value.readable()
-    return _is_of_the_program(kind) or kind in _GENERATORS
+    return _is_of_the_program(kind) or kind in GENERATORS
 
 
 def _has_no_memory(function: types.FunctionType) -> bool:

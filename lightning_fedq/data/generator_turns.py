@@ -120,6 +120,8 @@ def new_generator(like: Any, seed: int) -> Any:
     return random.Random(seed)
 
 
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""Classes of random generators: torch's, NumPy's, Python's."""
 _OBJECTS, _ENTRIES = 5_000, 10_000
 """Objects that are looked at for generators, and entries above which a container is data."""
 
@@ -142,7 +144,7 @@ def generators_in(*holders: Any) -> list[Any]:
         if id(one) in seen or isinstance(one, str | bytes | int | float | Tensor | np.ndarray | type | None):
             continue
         seen.add(id(one))
-        if isinstance(one, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
+        if isinstance(one, GENERATORS):
             if not is_of_the_process(one) and not isinstance(one, random.SystemRandom):
                 found.append(one)
         elif isinstance(one, dict):
@@ -170,15 +172,15 @@ def _slots_of(kind: type) -> Sequence[str]:
 
 def reseed(generator: Any, seed: int) -> None:
     """Let a generator, or one of a subclass, begin anew from a seed."""
-    _put_state(generator, _state_of(new_generator(generator, seed)))
+    _put_state(generator, state_of(new_generator(generator, seed)))
 
 
 def _kind_of(generator: Any) -> Any:
-    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-    return next(kind for kind in kinds if isinstance(generator, kind))
+    return next(kind for kind in GENERATORS if isinstance(generator, kind))
 
 
-def _state_of(generator: Any) -> Any:
+def state_of(generator: Any) -> Any:
+    """The state of a random generator, or of one of a subclass."""
     kind = _kind_of(generator)
     if kind is np.random.Generator:
         return generator.bit_generator.state
@@ -280,5 +282,5 @@ class GeneratorTurns:
         with self.of(index):
             yield
         if self._seed_of is not None:
-            states = [_state_of(generator) for generator in self.held]
+            states = [state_of(generator) for generator in self.held]
             self._others[index] = random.getstate(), np.random.get_state(), states  # noqa: NPY002

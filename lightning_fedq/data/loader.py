@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -38,7 +37,7 @@ from lightning_fedq.data.generator_turns import GeneratorTurns, draw_from, gener
 from lightning_fedq.data.labels import Labels, labels_of
 from lightning_fedq.data.partition import Partition, larger_shares
 from lightning_fedq.data.sampling import batching_of, collation_of, in_short, sampling_of
-from lightning_fedq.functional.batch_stack import stacked
+from lightning_fedq.functional.batch_stack import map_tensors, stacked
 
 _APART = 0x9E3779B97F4A7C15
 """Odd, so that the seeds of one client's batches differ."""
@@ -198,7 +197,7 @@ class ClientBatches(Dataset[Any]):
     def fetch(self, indices: Tensor, turns: GeneratorTurns) -> Any:
         """Fetch one batch, the clients of a stack from given sequences of random numbers."""
         if not indices.numel():
-            return tree_map_only(Tensor, torch.zeros_like, self._one([0]))
+            return map_tensors(torch.zeros_like, self._one([0]))
         if self._tensors is not None:
             flat = indices.reshape(-1)
             flat = flat if self._subset is None else self._subset[flat]

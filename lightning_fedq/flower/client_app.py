@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.flower.failures import Failures
 from lightning_fedq.flower.records import from_record, to_record
 from lightning_fedq.flower.remote_client import Own, RemoteClient
 from lightning_fedq.flower.settings import (
@@ -24,6 +25,14 @@ from lightning_fedq.privacy.target import PrivacyTarget
 
 QUESTIONS = ("register", "evaluate", "shares", "masked", "confirm", "unmask")
 """What a client is asked beside training, each a message of Flower's type `query.NAME`."""
+
+
+class _App(ClientApp):
+    """A client's app, whose process can tell its site which trainings have failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = Failures()
 
 
 def client_app(
@@ -65,7 +74,8 @@ def client_app(
     if isinstance(budget, PrivacyTarget):
         own_budget(federated, budget, identities is not None)
     check_client_callbacks(callbacks_in(trainer or {}), federated)
-    app = ClientApp()
+    app = _App()
+    failures = app.failures
 
     def reply(kind: str, message: Message, context: Context) -> Message:
         where = context.node_config.get("fedq-home") if home is None else home(context)
@@ -75,6 +85,7 @@ def client_app(
             int(context.node_config.get("partition-id", -1)),
             None if identities is None else identities(context),
             budget(context) if callable(budget) else budget,
+            failures,
         )
         client = RemoteClient(own, module, lambda: data(context), trainer or {})
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)

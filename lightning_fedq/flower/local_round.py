@@ -25,7 +25,7 @@ from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
 from lightning_fedq.clients.fit import ClientFit
-from lightning_fedq.clients.hooks import trains_with_clients
+from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.states import State
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Rehearsed, Vector, train_only
@@ -36,8 +36,9 @@ from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.flower.kept import check_names
-from lightning_fedq.flower.settings import RefusedError, of_each_client
+from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.flower.training_words import acts
+from lightning_fedq.functional.batch_stack import map_tensors
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlan, RoundPlanner, RoundTask
 from lightning_fedq.training.checks import (
@@ -55,7 +56,7 @@ from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.handed_loader import forget_loader
 from lightning_fedq.training.metrics import ClientMetrics
 from lightning_fedq.training.rehearsal import Trial, rehearse
-from lightning_fedq.training.round_loop import install
+from lightning_fedq.training.round_loop import OF_THE_FIT, install
 from lightning_fedq.training.schedule import Schedule
 from lightning_fedq.training.settings import Local
 from lightning_fedq.training.smallest_batch import check_smallest
@@ -144,12 +145,15 @@ class LocalRound(pl.Callback):
         told: What the client goes on with beside it.
         held_out_seed: Seed of the choice of samples that are measured on, and never trained on; None is
             `seed`.
+        tries: Is this a trial, of two batches at most?
+        of_zeros: Put zeros in the place of the data's tensors.
 
     Attributes:
         measured: By model, what validation logs.
         update: `(dim,)` local - global, once the fit is over.
         state: What this client would keep, if the round counts.
         segments: Sizes of the segments of what travels, once the fit has begun.
+        weights: `(dim,)` where the client starts from: what the server sends, or what its module has.
     """
 
     knows_clients = True
@@ -168,8 +172,11 @@ class LocalRound(pl.Callback):
         weights: Tensor,
         told: Told | None = None,
         held_out_seed: int | None = None,
+        tries: bool = False,
+        of_zeros: bool = False,
     ) -> None:
-        self._told, self._federated, self._task, self._given = told or Told({}), federated, task, weights
+        self._told, self._federated, self._task, self.weights = told or Told({}), federated, task, weights
+        self._tries, self._of_zeros, self._is_done = tries, of_zeros, False
         round = task.round if isinstance(task, RoundTask) else task or 0
         self._planner = _OwnPlanner(1, seed, number=number)
         self._plan = self._planner.plan(round, federated.mechanism)
@@ -208,8 +215,7 @@ class LocalRound(pl.Callback):
             rank_zero_info(f"{', '.join(left)}: of the whole fit, which is the server's; left out here")
         own = [one for one in own if acts(one)]
         # as they were made: what they keep of one message is not there in the next
-        fresh = [trains_with_clients(one) or of_each_client(one) for one in own]
-        callbacks = [self, *(deepcopy(one) if new else one for one, new in zip(own, fresh, strict=True))]
+        callbacks = [self, *map(deepcopy, own)]
         wanted = given.pop("max_epochs", None) or 0
         rounds = 0 if task is None else max(wanted, round + 1)
         with Undo() as undo:  # a Trainer reads what is installed, a fifth of a message's time
@@ -222,7 +228,12 @@ class LocalRound(pl.Callback):
         epochs.processed = epochs.completed = round  # the round is `current_epoch`
         with warnings.catch_warnings():  # what is validated is the server's model
             warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
-            fit.fit(module, datamodule=data)
+            try:
+                fit.fit(module, datamodule=data)
+            except Exception as error:
+                if not self._is_done:
+                    raise
+                rank_zero_warn(f"after the work of a message, which counts: {type(error).__name__}: {error}")
         return self
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
@@ -231,6 +242,10 @@ class LocalRound(pl.Callback):
             return
         check_setup(trainer, pl_module)
         install(trainer, self.run_round, lambda name, value: None, self._undo)
+        for one in (pl_module, *(c for c in trainer.callbacks if not knows_clients(c))):
+            for hook in OF_THE_FIT:
+                if hasattr(one, hook):
+                    self._undo.replace(one, hook, _nothing)
         owner = trainer.datamodule
         self._user_loader = owner.train_dataloader
         self._limit = 1.0 if trainer.fast_dev_run else trainer.limit_train_batches
@@ -291,7 +306,9 @@ class LocalRound(pl.Callback):
             self._held, rule = dealt.work.held, self._rule
             if rule is not None:
                 rule.begin(dealt.work)
-            steps = int(rule is not None and self._task is None)  # only one is tried
+            steps = 2 * self._tries
+            if rule is not None and self._task is None:
+                steps = 1
             self._schedule = Schedule(self._planner, self._federated.mechanism, dealt.work, rule, steps)
             self._dealt = dealt.loader(self._stacks, self._schedule.longest)
         return self._dealt
@@ -342,6 +359,7 @@ class LocalRound(pl.Callback):
             else:
                 self._try_step(trainer, loader)
             self._check_watched(trainer, loader, {**trial.names, **self._metrics.names})
+            self.weights, self._is_done = self._vector.read(), True
             return
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
             raise RefusedError(
@@ -349,7 +367,7 @@ class LocalRound(pl.Callback):
                 f"into {_shown(self.segments)}; both sides need the same module, with the same "
                 "parameters frozen"
             )
-        self._vector.show(self._given)
+        self._vector.show(self.weights)
         self._counting: list[Tensor] = [
             attrgetter(f"{name}.num_batches_tracked")(pl_module) for name in counting
         ]
@@ -475,8 +493,9 @@ class LocalRound(pl.Callback):
         clock.begin_round()
         if self._told.trained is not None:  # the hooks of this round have run
             train_only(vector.module, self._trainer.optimizers, self._told.trained)
-        start = vector.read().to(torch.promote_types(self._given.dtype, torch.float32))
-        for stack, batches in self._dealt.by_stack():
+        start = vector.read().to(torch.promote_types(self.weights.dtype, torch.float32))
+        for stack, own in self._dealt.by_stack():
+            batches = map(_zeros_of, own) if self._of_zeros else own
             self.update = worker.train(stack, batches, start).updates[0]
         self._metrics.end_round()
         self._check_counts()
@@ -489,7 +508,7 @@ class LocalRound(pl.Callback):
         steps = clock.end_round(clock.taken)
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
-        self._trainer.should_stop = True
+        self._trainer.should_stop = self._is_done = True
         return steps
 
     def _check_counts(self) -> None:
@@ -514,6 +533,13 @@ class LocalRound(pl.Callback):
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Take everything off again."""
         self._undo.close()
+
+
+def _nothing(*args: Any) -> None:
+    """Stand in for a hook of the whole fit, which is the server's."""
+
+
+_zeros_of = functools.partial(map_tensors, torch.zeros_like)
 
 
 def keeps_more(module: torch.nn.Module) -> bool:

@@ -23,6 +23,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.states import State
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.held_out import num_held_out
+from lightning_fedq.flower.failures import Failures
 from lightning_fedq.flower.kept import NEVER, KeptState
 from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, keeps_more
 from lightning_fedq.flower.records import Fields, check_kinds
@@ -93,6 +94,7 @@ class Own(NamedTuple):
         identities: Keys with which it signs its own key, and checks the signed ones of its peers; None trusts
             the server to relay them.
         budget: Privacy budget of this client over all that its log knows; None leaves it to the ledger.
+        failures: Count of its trainings that fail; None is a new one.
     """
 
     federated: Federated
@@ -100,6 +102,7 @@ class Own(NamedTuple):
     partition: int = -1
     identities: Identities | None = None
     budget: PrivacyTarget | None = None
+    failures: Failures | None = None
 
 
 class RemoteClient:
@@ -118,7 +121,8 @@ class RemoteClient:
         data: Callable[[], pl.LightningDataModule],
         trainer: dict[str, Any],
     ) -> None:
-        self._federated, self._store, self._partition, self._identities, budget = own
+        self._federated, self._store, self._partition, self._identities, budget, failures = own
+        self._failures = failures or Failures()
         self._budget = own_budget(own.federated, budget, own.identities is not None)
         self._module, self._data, self._trainer = module, data, trainer
 
@@ -136,13 +140,12 @@ class RemoteClient:
         Raises:
             RefusedError: If the training fails on this client's smallest batch, or a layer counts batches.
         """
-        module, local, nothing = self._module(), self._federated.local, torch.zeros(0)
+        module, local = self._module(), self._federated.local
         check_counted(module, local)
         counts = local.buffers == "share" and keeps_more(module)
         try:
             with own_draws():
-                local_round = LocalRound(self._federated, 0, 0, None, nothing)
-                found = local_round.run(module, self._data(), self._trainer)
+                found = self._tried(module, None, torch.zeros(0))
         except RefusedError:
             raise
         except Exception as error:  # of the user's data, which say nothing to the server here
@@ -155,7 +158,41 @@ class RemoteClient:
             if counts:
                 rank_zero_warn(f"what travels was not tried out: {type(error).__name__}: {error}")
             return {}
+        self._try_a_later_message(found)
         return {TRAVELS: str(sum(found.segments))} if counts else {}
+
+    def _tried(
+        self, module: pl.LightningModule, task: RoundTask | None, weights: Tensor, of_zeros: bool = False
+    ) -> LocalRound:
+        tries = LocalRound(self._federated, 0, 0, task, weights, tries=True, of_zeros=of_zeros)
+        return tries.run(module, self._data(), self._trainer)
+
+    def _try_a_later_message(self, found: LocalRound) -> None:
+        """Run what a message of the second round runs, on two batches. Nothing of it is kept.
+
+        Raises:
+            RefusedError: If it fails, and on zeros in the place of the data, too: by the code alone.
+        """
+        parts = torch.zeros(len(found.segments), dtype=torch.float64)
+        task = RoundTask(1, 0, ((0,),), tuple(found.segments), parts, parts + 1.0)
+        errors: list[Exception] = []
+        for of_zeros in (False, True):
+            try:
+                with own_draws():
+                    self._tried(self._module(), task, found.weights, of_zeros)
+                break
+            except RefusedError:
+                raise
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            what = f"this client's data: {type(errors[0]).__name__}: {errors[0]}"
+            rank_zero_warn(f"a message of the second round, tried on two batches, fails on {what}")
+        if len(errors) > 1:
+            raise RefusedError(
+                "a message of the second round fails here by its code, whatever the data; the client's own "
+                "log says why"
+            ) from errors[0]
 
     def mechanism(self) -> Mechanism:
         """The mechanism, from the client's own code and never from the server."""
@@ -436,13 +473,18 @@ class RemoteClient:
         Where something is claimed, nor is it said that anything went wrong: whether a training fails follows
         from the data and from the server's weights, so a refusal would answer any question, without noise.
         """
+        self._failures.asked += 1
         try:
             return self.update(fields, task, weights).to(weights)
         except RefusedError:
             raise
         except Exception as error:
-            reason = f"round {task.round + 1}: {type(error).__name__}: {error}"
-            if self._says_all(task.context()):
+            reason, told = (
+                f"round {task.round + 1}: {type(error).__name__}: {error}",
+                self._says_all(task.context()),
+            )
+            self._failures.add(task.round, error, told, self._store)
+            if told:
                 rank_zero_warn(reason)
                 raise RefusedError("the training has failed; the client's own log says why") from error
             rank_zero_warn(

@@ -95,7 +95,8 @@ def load(reference: str) -> ClientApp:
 
 def respond(site: Site, delivery: Delivery) -> None:
     """Answer one message, by the local app or by a refusal."""
-    began = time.monotonic()
+    began, failures = time.monotonic(), getattr(site.app, "failures", None)
+    failed = failures and failures.failed
     try:
         delivery.open()
         message = _admitted(site, delivery)
@@ -121,6 +122,8 @@ def respond(site: Site, delivery: Delivery) -> None:
         return
     delivery.answer(reply)
     say(f"answered {delivery.kind} of run {delivery.run} in {time.monotonic() - began:.1f} s")
+    if failures and failures.failed != failed:
+        say(f"FAILED {delivery.kind} of run {delivery.run}: {failures.line()}")
 
 
 def _admitted(site: Site, delivery: Delivery) -> Message:
@@ -149,7 +152,7 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
     """
     stop = stop or threading.Event()
     say(f"waiting for messages at {site.node.address}")
-    with closing(Queue(site.node)) as queue:
+    with closing(Queue(site.node)) as queue, _ends_with_failures(site.app):
         down = False
         while not stop.wait(pause):
             try:
@@ -174,6 +177,17 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
                     respond(site, delivery)
                 except Exception as error:
                     say(f"task {delivery.task} is lost: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def _ends_with_failures(app: ClientApp) -> Iterator[None]:
+    """Say in the last line but one which trainings have failed, however it ends."""
+    try:
+        yield
+    finally:
+        failures = getattr(app, "failures", None)
+        if failures and failures.failed:
+            say(failures.line())
 
 
 def _check_status(error: httpx.HTTPError) -> None:

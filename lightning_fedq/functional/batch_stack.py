@@ -2,18 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_map, tree_unflatten
 
 Flat = tuple[list[Any], TreeSpec]
 
 
 class UnequalBatches(list[Any]):
     """Batches that do not stack as one: padded sequences of several lengths, strings."""
+
+
+class _Fields:
+    """A dataclass as a node of torch's trees, which know it as a leaf only."""
+
+    def __init__(self, value: Any) -> None:
+        self.kind, self.held = type(value), {name: _opened(held) for name, held in vars(value).items()}
+
+
+def _made(values: Any, context: Any) -> Any:
+    kind, names = context
+    made = object.__new__(kind)
+    vars(made).update(zip(names, values, strict=True))
+    return made
+
+
+register_pytree_node(_Fields, lambda one: (list(one.held.values()), (one.kind, tuple(one.held))), _made)
+
+
+def _opened(batch: Any) -> Any:
+    def opened(leaf: Any) -> Any:
+        is_one = is_dataclass(leaf) and not isinstance(leaf, type | dict | list | tuple)
+        return _Fields(leaf) if is_one and hasattr(leaf, "__dict__") else leaf
+
+    return tree_map(opened, batch)
+
+
+def flat_batch(batch: Any) -> Flat:
+    """Leaves of a batch and its structure, from which `tree_unflatten` makes it again.
+
+    Containers that torch's trees know, and dataclasses, are opened; other objects are leaves.
+
+    Example:
+        >>> flat_batch({"tokens": torch.zeros(2), "paths": ["a", "b"]})[0]
+        [tensor([0., 0.]), 'a', 'b']
+    """
+    leaves, spec = tree_flatten(batch)
+    return tree_flatten(_opened(batch)) if any(map(is_dataclass, leaves)) else (leaves, spec)
+
+
+def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
+    """A batch of what a function makes of each leaf."""
+    leaves, spec = flat_batch(batch)
+    return tree_unflatten(map(function, leaves), spec)
+
+
+def map_tensors(function: Callable[[Tensor], Any], batch: Any) -> Any:
+    """A batch of what a function makes of each tensor; what else it holds is as it was."""
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def groups_alike(batches: Sequence[Any]) -> list[list[int]]:
@@ -24,7 +75,7 @@ def groups_alike(batches: Sequence[Any]) -> list[list[int]]:
     """
     groups: list[tuple[Flat, list[int]]] = []
     for index, batch in enumerate(batches):
-        flat = tree_flatten(batch)
+        flat = flat_batch(batch)
         for first, members in groups:
             if _alike(first, flat):
                 members.append(index)
@@ -47,7 +98,7 @@ def _leaves_alike(left: Any, right: Any) -> bool:
 
 def stack_batches(batches: Sequence[Any]) -> Any:
     """Stack batches that are alike: tensors `(batches, *shape)`, what else they hold as it is."""
-    flat = [tree_flatten(batch) for batch in batches]
+    flat = [flat_batch(batch) for batch in batches]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     leaves = [torch.stack(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
     return tree_unflatten(leaves, flat[0][1])
@@ -56,3 +107,11 @@ def stack_batches(batches: Sequence[Any]) -> Any:
 def stacked(batches: Sequence[Any]) -> Any:
     """All batches as one, or `UnequalBatches`."""
     return stack_batches(batches) if len(groups_alike(batches)) == 1 else UnequalBatches(batches)
+
+
+def apart(batch: Any) -> list[Any]:
+    """What `stacked` was given: the batch of each client."""
+    if isinstance(batch, UnequalBatches):
+        return list(batch)
+    number = next((len(leaf) for leaf in flat_batch(batch)[0] if isinstance(leaf, Tensor)), 0)
+    return [map_tensors(itemgetter(row), batch) for row in range(number)]

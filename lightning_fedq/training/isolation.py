@@ -23,13 +23,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
 from lightning_fedq.training.rehearsal import Trial
 from lightning_fedq.training.shown import Digests, checkpoint_of, outside, shown_by, unseen
 
@@ -301,20 +301,17 @@ def _lengths(
 
 def _far_off(batch: Any) -> Any:
     """Floats five times as large, and one more. Integers, labels say, within the batch's range."""
-    return tree_map(lambda leaf: _changed(leaf, True), batch)
+    return map_leaves(lambda leaf: _changed(leaf, True), batch)
 
 
 def _mirrored(batch: Any) -> Any:
     """All numbers mirrored within the batch's range."""
-    return tree_map(lambda leaf: _changed(leaf, False), batch)
+    return map_leaves(lambda leaf: _changed(leaf, False), batch)
 
 
 def _halved(batch: Any) -> Any:
     """Half of the samples, two at least."""
-    return tree_map(
-        lambda leaf: leaf[: max(2, len(leaf) // 2)] if isinstance(leaf, Tensor) and leaf.dim() else leaf,
-        batch,
-    )
+    return map_tensors(lambda leaf: leaf[: max(2, len(leaf) // 2)] if leaf.dim() else leaf, batch)
 
 
 def _changed(value: Any, far: bool) -> Any:

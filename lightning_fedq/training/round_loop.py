@@ -27,6 +27,8 @@ from lightning_fedq.clients.hooks import (
 )
 from lightning_fedq.clients.undo import Undo
 
+OF_THE_FIT = ("on_round_end", "on_train_end", "on_fit_end")
+"""Hooks of whoever ends rounds and fits: over a network the server's, and no client's message runs them."""
 _loops: Any = pl.loops
 _results: Any = pl.trainer.connectors.logger_connector.result  # type: ignore[attr-defined]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_fedq.clients.vector import BufferMode
@@ -20,6 +19,7 @@ from lightning_fedq.clients.world import NotCarriedError
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.own_loaders import OwnClientLoader
+from lightning_fedq.functional.batch_stack import map_tensors
 from lightning_fedq.training.rehearsal import Trial, prepare
 
 _NAMED = 10
@@ -57,7 +57,7 @@ class _Cut:
     def of_stack(self, stack: Stack) -> Iterator[Any]:
         """Yield the first samples of each batch."""
         for batch in self._loader.of_stack(stack):
-            yield tree_map_only(Tensor, lambda t: t[: self._size] if t.dim() else t, batch)
+            yield map_tensors(lambda t: t[: self._size] if t.dim() else t, batch)
 
 
 def check_smallest(

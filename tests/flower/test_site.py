@@ -89,6 +89,18 @@ def test_what_is_not_for_the_app(job, more, words, capsys):
     assert "4711 of" not in str(job.reply)
 
 
+def test_a_training_that_failed_is_told_to_the_site_and_to_nobody_else(capsys):
+    """After its message, and once more when the process ends."""
+    zeros, honest = Job(content=RecordDict({"zeros": ConfigRecord({})})), Job()
+    serve(zeros, honest)
+    lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
+    told = "the server does not know; the last one, in round 3: ValueError: sample 3 is damaged"
+    assert lines[2] == f"FAILED train of run 7: 1 of 1 trainings have failed here, and {told}"
+    assert lines[-1] == f"1 of 2 trainings have failed here, and {told}"
+    for each in (zeros, honest):
+        assert each.ended == "completed" and "damaged" not in str(each.reply)
+
+
 def test_an_array_that_unfolds_is_refused_before_it_does(capsys):
     """256 MiB of zeros travel as one piece of 20 MB that is named 13 times."""
     fits, bomb = (

@@ -19,7 +19,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.reached import reached_by
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import make_trainer
-from tests.isolation import corpus_more, published_more  # noqa: F401  (they add their own to CASES)
+from tests.isolation import corpus_batches, corpus_more, published_more  # noqa: F401  (they add their own to CASES)
 from tests.isolation.corpus import Training
 from tests.isolation.published import CASES, BehindManyInAGlobal, Bfloat, Case, Data
 from tests.tried import without_forks
@@ -257,13 +257,13 @@ ONE_AT_A_TIME = {
     **dict.fromkeys(("RunningWeight", "MemoryOfEpochs"), "takes the value of a tensor out"),
     "WarmupByHand": "overrides optimizer_step",
     "Metrics": "overrides on_train_epoch_end",
-    "HooksOfData": "overrides on_after_batch_transfer",
     "ReplayBuffer": "keeps tensors in samples",
     "Recurrent": "net.0 (GRU) keeps a list of its weights",
     "GradientHooks": "net.0.weight has a gradient hook",
     "OwnCallback": "_ScalesGradients has its own on_after_backward",
     "SparseEmbedding": "table (EmbeddingBag) has sparse gradients",
     "AutoEncoder": "get no gradient",
+    **dict.fromkeys(("PicturesWithPaths", "Detection"), "strings and objects that differ"),
     "PenaltyOfGradients": "calls requires_grad_()",
 }
 """Why clients of these do not train side by side. All others do, with branches on shapes among them."""
