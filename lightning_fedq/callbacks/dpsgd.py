@@ -38,6 +38,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.child import is_client
+from lightning_fedq.clients.constraints import hold_in_steps
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import LocalWork
@@ -320,6 +321,11 @@ class DPSGD(pl.Callback):
             words=lambda: self._charge(module),
             loss_reduction=self.loss_reduction or "mean",
         )
+        # what layers hold constant, and what is said of parameters, behind every step: post-processing
+        said = {} if self._federated is None else self._federated.fit.vector.constraints
+        handles = hold_in_steps(trainer.optimizers[0], module, said)
+        for handle in handles if self._federated is None else ():  # a client's optimiser goes with it
+            self._undo.callback(handle.remove)
         trainer.strategy.optimizers = [self._optimizer]
 
     def _try_loss(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

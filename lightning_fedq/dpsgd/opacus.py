@@ -330,6 +330,8 @@ class SampleGradientHooks(GradSampleHooks):  # type: ignore[misc]
                 "gradients of some samples would count, and be clipped, as those of others; let every pass "
                 "have all samples of the batch, and mask what comes out"
             )
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:  # Opacus knows none
+            backprops = backprops.masked_fill((activations[0] == module.padding_idx).unsqueeze(-1), 0.0)
         return activations, backprops
 
 
