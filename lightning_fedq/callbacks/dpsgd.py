@@ -53,6 +53,7 @@ from lightning_fedq.dpsgd.refusals import (
     UnchangedBuffers,
     UnchangedParameters,
     check_accumulation,
+    check_kinds,
     check_layers,
     check_settings,
 )
@@ -343,6 +344,7 @@ class DPSGD(pl.Callback):
         """
         from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
+        check_kinds(module)
         epoch, home = trainer.current_epoch, trainer
         self._unhook()
         if self._federated is None:
@@ -355,7 +357,8 @@ class DPSGD(pl.Callback):
         check_draws_of_data(fetch, held[tried])
         batch = fetch(held[tried])
         try:
-            found = loss_reduction(trainer, module, batch, SampleGradientHooks, self.loss_reduction)
+            again = lambda: fetch(held[tried].flip(0))  # noqa: E731
+            found = loss_reduction(trainer, module, batch, again, SampleGradientHooks, self.loss_reduction)
         except Exception:
             check_layers(module)  # they fail in words of their own, on a batch of one say
             raise

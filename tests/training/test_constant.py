@@ -122,27 +122,47 @@ def test_what_has_no_gradient_stays_behind_noise(kind, mechanism):
         assert torch.equal(new[mask], old[mask]) and float((new != old)[~mask].float().mean()) > 0.5
 
 
+@pytest.mark.parametrize("kind", ["embedding", "bag"])
 @pytest.mark.parametrize("around", [None, FedAvg(), LDPQ(4.0)], ids=["alone", "averaged", "coins"])
-def test_a_padding_row_stays_in_steps_with_noise(around):
-    net = made(optimizer=lambda params: torch.optim.AdamW(params, lr=0.1))
-    old = net.backbone[0].words.weight.detach().clone()
+def test_a_padding_row_stays_in_steps_with_noise(around, kind):
+    net = made(kind, optimizer=lambda params: torch.optim.AdamW(params, lr=0.1))
+    old = net.get_parameter(KINDS[kind][1][0]).detach().clone()
     fit(net, *([] if around is None else [Federated(around, 4, seed=0)]), DPSGD(1.0, 1.0, delta=1e-3))
-    new = net.backbone[0].words.weight
+    new = net.get_parameter(KINDS[kind][1][0])
     assert torch.equal(new[PADDING], old[PADDING])
     others = torch.arange(WORDS) != PADDING
     assert float((new != old)[others].float().mean()) > 0.5
 
 
-def test_the_gradient_of_a_padding_takes_nothing_of_the_clipping_norm():
-    """Steps with hardly any noise and a wide norm are those of torch, which knows the padding."""
+def summed():
+    return nn.EmbeddingBag(WORDS, 5, mode="sum")
+
+
+@pytest.mark.parametrize("kind", ["embedding", "bag", summed])
+def test_the_gradient_of_a_padding_takes_nothing_of_the_clipping_norm(kind):
+    """Gradients of samples add up to torch's, which knows the padding, and how often a word is there."""
     from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
-    net, batch = made(), next(iter(Texts(20, 20).train_dataloader()))
+    net, batch = made(kind), next(iter(Texts(20, 20).train_dataloader()))
     hooks = SampleGradientHooks(net, loss_reduction="mean", strict=True)
     nn.functional.cross_entropy(net.backbone(batch[0]), batch[1]).backward()
     for parameter in net.parameters():
         torch.testing.assert_close(parameter.grad_sample.mean(0), parameter.grad)
-    assert not net.backbone[0].words.weight.grad_sample[:, PADDING].any()
+    if kind is not summed:
+        assert not next(net.parameters()).grad_sample[:, PADDING].any()
+    hooks.remove_hooks()
+
+
+@pytest.mark.parametrize("mode", ["max", "offsets"])
+def test_bags_without_gradients_of_samples_are_refused(mode):
+    from lightning_fedq.dpsgd.opacus import SampleGradientHooks
+
+    bags = nn.EmbeddingBag(WORDS, 5, mode="max" if mode == "max" else "mean")
+    hooks = SampleGradientHooks(bags, loss_reduction="mean", strict=True)
+    words = torch.randint(WORDS, (4, 3))
+    out = bags(words) if mode == "max" else bags(words.reshape(-1), torch.arange(0, 12, 3))
+    with pytest.raises(RuntimeError, match="one row of words a sample"):
+        out.sum().backward()
     hooks.remove_hooks()
 
 
