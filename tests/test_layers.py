@@ -309,8 +309,8 @@ ROOMS = {
     # caught in five places for five reasons; what layers hold constant came (issue 66, 110)
     "training clients rounds callbacks/federated.py": 14_260,
     # 4,150: rows of a person came (150); DPSGD's own loss on a grid is 43% tighter than the other and stays,
-    # with the liars of the guide and the robust rules (540); layers that hide samples' gradients, bags of words
-    # and batches that are sorted came (issue 66, 80)
+    # with the liars of the guide and the robust rules (540); layers that hide samples' gradients, bags and
+    # batches that are sorted came (issue 66, 80)
     "callbacks algorithms dpsgd": 4_930,
     "flower": 4_100,
     # 3,200: repeated rows are seen (50); CIFAR-10 from folders serves the bench until that goes
