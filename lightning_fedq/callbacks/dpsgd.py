@@ -38,6 +38,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.child import is_client
+from lightning_fedq.clients.constraints import hold_in_steps
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import LocalWork
@@ -52,6 +53,7 @@ from lightning_fedq.dpsgd.refusals import (
     UnchangedBuffers,
     UnchangedParameters,
     check_accumulation,
+    check_kinds,
     check_layers,
     check_settings,
 )
@@ -320,6 +322,11 @@ class DPSGD(pl.Callback):
             words=lambda: self._charge(module),
             loss_reduction=self.loss_reduction or "mean",
         )
+        # what layers hold constant, and what is said of parameters, behind every step: post-processing
+        said = {} if self._federated is None else self._federated.fit.vector.constraints
+        handles = hold_in_steps(trainer.optimizers[0], module, said)
+        for handle in handles if self._federated is None else ():  # a client's optimiser goes with it
+            self._undo.callback(handle.remove)
         trainer.strategy.optimizers = [self._optimizer]
 
     def _try_loss(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -337,6 +344,7 @@ class DPSGD(pl.Callback):
         """
         from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
+        check_kinds(module)
         epoch, home = trainer.current_epoch, trainer
         self._unhook()
         if self._federated is None:
@@ -349,7 +357,8 @@ class DPSGD(pl.Callback):
         check_draws_of_data(fetch, held[tried])
         batch = fetch(held[tried])
         try:
-            found = loss_reduction(trainer, module, batch, SampleGradientHooks, self.loss_reduction)
+            again = lambda: fetch(held[tried].flip(0))  # noqa: E731
+            found = loss_reduction(trainer, module, batch, again, SampleGradientHooks, self.loss_reduction)
         except Exception:
             check_layers(module)  # they fail in words of their own, on a batch of one say
             raise

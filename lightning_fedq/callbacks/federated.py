@@ -141,9 +141,11 @@ class Federated(Federation, pl.Callback):
         shared: Patterns of names, such as `["teacher.*"]`: buffers and frozen parameters that travel beside
             the trained ones. What a client's first steps change travels by itself; this is for what begins
             to change later, and for Flower, whose server has no data to try.
-        constraints: What buffers are, by patterns of their names, such as `{"norm.var": "positive"}`: what is
-            decoded is made so. "positive", or a function from the decoded tensor to the nearest valid one.
-            Variances of torch's own normalisation layers are known.
+        constraints: What parameters and buffers are, by patterns of their names, such as
+            `{"norm.var": "positive"}`: what is decoded is made so, and what a step of `DPSGD` makes.
+            "positive", "fixed" (the value of before), "unit" (rows along the last axis of length 1), or a
+            function from the decoded tensor to the nearest valid one. Variances of torch's normalisation
+            layers, the row of `padding_idx` and weights that torch's `prune` has masked are known.
         broadcast_bits: Bits a coordinate, 1 to 16, of the model that clients are sent: each segment is
             rounded to 2^bits levels between its extremes (`rounds.broadcast`). The server's own model stays
             exact, and no claim changes, because what is sent follows from what was released. None sends

@@ -1,24 +1,27 @@
-"""Constraints on buffers that travel: a variance is positive, a buffer of one's own what its function says.
+"""Constraints on what travels: a variance is positive, padding stays, a tensor of one's own is what is said.
 
-Buffers travel as coordinates of an update, and a message with noise, or an average, knows nothing of what
-they are for. Variances of torch's own normalisation layers are known by the class of the layer; users declare
-theirs with `Federated(constraints={...})`.
+A message with noise, or an average, knows nothing of what its coordinates are for. Variances of torch's own
+normalisation layers, rows of padding and pruned weights are known by the layer; users declare the rest with
+`Federated(constraints={...})`.
 
 No client's data decide what holds, and repairs are a function of what was decoded and of the last global
-model: they cost no privacy.
+model: they cost no privacy. The same repairs follow a step of `DPSGD`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal
+from functools import reduce
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-Constraint = Literal["positive"] | Callable[[Tensor], Tensor]
-"""A word, or a function from what was decoded to what is valid, of the same shape."""
+Word = Literal["positive", "fixed", "unit"]
+Constraint = Word | Callable[[Tensor], Tensor]
+"""A word, or a function from what was decoded to what is valid, of the same shape. "fixed" is the value of
+before, "unit" rows (along the last axis) of length 1."""
 _SHRINK = 0.1
 """A positive value that was decoded as none is this much of the last one."""
 
@@ -41,10 +44,10 @@ def check_constraints(constraints: object) -> dict[str, Constraint]:
             f"{constraints!r}"
         )
     for pattern, constraint in constraints.items():
-        if constraint != "positive" and not callable(constraint):
+        if constraint not in get_args(Word) and not callable(constraint):
             raise ValueError(
-                f"the constraint of {pattern!r} must be 'positive', or a function of the decoded tensor that "
-                f"returns the nearest valid one, got {constraint!r}"
+                f"the constraint of {pattern!r} must be 'positive', 'fixed', 'unit', or a function of the "
+                f"decoded tensor that returns the nearest valid one, got {constraint!r}"
             )
     return dict(constraints)
 
@@ -57,8 +60,13 @@ def shown(constraints: Mapping[str, Constraint]) -> str:
     return repr(named)
 
 
-def declared(constraints: Mapping[str, Constraint], names: tuple[str, ...]) -> dict[str, Constraint]:
-    """Constraint of each of these buffers that a pattern matches, the last pattern's.
+def declared(
+    constraints: Mapping[str, Constraint], names: Sequence[str], frozen: Sequence[str] = ()
+) -> dict[str, Constraint]:
+    """Constraint of each of these tensors that a pattern matches, the last pattern's.
+
+    Args:
+        frozen: Names of parameters that do not travel now, which a pattern may mean, too.
 
     Raises:
         ValueError: If a pattern matches none of them.
@@ -66,9 +74,9 @@ def declared(constraints: Mapping[str, Constraint], names: tuple[str, ...]) -> d
     found: dict[str, Constraint] = {}
     for pattern, constraint in constraints.items():
         matched = [name for name in names if fnmatchcase(name, pattern)]
-        if not matched:
+        if not matched and not any(fnmatchcase(name, pattern) for name in frozen):
             raise ValueError(
-                f"constraints={pattern!r} matches no buffer that travels ({', '.join(names[:10])}); "
+                f"constraints={pattern!r} matches nothing that travels ({', '.join(names[:10])}); "
                 "patterns match whole names, and Federated(shared=[...]) says what else travels"
             )
         found |= dict.fromkeys(matched, constraint)
@@ -84,12 +92,101 @@ def of_layers(module: nn.Module) -> dict[str, Constraint]:
     }
 
 
+class Held(NamedTuple):
+    """Part of a parameter that layers hold constant: a row of padding, weights that torch's `prune` masks.
+
+    Args:
+        layers: All layers that have the parameter, and its name in each. What one of them trains is trained.
+    """
+
+    layers: tuple[tuple[nn.Module, str], ...]
+
+    def mask(self, like: Tensor) -> Tensor:
+        """Elements that no batch gives a gradient, now, as masks change: `bool`, of the parameter's shape."""
+        found = (_held(layer, leaf, like) for layer, leaf in self.layers)
+        return reduce(torch.logical_and, (mask for mask in found if mask is not None))
+
+
+def _held(layer: nn.Module, leaf: str, like: Tensor) -> Tensor | None:
+    """Elements of one layer's parameter without a gradient. None if there are none."""
+    is_table = isinstance(layer, nn.Embedding | nn.EmbeddingBag) and leaf in ("weight", "weight_orig")
+    row: Any = layer.padding_idx if is_table else None
+    kept = getattr(layer, f"{leaf[: -len('_orig')]}_mask", None) if leaf.endswith("_orig") else None
+    if row is None and kept is None:
+        return None
+    mask = torch.zeros_like(like, dtype=torch.bool) if kept is None else (kept == 0).to(like.device)
+    if row is not None:
+        mask[row] = True
+    return mask
+
+
+def held_by_layers(module: nn.Module) -> dict[str, Held]:
+    """Parameters of which their layers hold a part constant, by name."""
+    users: dict[int, list[tuple[nn.Module, str]]] = {}
+    for layer in module.modules():
+        for leaf, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            users.setdefault(id(parameter), []).append((layer, leaf))
+    return {
+        name: Held(tuple(users[id(parameter)]))
+        for name, parameter in module.named_parameters()
+        if all(_held(*pair, parameter) is not None for pair in users[id(parameter)])
+    }
+
+
+def put_back(
+    at: Mapping[str, tuple[Tensor, Tensor]],
+    constraints: Mapping[str, Constraint],
+    held: Mapping[str, Held],
+    exact: bool = False,
+) -> None:
+    """Let values be what they are to be, in place.
+
+    Args:
+        at: By name the new value, and the last one.
+        constraints: What holds of whole tensors, of some of these names.
+        held: What layers hold constant, of some of them.
+        exact: Are the new values without an error? What layers hold constant is as trained then.
+    """
+    for name in {**constraints, **held}:
+        value, last = at[name]
+        valid = repaired(constraints[name], value, last) if name in constraints else value
+        if name in held:
+            valid = torch.where(held[name].mask(value), value if exact else last, valid)
+        value.copy_(valid)
+
+
+def hold_in_steps(
+    optimizer: torch.optim.Optimizer, module: nn.Module, constraints: Mapping[str, Constraint]
+) -> list[Any]:
+    """Repair parameters behind every step of an optimiser whose gradients have noise.
+
+    Args:
+        module: The parameters' own.
+        constraints: What is declared, by name; what layers hold constant is known.
+
+    Returns:
+        Handles that take it off again.
+    """
+    parameters, held = dict(module.named_parameters()), held_by_layers(module)
+    said = {name: one for name, one in constraints.items() if name in parameters}
+    last: dict[str, Tensor] = {}
+
+    def before(*step: Any) -> None:
+        last.update({name: parameters[name].detach().clone() for name in {**said, **held}})
+
+    def after(*step: Any) -> None:
+        with torch.no_grad():
+            put_back({name: (parameters[name], kept) for name, kept in last.items()}, said, held)
+
+    return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+
+
 def repaired(constraint: Constraint, value: Tensor, last: Tensor) -> Tensor:
     """Return a valid value next to this one, itself where it is valid.
 
     Args:
         constraint: What holds.
-        value: The decoded one, in the buffer's shape.
+        value: The decoded one, in the tensor's shape.
         last: In the last global model.
 
     Raises:
@@ -98,6 +195,11 @@ def repaired(constraint: Constraint, value: Tensor, last: Tensor) -> Tensor:
     if constraint == "positive":
         floor = torch.where(last > 0, _SHRINK * last, torch.finfo(value.dtype).tiny)
         return torch.where(value.isfinite(), torch.where(value > 0, value, floor), last)
+    if constraint == "fixed":
+        return last
+    if constraint == "unit":
+        length = value.norm(dim=-1, keepdim=True)
+        return torch.where(length.isfinite() & (length > 0), value / length, last)
     found = constraint(value)
     if not isinstance(found, Tensor) or found.shape != value.shape or not bool(found.isfinite().all()):
         got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.constraints import Constraint, declared, of_layers, repaired
+from lightning_fedq.clients.constraints import Constraint, declared, held_by_layers, of_layers, put_back
 from lightning_fedq.clients.personal import OwnTensors, check_matches, check_something_travels, matching
 from lightning_fedq.functional.flatten import flatten, unflatten
 
@@ -212,11 +212,12 @@ class Vector:
         local: Patterns of the names that stay with the clients.
         shared: Patterns of the names of buffers and frozen parameters that travel though the rehearsal did
             not change them.
-        constraints: What buffers are, by patterns of their names.
+        constraints: What tensors are, by patterns of their names.
 
     Attributes:
         members: What is trained.
-        constraints: What the buffers that travel are, by name.
+        constraints: What buffers and parameters that travel are, by name.
+        held: What layers hold constant of the parameters that travel, by name.
         uncarried: Names of what is in no update and stays with no client; training should not change it.
         num_uncarried: Values of these.
         shapes: Shape of every segment.
@@ -313,7 +314,7 @@ class Vector:
         self.most_counted = torch.zeros(counted, dtype=torch.int64)
 
     def _constrain(self) -> None:
-        """Say what the buffers that travel are: as declared, and as their layers know."""
+        """Say what the tensors that travel are: as declared, and as their layers know."""
         for name in self.shared:
             if not bool(attrgetter(name)(self.module).isfinite().all()):
                 raise ValueError(
@@ -323,7 +324,11 @@ class Vector:
                 )
         known = of_layers(self.module)
         found = {name: known[name] for name in self.shared if name in known}
-        self.constraints = found | declared(self._declared, self.shared)
+        named = self.module.named_parameters()
+        frozen = [name for name, p in named if not p.requires_grad and name not in self._staying]
+        self.constraints = found | declared(self._declared, self.travelling, frozen)
+        held = held_by_layers(self.module)
+        self.held = {name: held[name] for name in self.names if name in held}
 
     def _leave(self) -> None:
         """Note what is in no update and stays with no client: training should not change it."""
@@ -437,20 +442,18 @@ class Vector:
             for get, view in zip(self._get, unflatten(weights, self.shapes), strict=True):
                 get(self.module).copy_(view)
 
-    def constrain(self, weights: Tensor, last: Tensor) -> None:
-        """Let buffers be what they are, in place, whatever was decoded (`clients.constraints`).
+    def constrain(self, weights: Tensor, last: Tensor, exact: bool = False) -> None:
+        """Let tensors be what they are, in place, whatever was decoded (`clients.constraints`).
 
         Args:
             weights: `(dim,)` the new global model.
             last: `(dim,)` the last one.
+            exact: Is what was decoded the mean of what clients have trained, without an error?
         """
-        if not self.constraints:
+        if not self.constraints and (exact or not self.held):
             return
         both = zip(unflatten(weights, self.shapes), unflatten(last, self.shapes), strict=True)
-        at = dict(zip(self.travelling, both, strict=True))
-        for name, constraint in self.constraints.items():
-            value, before = at[name]
-            value.copy_(repaired(constraint, value, before))
+        put_back(dict(zip(self.travelling, both, strict=True)), self.constraints, self.held, exact)
 
     def not_finite(self, update: Tensor) -> list[str]:
         """Names of what is not finite in an update `(dim,)`."""

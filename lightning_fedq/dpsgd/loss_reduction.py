@@ -60,6 +60,7 @@ def loss_reduction(
     trainer: Any,
     module: pl.LightningModule,
     batch: Any,
+    again: Callable[[], Any],
     hooks: type[SampleGradientHooks],
     before: Literal["mean", "sum"] | None = None,
 ) -> Literal["mean", "sum"]:
@@ -70,6 +71,7 @@ def loss_reduction(
     Args:
         module: Not trained, and not hooked into, yet.
         batch: Batch of `samples_to_try` samples, as the loader gives it.
+        again: Returns the batch that the loader makes of them in reverse.
         hooks: Give the gradients of samples.
         before: What was found at the first look, which stays where this one can't tell; None at the first.
 
@@ -77,9 +79,13 @@ def loss_reduction(
         ValueError: If it is neither, or another one than before, or can't be told at first, or if a row of
             gradients is of several samples; with the cure.
     """
-    batch = trainer.precision_plugin.convert_input(batch)
-    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
-    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+    def arrived(batch: Any) -> Any:
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+    batch = arrived(batch)
     size = _size(batch)
     try:
         probe = copy.deepcopy(module)
@@ -116,46 +122,75 @@ def loss_reduction(
         probe.zero_grad()
         for part, trains in modes.items():  # dropout stays away, and Opacus hooks into what trains
             part.training = trains and any(True for _ in part.parameters(recurse=False))
-        _check_rows(probe, step, batch, hooks(probe, loss_reduction=reduction, strict=True))
+        taken_off = hooks(probe, loss_reduction=reduction, strict=True)
+        _check_rows(probe, step, batch, lambda: arrived(again()))
+        taken_off.remove_hooks()
     return reduction
 
 
 def _check_rows(
-    probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, hooks: SampleGradientHooks
+    probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, again: Callable[[], Any]
 ) -> None:
     """Refuse gradients of a batch, as it is and reversed, whose rows are not those of its samples.
+
+    A model that sorts the batch may have met one that is sorted: reversed, its rows tell. Where the loader
+    itself gives every batch its order (`collate_fn` sorts by length, for packed sequences), no batch comes
+    reversed, and the batch that it makes of the reversed samples tells.
 
     Raises:
         ValueError: If samples weigh on each other's loss.
     """
-    size = _size(batch)
-    first, again = (_rows(probe, step, _part(batch, [0]), 1) for _ in range(2))
-    if first is not None and again is not None:
-        first, again = torch.nan_to_num(first), torch.nan_to_num(again)
-        if (first - again).norm() > _ROWS_AGREE * first.norm():
+    first, once_more = (_rows(probe, step, _part(batch, [0]), 1) for _ in range(2))
+    if first is not None and once_more is not None:
+        first, once_more = torch.nan_to_num(first), torch.nan_to_num(once_more)
+        if (first - once_more).norm() > _ROWS_AGREE * first.norm():
             raise ValueError(
                 "gradients of one sample differ from one try to the next though its loss does not, so that "
                 "nobody can tell whether samples are kept apart; draw no random numbers in backward"
             )
-    alone = [_rows(probe, step, _part(batch, [i]), 1) for i in range(size)]
-    for order in (list(range(size)), list(reversed(range(size)))):  # a sort moves one
-        rows = _rows(probe, step, _part(batch, order), size)
-        if rows is None or any(row is None for row in alone):
-            return  # layers saw other rows than samples, which every step refuses by itself
-        wanted = torch.cat([row for row in alone if row is not None])
-        rows, wanted = (each[torch.isfinite(each).all(1)] for each in (rows, wanted))  # others count as zero
-        if not len(rows) or not len(wanted):
-            return
-        norms = wanted.norm(dim=1)
-        same = torch.cdist(rows, wanted) <= _ROWS_AGREE * (norms + 0.01 * norms.max())  # in any order
-        if not bool(same.any(0).all() & same.any(1).all()):
-            raise ValueError(
-                "gradients of a sample in a batch differ from those of the sample alone: rows of one layer "
-                "are other samples than the same rows of the next (a batch that is sorted or shuffled on its "
-                "way, packed sequences that are not sorted by length), or samples are mixed, and clipping "
-                "bounds nothing; keep the order of the batch in every layer (sort where it is collated)"
-            )
-    hooks.remove_hooks()
+    alone = _alone(probe, step, batch)
+    if not _are_apart(probe, step, batch, alone):
+        raise ValueError(_MIXED)
+    backwards = _part(batch, list(range(_size(batch)))[::-1])
+    try:
+        with torch.no_grad():
+            step(backwards)
+        apart = _are_apart(probe, step, backwards, alone)
+    except RuntimeError:  # not sorted
+        apart = False
+    if not apart:
+        other = again()
+        if not _are_apart(probe, step, other, _alone(probe, step, other)):
+            raise ValueError(_MIXED)
+
+
+_MIXED = (
+    "gradients of a sample in a batch differ from those of the sample alone: rows of one layer are other "
+    "samples than the same rows of the next (a batch that is sorted or shuffled on its way, packed sequences "
+    "that are not sorted by length), or samples are mixed, and clipping bounds nothing; keep the order of "
+    "the batch in every layer (sort it where it is collated, in the loader's collate_fn)"
+)
+
+
+def _alone(probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any) -> list[Tensor | None]:
+    """Gradients of each sample alone, `(1, parameters)`, see `_rows`."""
+    return [_rows(probe, step, _part(batch, [i]), 1) for i in range(_size(batch))]
+
+
+def _are_apart(
+    probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, alone: list[Tensor | None]
+) -> bool:
+    """Are the rows of a batch's gradients those of its samples, in any order?"""
+    rows = _rows(probe, step, batch, _size(batch))
+    if rows is None or any(row is None for row in alone):
+        return True  # layers saw other rows than samples, which every step refuses by itself
+    wanted = torch.cat([row for row in alone if row is not None])
+    rows, wanted = (each[torch.isfinite(each).all(1)] for each in (rows, wanted))  # others count as zero
+    if not len(rows) or not len(wanted):
+        return True
+    norms = wanted.norm(dim=1)
+    same = torch.cdist(rows, wanted) <= _ROWS_AGREE * (norms + 0.01 * norms.max())
+    return bool(same.any(0).all() & same.any(1).all())
 
 
 def _rows(probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, size: int) -> Tensor | None:

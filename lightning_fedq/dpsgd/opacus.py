@@ -20,7 +20,7 @@ References:
 import math
 from collections.abc import Callable
 from functools import lru_cache, reduce
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -306,8 +306,35 @@ class Account:
         return step
 
 
+def _of_bags(
+    layer: torch.nn.EmbeddingBag, activations: list[torch.Tensor], backprops: torch.Tensor
+) -> dict[torch.Tensor, torch.Tensor]:
+    """Gradients of samples `(batch, words, dim)`: Opacus's own counts a word once, however often it is there.
+
+    Raises:
+        RuntimeError: If a sample is no row of words, or bags are not sums or means with equal weights.
+    """
+    words = activations[0]
+    if words.dim() != 2 or len(activations) > 1 or layer.mode == "max":
+        raise RuntimeError(
+            "an EmbeddingBag has no gradients of each sample but for one row of words a sample, summed or "
+            "averaged with equal weights; call it on (batch, words) alone, with padding_idx where texts are "
+            "shorter, or take a mean over an Embedding"
+        )
+    weights = torch.ones_like(words, dtype=backprops.dtype)
+    if layer.padding_idx is not None:
+        weights = (words != layer.padding_idx).to(weights)
+    if layer.mode == "mean":
+        weights = weights / weights.sum(1, keepdim=True).clamp(min=1.0)
+    each = weights.unsqueeze(-1) * backprops.unsqueeze(1)
+    found = backprops.new_zeros(len(words), *layer.weight.shape)
+    return {layer.weight: found.scatter_add_(1, words.unsqueeze(-1).expand_as(each), each)}
+
+
 class SampleGradientHooks(GradSampleHooks):  # type: ignore[misc]
     """Per-sample gradients of Opacus, of passes in which each row of a layer is the same sample's."""
+
+    GRAD_SAMPLERS: ClassVar = {**GradSampleHooks.GRAD_SAMPLERS, torch.nn.EmbeddingBag: _of_bags}
 
     def rearrange_grad_samples(self, *, module: torch.nn.Module, **settings: Any) -> Any:
         """Hand over one pass through a layer.
@@ -330,6 +357,8 @@ class SampleGradientHooks(GradSampleHooks):  # type: ignore[misc]
                 "gradients of some samples would count, and be clipped, as those of others; let every pass "
                 "have all samples of the batch, and mask what comes out"
             )
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:  # Opacus knows none
+            backprops = backprops.masked_fill((activations[0] == module.padding_idx).unsqueeze(-1), 0.0)
         return activations, backprops
 
 

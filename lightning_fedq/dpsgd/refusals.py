@@ -55,8 +55,41 @@ def check_accumulation(trainer: Any) -> None:
         )
 
 
+_REPLACED = {
+    nn.LSTM: "opacus.layers.DPLSTM",
+    nn.GRU: "opacus.layers.DPGRU",
+    nn.RNN: "opacus.layers.DPRNN",
+    nn.MultiheadAttention: "opacus.layers.DPMultiheadAttention",
+    nn.LSTMCell: "opacus.layers.dp_rnn.DPLSTMCell",
+    nn.GRUCell: "opacus.layers.dp_rnn.DPGRUCell",
+    nn.RNNCell: "opacus.layers.dp_rnn.DPRNNCell",
+}
+"""Layers whose steps torch hides from hooks, and what takes their place, with weights of the same names."""
+
+
+def check_kinds(module: nn.Module) -> None:
+    """Refuse trained layers of which nobody can read the gradient of each sample.
+
+    Raises:
+        ValueError: Naming the layers, and what takes their place.
+    """
+    found, better = [], dict[str, None]()
+    for name, layer in module.named_modules():
+        kind = next((kind for kind in _REPLACED if isinstance(layer, kind)), None)
+        if kind is not None and any(p.requires_grad for p in layer.parameters()):
+            found.append(f"{name} ({type(layer).__name__})")
+            better[_REPLACED[kind]] = None
+    if found:
+        raise ValueError(
+            f"layers {', '.join(found)} show hooks no gradient of each sample, which DPSGD clips; put "
+            f"{', '.join(better)} in their place, which take the same arguments and weights of the same "
+            "names, or freeze them (requires_grad_(False)). opacus.validators.ModuleValidator.fix(model) "
+            "replaces LSTM, GRU and MultiheadAttention"
+        )
+
+
 def check_layers(module: nn.Module) -> None:
-    """Refuse layers that mix the samples of a batch.
+    """Refuse layers that mix the samples of a batch, or hide the gradient of each.
 
     Batch normalisation does in training mode, whatever it learns or keeps, and in eval mode where it has no
     running statistics; instance normalisation with running statistics averages them over the batch.
@@ -64,6 +97,7 @@ def check_layers(module: nn.Module) -> None:
     Raises:
         ValueError: Naming the layers.
     """
+    check_kinds(module)
     mixing = []
     for name, layer in module.named_modules():
         mixes = False

@@ -154,6 +154,7 @@ class LocalRound(pl.Callback):
         state: What this client would keep, if the round counts.
         segments: Sizes of the segments of what travels, once the fit has begun.
         weights: `(dim,)` where the client starts from: what the server sends, or what its module has.
+        vector: What travels, once the fit has begun.
     """
 
     knows_clients = True
@@ -342,7 +343,7 @@ class LocalRound(pl.Callback):
         if self._rule is None and (self._task is None or (mode != "frozen" and keeps_more(pl_module))):
             found = rehearse(trial, pl_module, self._stacks(), mode).told(pl_module)
         optimizers = trainer.strategy
-        self._vector = Vector(
+        self.vector = Vector(
             pl_module,
             lambda: optimizers.optimizers,
             mode,
@@ -351,7 +352,7 @@ class LocalRound(pl.Callback):
             local=self._federated.local.patterns,
             constraints=self._federated.local.constraints,
         )
-        self.segments = self._vector.segments
+        self.segments = self.vector.segments
         self._metrics = ClientMetrics("shared", trainer)
         if self._task is None:
             if self._rule is None:
@@ -359,7 +360,7 @@ class LocalRound(pl.Callback):
             else:
                 self._try_step(trainer, loader)
             self._check_watched(trainer, loader, {**trial.names, **self._metrics.names})
-            self.weights, self._is_done = self._vector.read(), True
+            self.weights, self._is_done = self.vector.read(), True
             return
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
             raise RefusedError(
@@ -367,7 +368,7 @@ class LocalRound(pl.Callback):
                 f"into {_shown(self.segments)}; both sides need the same module, with the same "
                 "parameters frozen"
             )
-        self._vector.show(self.weights)
+        self.vector.show(self.weights)
         self._counting: list[Tensor] = [
             attrgetter(f"{name}.num_batches_tracked")(pl_module) for name in counting
         ]
@@ -375,7 +376,7 @@ class LocalRound(pl.Callback):
         for counter in self._counting:  # what the rounds before have counted, which is the same for everybody
             counter += before * longest
         self._worker = self._new_worker(trainer, loader, self._begin_term())
-        check_names(self._told.kept, self._vector.own.names)
+        check_names(self._told.kept, self.vector.own.names)
         self._worker.states.put(0, self._told.kept)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:  # the server has the validation that it follows
@@ -391,10 +392,10 @@ class LocalRound(pl.Callback):
         """Take one step of a rule's, which may refuse the module or its loss, and drop it."""
         self._clock.begin_round()
         for stack, batches in loader.by_stack():
-            self._new_worker(trainer, loader, None).train(stack, batches, self._vector.read())
+            self._new_worker(trainer, loader, None).train(stack, batches, self.vector.read())
 
     def _new_worker(self, trainer: Any, loader: ClientLoader, term: Correction | None) -> ClientWorker:
-        parts = (trainer, self._vector, self._fit, self._clock, self._metrics, lambda: loader)
+        parts = (trainer, self.vector, self._fit, self._clock, self._metrics, lambda: loader)
         skips = self._rule is not None and self._rule.skips_empty
         return ClientWorker(*parts, skips_empty=skips, term=term)
 
@@ -463,7 +464,7 @@ class LocalRound(pl.Callback):
             return None
         module = self._trainer.lightning_module
         check_algorithm(algorithm, self._trainer.optimizers, self._rule, True, module.automatic_optimization)
-        term = algorithm.begin(self._federated.clients.num_clients, self._vector.num_parameters)
+        term = algorithm.begin(self._federated.clients.num_clients, self.vector.num_parameters)
         if theirs is not None and isinstance(term, KeptOffsets):
             if theirs.shape != term.server.shape:
                 raise RefusedError(
@@ -479,7 +480,7 @@ class LocalRound(pl.Callback):
 
     def run_round(self) -> int:
         """Train the client, or measure it. See `RoundLoop`."""
-        clock, worker, vector = self._clock, self._worker, self._vector
+        clock, worker, vector = self._clock, self._worker, self.vector
         assert self._dealt is not None
         if isinstance(self._task, int):
             evaluator = self._evaluator(self._trainer, worker, self._dealt)
@@ -514,7 +515,7 @@ class LocalRound(pl.Callback):
     def _check_counts(self) -> None:
         """Refuse layers that count anything but each batch once: what others count would not be known."""
         batches = len(self._stacks()[0].batch_sizes)
-        vector = self._vector
+        vector = self.vector
         own = {id(counter) for counter in self._counting}
         counters = [attrgetter(name)(vector.module) for name in vector.members.counters]
         found = torch.split(vector.most_counted, [counter.numel() for counter in counters])

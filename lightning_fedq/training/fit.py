@@ -53,6 +53,7 @@ from lightning_fedq.training.records import (
     log_round,
     say_change,
     say_cost_of_statistics,
+    say_what_is_constant,
     say_what_is_not_known,
     warn_of,
     warn_of_noise,
@@ -455,6 +456,8 @@ class FederatedFit:
         self._give_up_a_cut_round()
         self._train_clients(vector.read().to(engine.weights.dtype))  # as rounded to the module's dtype
         seed_for_transforms(plan.stream_seed("after the clients"))
+        # no error, of which `noise_variance` has the whole law: what a layer holds constant is as trained
+        exact = bool(vector.held) and engine.broadcast is None and self._is_exact(plan)
         record = engine.finish()
         self.worker.states.count(engine.in_last_sum)
         if self.correction is not None and not record.aborted:
@@ -463,11 +466,20 @@ class FederatedFit:
             own = self.correction.end_round(before[:trained], after[:trained])
             engine.weights = torch.cat([own, after[trained:]])
         steps = self._clock.end_round(self.taken)
-        vector.constrain(engine.weights, before.to(engine.weights))
+        vector.constrain(engine.weights, before.to(engine.weights), exact)
         vector.commit()
         vector.show(engine.weights)
         self.start = None
         return record, steps
+
+    def _is_exact(self, plan: RoundPlan) -> bool:
+        """Does decoding add no error to the mean of a round?"""
+        mechanism = self.engine.mechanism
+        if not mechanism.gaussian_error:
+            return False
+        context = self.engine.context(plan)
+        cohort = [client for group in context.groups for client in group]
+        return not bool(mechanism.noise_variance(context, cohort).any())
 
     def _train_clients(self, weights: Tensor) -> None:
         self._not_finite: dict[str, None] = {}
@@ -547,6 +559,7 @@ class FederatedFit:
             sizes = dict(zip(vector.travelling, vector.segments, strict=True))
             names = vector.normalised
             say_cost_of_statistics(names, sum(sizes[name] for name in names), sum(vector.segments))
+            say_what_is_constant(list(vector.held))
             say_what_is_not_known([n for n in vector.shared if n not in {*names, *vector.constraints}])
 
     def _check_isolation(self) -> None:

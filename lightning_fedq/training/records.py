@@ -82,6 +82,20 @@ def say_cost_of_statistics(names: Sequence[str], coordinates: int, dim: int) -> 
         )
 
 
+def say_what_is_constant(names: Sequence[str]) -> None:
+    """Say, before the first round, which parameters have a part that stays as it is.
+
+    Args:
+        names: Names of parameters whose layers hold a part constant; nothing is said if there are none.
+    """
+    if names:
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        rank_zero_info(
+            f"the row of padding_idx, and pruned weights, of {', '.join(names[:4])}{more} travel with noise "
+            "and are put back after every round"
+        )
+
+
 def say_what_is_not_known(names: Sequence[str]) -> None:
     """Say, before the first round, which buffers noise may make anything of.
 

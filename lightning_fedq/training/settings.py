@@ -121,7 +121,7 @@ class Local:
     Args:
         patterns: The argument `local`.
         shared: Patterns of what travels beside parameters though the first steps do not change it.
-        constraints: What buffers are, by patterns of their names.
+        constraints: What tensors are, by patterns of their names.
 
     Raises:
         ValueError: If a setting is out of its range.

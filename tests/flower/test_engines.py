@@ -38,7 +38,7 @@ REFUSED = {
 }
 """Features that a deployment refuses, and a part of its words."""
 
-QUICK = ("a run folder", "best and last checkpoint", "DPSGD")
+QUICK = ("a run folder", "best and last checkpoint", "DPSGD", "padding and pruned weights")
 """Averages of the tail and weights by variance: `test_same_training`."""
 
 

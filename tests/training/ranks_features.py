@@ -112,6 +112,18 @@ class Normed(Model):
         self.backbone.insert(0, Normaliser("var", 6))
 
 
+class Padded(Model):
+    """Words, one of which is padding, in front of a layer some of whose weights are pruned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 6, padding_idx=0)
+        nn.utils.prune.l1_unstructured(self.head, "weight", amount=5)
+        self.backbone.register_forward_pre_hook(
+            lambda net, x: self.words((4 * x[0].abs()).long().clamp(max=8)).mean(1)
+        )
+
+
 class Judged(Model):
     """Validates with metric objects, one of which counts."""
 
@@ -192,6 +204,9 @@ FEATURES = {
     },
     **{f"{row!r}": Feature(mechanism=row, federated=TURNS if row.separation > 1 else {}) for row in ROWS},
     "a variance of one's own": Feature(Normed, fedq.LDPQ(2.0)),
+    "padding and pruned weights": Feature(
+        Padded, fedq.LDPQ(2.0), {"constraints": {"head.bias": "fixed", "backbone.0.weight": "unit"}}
+    ),
     "a model that is sent in few bits": Feature(federated={"broadcast_bits": 5}),
     "cohorts": Feature(federated={"clients_per_round": 3}),
     "cohorts smaller than the ranks": Feature(federated={"clients_per_round": 2}),

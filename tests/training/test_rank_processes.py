@@ -24,7 +24,7 @@ QUICK = [
     *("dropouts", "random numbers", "BatchNorm, shared", "a median", "secure aggregation"),
     *("dropouts, one mean", "weights by samples"),
     *("metrics that stay with clients", "resumed", "stopped in mid-round", "DPSGD"),
-    "metric objects in the validation",
+    *("metric objects in the validation", "padding and pruned weights"),
 ]
 """Each of another kind of what ranks tell each other. All others are slow."""
 
