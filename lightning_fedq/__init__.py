@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms import *  # noqa: F403
     from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
     from lightning_fedq.privacy.target import PrivacyTarget
-    from lightning_fedq.rounds import Deadline, RoundEngine
+    from lightning_fedq.rounds import Deadline, RoundEngine, Statistics
     from lightning_fedq.secagg import SecAgg
 
 __all__ = [
@@ -90,6 +90,7 @@ __all__ = [
     "RoundProgressBar",
     "RunFolder",
     "SecAgg",
+    "Statistics",
     "TrackedRounds",
     "WandbRounds",
 ]

@@ -115,6 +115,7 @@ class Federation:
             **({"local": repr(local.patterns)} if local.patterns else {}),
             **({"shared": repr(local.shared)} if local.shared else {}),
             **({"constraints": shown(local.constraints)} if local.constraints else {}),
+            **({} if local.statistics is None else {"statistics": repr(local.statistics)}),
             "seed": str(self.seed),
             "batches": "passes" if self.batch_rule is None else type(self.batch_rule).__name__,
             **({} if local.algorithm is None else {"algorithm": repr(local.algorithm)}),

@@ -41,6 +41,7 @@ from lightning_fedq.rounds import (
     Participation,
     RoundEngine,
     RoundPlanner,
+    Statistics,
     check_aggregation,
 )
 from lightning_fedq.secagg import SecAgg
@@ -139,6 +140,7 @@ class Local:
     evaluate_clients: Annotated[ClientEvaluation | None, "ClientEvaluation(held_out=0.2), or None"]
     shared: Sequence[str]
     constraints: Mapping[str, Constraint] | None
+    statistics: Annotated[Statistics | None, "Statistics(size=6, bound=0.5), or None"]
 
     def __post_init__(self) -> None:
         check_fields(self, named=False)

@@ -109,6 +109,36 @@ class Normed(Model):
         self.backbone.insert(0, Normaliser("var", 6))
 
 
+class Scaled(nn.Module):
+    """Subtracts and divides by constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("std", torch.ones(6))
+
+    def forward(self, inputs):
+        return (inputs - self.mean) / self.std
+
+
+class Surveyed(Model):
+    """Normalises by statistics of all clients, and begins its head with one."""
+
+    def __init__(self, *between: nn.Module, **settings: Any) -> None:
+        super().__init__(*between, **settings)
+        self.backbone.insert(0, Scaled())
+
+    def client_statistics(self, batches):
+        inputs = torch.cat([inputs for inputs, _ in batches])
+        return torch.cat([inputs.mean(0), inputs.square().mean(0) - 1.0])
+
+    def on_statistics(self, mean):
+        scaled = self.backbone[0]
+        scaled.mean.copy_(mean[:6])
+        scaled.std.copy_((1.0 + mean[6:]).clamp(min=0.25).sqrt())
+        self.head.bias += mean[:3]
+
+
 class Judged(Model):
     """Validates with metric objects, one of which counts."""
 
@@ -166,6 +196,7 @@ _STEPS = torch.optim.lr_scheduler
 _WITHIN_ROUNDS = ("checkpoints every step", "checkpoints by time")
 _REFUSED_ON_RANKS = {"a metric object": "metric object that clients update"}
 TURNS = {"clients_per_round": CLIENTS // 2, "participation": "cyclic"}
+SURVEY = {"statistics": fedq.Statistics(12, 2.0)}
 HANDED_ON = fedq.HandedOnGaussian(
     clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2
 )
@@ -275,6 +306,36 @@ FEATURES = {
             "local": ["head.*"],
             "client_metrics": "shared",
         }
+    ),
+    "statistics": Feature(Surveyed, federated=SURVEY),
+    "statistics of drawn cohorts behind masks, twice": Feature(
+        Surveyed,
+        fedq.RotatedCoins(clip_norm=8.0, epsilon=4.0),
+        {
+            "statistics": fedq.Statistics(12, 2.0, rounds=2),
+            "secure_aggregation": fedq.SecAgg(),
+            "dropout_probability": 0.2,
+            "clients_per_round": 5,
+        },
+    ),
+    "statistics to a target, of quantised weights": Feature(
+        Surveyed,
+        fedq.AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
+        {**SURVEY, "privacy": fedq.PrivacyTarget(50.0, 1e-5, Adversary.OUTSIDER), "target": "weights"},
+    ),
+    "statistics, and a clip that adapts": Feature(
+        Surveyed, fedq.AdaptiveClip(fedq.GaussianNoise(clip_norm=4.0, noise_multiplier=0.1)), SURVEY
+    ),
+    "statistics before SCAFFOLD": Feature(
+        lambda: Surveyed(nn.BatchNorm1d(5, momentum=None), optimizer=torch.optim.SGD),
+        federated={**SURVEY, "algorithm": fedq.SCAFFOLD(), "local_steps": 2},
+    ),
+    "statistics, resumed": Feature(
+        Surveyed,
+        federated={**SURVEY, "local": ["head.*"], "weighting": "samples"},
+        callbacks=lambda f: [_kept(f)],
+        trainer=lambda f: {"enable_checkpointing": True},
+        then=lambda f: {"ckpt_path": f / "kept" / "last.ckpt"},
     ),
     "secret cohorts": Feature(
         mechanism=fedq.GaussianNoise(clip_norm=8.0, noise_multiplier=0.5),
