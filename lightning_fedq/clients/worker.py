@@ -99,7 +99,7 @@ class ClientWorker:
             weights: `(dim,)` the global model.
         """
         vector, clients = self.vector, stack.clients
-        client = self.fit.copy(stack.training_seed)
+        client = self.fit.copy(stack.training_seed, clients)
         self._metrics.attach(client.trainer, clients)
         vector.hold_statistics(client.module)
         side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
@@ -146,7 +146,7 @@ class ClientWorker:
         """
         with own_draws(), torch.no_grad():
             seed_for_transforms(seed)
-            copy = self.fit.copy(seed, alone=True)
+            copy = self.fit.copy(seed, (client,), alone=True)
             if personal:
                 self.vector.own.equip(copy.module, client)
             found = measure(copy, batches)
@@ -160,7 +160,7 @@ class ClientWorker:
             stack: The client, one.
             size: Numbers that are expected.
         """
-        copy = self.fit.copy(stack.training_seed, alone=True)
+        copy = self.fit.copy(stack.training_seed, stack.clients, alone=True)
         found = statistics_of(copy, batches, size)
         self.fit.drop(copy)
         return found[None]

@@ -319,7 +319,7 @@ class LocalRound(pl.Callback):
             train_only(pl_module, trainer.optimizers, self._told.trained)
         loader = self._loader(trainer)
         forget_loader(trainer)
-        self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers)
+        self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers, number=self.number)
         every, longest = int(trainer.accumulate_grad_batches), self._schedule.longest
         steps = self._plan.round * -(-longest // every)
         count_from(trainer, steps, steps)

@@ -66,7 +66,7 @@ class Trial:
             loader: Loader to train from; None is that of all clients.
         """
         with own_draws():
-            client, names = self.fit.copy(stack.training_seed, alone=True), self.names
+            client, names = self.fit.copy(stack.training_seed, stack.clients, alone=True), self.names
             client.trainer.fit_loop.epoch_loop._results = told_results(
                 True, lambda name, value: names.setdefault(name)
             )
@@ -92,7 +92,7 @@ class Trial:
             change: What becomes of a batch before it is looked at; None is itself.
         """
         with own_draws():
-            copy = self.fit.copy(stack.training_seed, alone=True)
+            copy = self.fit.copy(stack.training_seed, stack.clients, alone=True)
             batches: Any = islice(self._loader().of_stack(stack), most)
             return statistics_of(copy, batches if change is None else map(change, batches), size)
 
@@ -207,7 +207,7 @@ def rehearse(
     found = Findings(Rehearsed.of(module, client.module), moved=moved)
     if forked:
         with own_draws():
-            before = trial.fit.copy(clients[0].training_seed, alone=True)
+            before = trial.fit.copy(clients[0].training_seed, clients[0].clients, alone=True)
             prepare(before, mode)
         stale, raised = stale_hooks(client, before)
         found = found._replace(stale=stale, raised=raised)

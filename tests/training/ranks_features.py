@@ -139,6 +139,38 @@ class Surveyed(Model):
         self.head.bias += mean[:3]
 
 
+class Numbered(Model):
+    """Weighs its loss by who trains, and when."""
+
+    def training_step(self, batch, batch_idx):
+        weight = 1.0 + 0.1 * self.trainer.client + 0.5 * self.trainer.current_epoch
+        assert self.trainer.clients == (self.trainer.client,)
+        return weight * super().training_step(batch, batch_idx)
+
+
+class Remembering(Model):
+    """Each client keeps how often it has trained, the mean of its features, and a control variate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.Module()
+        self.memory.register_buffer("rounds", torch.zeros(()))
+        self.memory.register_buffer("prototype", torch.zeros(5))
+        self.memory.register_buffer("control", torch.zeros(3))
+
+    def training_step(self, batch, batch_idx):
+        features, memory = self.backbone(batch[0]), self.memory
+        memory.prototype.lerp_(features.detach().mean(0), 0.5)
+        pull = memory.rounds * (features.mean(0) - memory.prototype).square().sum()
+        return super().training_step(batch, batch_idx) + 0.1 * pull + (memory.control * self.head.bias).sum()
+
+    def on_after_backward(self):
+        self.memory.control.lerp_(self.head.bias.grad, 0.1)
+
+    def on_train_epoch_end(self):
+        self.memory.rounds += 1
+
+
 class Judged(Model):
     """Validates with metric objects, one of which counts."""
 
@@ -307,6 +339,8 @@ FEATURES = {
             "client_metrics": "shared",
         }
     ),
+    "the client's number": Feature(Numbered, federated={"clients_per_round": 4}),
+    "memory of its own": Feature(Remembering, federated={"local": ["memory.*"], "clients_per_round": 4}),
     "statistics": Feature(Surveyed, federated=SURVEY),
     "statistics of drawn cohorts behind masks, twice": Feature(
         Surveyed,
