@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         LabelShards,
         Natural,
         QuantitySkew,
+        Sizes,
     )
     from lightning_fedq.leakage import LeakageBudget, LeakageMonitor
     from lightning_fedq.mechanisms import *  # noqa: F403
@@ -90,6 +91,7 @@ __all__ = [
     "RoundProgressBar",
     "RunFolder",
     "SecAgg",
+    "Sizes",
     "Statistics",
     "TrackedRounds",
     "WandbRounds",

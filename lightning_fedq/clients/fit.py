@@ -147,12 +147,12 @@ class ClientFit:
             return list(self._loggers)
         return [_NOWHERE] if self._home.loggers else []
 
-    def copy(self, seed: int, clients: Sequence[int], alone: bool = False) -> Client:
+    def copy(self, seed: int, clients: Sequence[int] = (0,), alone: bool = False) -> Client:
         """Load the round's world for one client, or a stack. The first one of a round makes it.
 
         Args:
             seed: Seed of the random generators that the world holds.
-            clients: Numbers of those that train in it.
+            clients: Numbers of those that train in it; a trial of anybody is one of client 0.
             alone: Leave out what crosses clients: callbacks that are not copied, shared metrics, loggers.
 
         Raises:

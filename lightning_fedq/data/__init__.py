@@ -2,7 +2,7 @@
 
 from lightning_fedq.data.datamodule import FederatedDataModule
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition
-from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
+from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew, Sizes
 
 __all__ = [
     "IID",
@@ -13,4 +13,5 @@ __all__ = [
     "Natural",
     "Partition",
     "QuantitySkew",
+    "Sizes",
 ]

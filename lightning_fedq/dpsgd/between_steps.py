@@ -70,7 +70,7 @@ def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor,
 def _train(home: Any, first: Sequence[Any], last: Any, loader: Any) -> Seen:
     """Gradients of the last batch, and what the hooks of validation log, after the first batches."""
     fit = ClientFit(home)
-    client = fit.copy(0, (0,), alone=True)
+    client = fit.copy(0, alone=True)
     child, seen = client.trainer, list[list[Tensor]]()
     vars(child.precision_plugin).pop("train_step_context", None)  # of the steps that are noisy
     child.fit_loop.epoch_loop.max_steps = -1
