@@ -36,6 +36,7 @@ from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import RangeRule
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.run import Available
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import Cohorts, Deadline, OptimizerFactory, Participation, Statistics
 from lightning_fedq.secagg import SecAgg
@@ -147,6 +148,10 @@ class Federated(Federation, pl.Callback):
             rounded to 2^bits levels between its extremes (`rounds.broadcast`). The server's own model stays
             exact, and no claim changes, because what is sent follows from what was released. None sends
             floats as they are.
+        available: Clients from whom the cohort of a round is drawn, by a function of its number (from 0) that
+            returns the same whenever it is asked: who is at home, whose turn it is. From public facts alone:
+            it is handed nothing of clients' data, and one that looks at them tells of them without noise. No
+            claim counts on the draw then. None draws from all.
         statistics: Release the mean of a vector of each client's data in the first rounds, for normalisation,
             class weights and the like: `Statistics(size, bound)`. They are rounds of `max_epochs` as all
             others, with the same cohorts, noise and charge.
@@ -215,6 +220,7 @@ class Federated(Federation, pl.Callback):
         constraints: Mapping[str, Constraint] | None = None,
         broadcast_bits: int | None = None,
         statistics: Statistics | None = None,
+        available: Available | None = None,
     ) -> None:
         given = {**locals(), "patterns": local}
         protection, clients = group(Protection, given), group(Clients, given)

@@ -234,9 +234,7 @@ class Dirichlet(Partition):
         if self.sizes is not None:
             check_positive_sizes(self.sizes)
             if self.least != 1:
-                raise ValueError(
-                    f"least={self.least} is for drawn sizes, and sizes are given; leave it out"
-                )
+                raise ValueError(f"least={self.least} is for drawn sizes, and sizes are given; leave it out")
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator

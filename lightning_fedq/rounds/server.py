@@ -525,6 +525,7 @@ class RoundServer:
             "ledger": self.ledger.state_dict(),
             "optimizer": self._server_step.state_dict(),
             **({"released": list(self.released)} if self.released else {}),
+            **({"available": said} if (said := self.planner.said(self.round)) else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -537,6 +538,11 @@ class RoundServer:
             raise ValueError(
                 f"the state holds {state['weights'].numel()} weights in {len(state['radius'])} segments, the "
                 f"model {self.weights.numel()} in {len(self.segments)}; use the checkpoint's own model"
+            )
+        if state.get("available", "") != self.planner.said(state["round"]):
+            raise ValueError(
+                "available names other clients for the rounds that were run than it did then; use the rule "
+                "of the checkpoint, or begin a new training"
             )
         self._server_step.check(state["optimizer"])  # before anything is taken over
         self.ledger.turn_to(self._keys_name)

@@ -139,8 +139,9 @@ def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
         rounds: How many there will be when the fit ends, earlier ones of the same server included.
 
     Raises:
-        ValueError: With the cohort size that would do.
+        ValueError: With the cohort size that would do; or if a rule of the user's names no cohort.
     """
+    planner.said(rounds)
     rest = planner.num_clients % planner.cohort_size
     if planner.participation == "cyclic" and rest:
         rank_zero_info(

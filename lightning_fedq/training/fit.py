@@ -287,7 +287,8 @@ class FederatedFit:
         if federation.clients.cohorts == "known":  # a journal names the clients of every round
             keep_journal(trainer, engine.ledger, federation.seed is not None)
         if self.population.ranks is not None:
-            start = {**self.identity, "round": str(engine.round)}
+            said = federation.planner.said(done + (trainer.max_epochs or 0))
+            start = {**self.identity, "round": str(engine.round), "who is available": said}
             indices = self.population.holdings.client_indices
             agree_on_start(self.population.ranks, start, indices, federation.ledger)
         if federation.kept_target is not None:

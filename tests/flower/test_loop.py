@@ -196,6 +196,7 @@ CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "lo
 CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
 CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy", "local"}
 CARRIED |= {"shared", "constraints", "broadcast_bits", "evaluate_clients", "client_metrics", "statistics"}
+CARRIED |= {"available"}
 REFUSED = {"dropout_probability", "cohorts"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "check_isolation"}
 

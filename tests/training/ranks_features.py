@@ -339,6 +339,9 @@ FEATURES = {
             "client_metrics": "shared",
         }
     ),
+    "clients that are available": Feature(
+        federated={"clients_per_round": 3, "available": lambda round: range(round % 2, CLIENTS, 2)}
+    ),
     "the client's number": Feature(Numbered, federated={"clients_per_round": 4}),
     "memory of its own": Feature(Remembering, federated={"local": ["memory.*"], "clients_per_round": 4}),
     "statistics": Feature(Surveyed, federated=SURVEY),
