@@ -48,12 +48,13 @@ if TYPE_CHECKING:
         LabelShards,
         Natural,
         QuantitySkew,
+        Sizes,
     )
     from lightning_fedq.leakage import LeakageBudget, LeakageMonitor
     from lightning_fedq.mechanisms import *  # noqa: F403
     from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
     from lightning_fedq.privacy.target import PrivacyTarget
-    from lightning_fedq.rounds import Deadline, RoundEngine
+    from lightning_fedq.rounds import Deadline, RoundEngine, Statistics
     from lightning_fedq.secagg import SecAgg
 
 __all__ = [
@@ -92,6 +93,8 @@ __all__ = [
     "RoundProgressBar",
     "RunFolder",
     "SecAgg",
+    "Sizes",
+    "Statistics",
     "TrackedRounds",
     "WandbRounds",
 ]

@@ -54,6 +54,7 @@ class Setting:
             context=self.context,
             rounds=self.rounds,
             sampling=Sampling(
+                available=None,
                 num_clients=self.num_clients or len(self.context.cohort),
                 participation=self.participates,
                 secret=self.secret_cohorts,

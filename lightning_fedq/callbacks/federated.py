@@ -37,8 +37,9 @@ from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import RangeRule
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.run import Available
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import Cohorts, Deadline, OptimizerFactory, Participation
+from lightning_fedq.rounds import Cohorts, Deadline, OptimizerFactory, Participation, Statistics
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training import settings
 from lightning_fedq.training.averaging import check_averaging
@@ -62,6 +63,7 @@ from lightning_fedq.training.round_loop import install
 from lightning_fedq.training.secret_cohorts import check_choice_of_cohorts, check_processes, check_settings
 from lightning_fedq.training.settings import Clients, Local, Protection, Server, group
 from lightning_fedq.training.statement import outcome
+from lightning_fedq.training.statistics import said_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,6 +152,13 @@ class Federated(Federation, pl.Callback):
             rounded to 2^bits levels between its extremes (`rounds.broadcast`). The server's own model stays
             exact, and no claim changes, because what is sent follows from what was released. None sends
             floats as they are.
+        available: Clients from whom the cohort of a round is drawn, by a function of its number (from 0) that
+            returns the same whenever it is asked: who is at home, whose turn it is. From public facts alone:
+            it is handed nothing of clients' data, and one that looks at them tells of them without noise. No
+            claim counts on the draw then. None draws from all.
+        statistics: Release the mean of a vector of each client's data in the first rounds, for normalisation,
+            class weights and the like: `Statistics(size, bound)`. They are rounds of `max_epochs` as all
+            others, with the same cohorts, noise and charge.
 
     Attributes:
         clients: Settings of the population: the arguments from num_clients to labels.
@@ -214,6 +223,8 @@ class Federated(Federation, pl.Callback):
         shared: Sequence[str] = (),
         constraints: Mapping[str, Constraint] | None = None,
         broadcast_bits: int | None = None,
+        statistics: Statistics | None = None,
+        available: Available | None = None,
     ) -> None:
         given = {**locals(), "patterns": local}
         protection, clients = group(Protection, given), group(Clients, given)
@@ -365,7 +376,8 @@ class Federated(Federation, pl.Callback):
         """Where clients' figures went, and what the trial of isolation found."""
         log = self.client_log
         measured = where_it_went(self.client_evaluations, log is not None and log.shared)
-        return " ".join(filter(None, (measured, self.fit.isolation, self.fit.averages)))
+        released = said_of(self.fit.engine)
+        return " ".join(filter(None, (measured, released, self.fit.isolation, self.fit.averages)))
 
     def _logged_elsewhere(self, name: str, value: Any) -> None:
         if self.client_log is not None:

@@ -86,10 +86,11 @@ class Langevin(pl.Callback):
             or federated.server.target != "updates"
             or federated.server.server_optimizer
             or federated.server.broadcast_bits
+            or federated.local.statistics
         ):
             raise ValueError(
                 "a chain moves by the mean update itself; use target='updates', server_lr=1.0, no "
-                "server_optimizer and no broadcast_bits"
+                "server_optimizer, no broadcast_bits and no statistics, whose rounds take no step"
             )
         if not federated.server.diagnostics:
             raise ValueError("a clipped update bends the drift, and only diagnostics=True shows it")

@@ -23,9 +23,26 @@ class ClientTrainer:
 
     Attributes:
         home: The user's Trainer.
+        clients: Numbers of the clients that train in it, in the order of a stack's rows.
     """
 
     home: Any
+    clients: tuple[int, ...] = ()
+
+    @property
+    def client(self) -> int:
+        """Number of the client that trains, from 0. The round is `current_epoch`.
+
+        Raises:
+            RuntimeError: If several train side by side. Code that asks is seen before the first round, and
+                its clients train one at a time.
+        """
+        if len(self.clients) != 1:
+            raise RuntimeError(
+                "trainer.client is the number of one client, and several train side by side here: "
+                "trainer.clients has all of them, Federated(clients_per_step=1) trains one at a time"
+            )
+        return self.clients[0]
 
     @property
     def estimated_stepping_batches(self) -> Any:

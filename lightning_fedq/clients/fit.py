@@ -77,18 +77,23 @@ class ClientFit:
         trainer: The user's Trainer, in its fit.
         loggers: Loggers that clients may write to; none is a logger that writes nothing.
         shared: Objects that clients do not copy.
+        number: Number of the only client that there is; None takes those that are copied for.
 
     Attributes:
         shares_metrics: Do clients update the metric objects of the user's module, not copies?
     """
 
     def __init__(
-        self, trainer: Any, loggers: Sequence[Any] | None = None, shared: Sequence[Any] = ()
+        self,
+        trainer: Any,
+        loggers: Sequence[Any] | None = None,
+        shared: Sequence[Any] = (),
+        number: int | None = None,
     ) -> None:
         # glibc gives memory back to the system above twice the largest block that it has mapped and freed:
         # with a large one, what a step allocates stays, and the next step's pages are there already
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)
-        self._home, self._shared = trainer, tuple(shared)
+        self._home, self._shared, self._number = trainer, tuple(shared), number
         self._worlds: dict[bool, World] = {}
         self._reached: dict[int, tuple[Any, str]] | None = None
         self._loggers = loggers
@@ -142,11 +147,12 @@ class ClientFit:
             return list(self._loggers)
         return [_NOWHERE] if self._home.loggers else []
 
-    def copy(self, seed: int, alone: bool = False) -> Client:
+    def copy(self, seed: int, clients: Sequence[int] = (0,), alone: bool = False) -> Client:
         """Load the round's world for one client, or a stack. The first one of a round makes it.
 
         Args:
             seed: Seed of the random generators that the world holds.
+            clients: Numbers of those that train in it; a trial of anybody is one of client 0.
             alone: Leave out what crosses clients: callbacks that are not copied, shared metrics, loggers.
 
         Raises:
@@ -155,6 +161,7 @@ class ClientFit:
         if alone not in self._worlds:
             self._worlds[alone] = self._world(alone)
         (trainer, *_), (module, *_) = self._worlds[alone].load(seed)
+        trainer.clients = tuple(clients) if self._number is None else (self._number,)
         return Client(trainer, module, trainer.callbacks)
 
     def _world(self, alone: bool) -> World:

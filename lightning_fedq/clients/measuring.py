@@ -38,15 +38,41 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
     module.on_validation_epoch_start()
     further = _further_arguments(module)
     for number, (batch, logged.batch_size) in enumerate(batches):
-        batch = trainer.precision_plugin.convert_input(batch)
-        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
-        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        batch = _given(copy, batch)
         module.on_validation_batch_start(batch, number)
         outputs = trainer.strategy.validation_step(batch, *(number, 0)[:further])
         module.on_validation_batch_end(outputs, batch, number)
     module.on_validation_epoch_end()
     module.on_validation_end()
     return logged.reduced()
+
+
+def statistics_of(copy: Client, batches: Iterable[Any], size: int) -> Tensor:
+    """Vector that a client's module makes of its batches, `(size,)`, without gradients.
+
+    Args:
+        copy: Copy of the user's fit, which is dropped afterwards.
+        batches: What it trains on.
+        size: Numbers that are expected.
+
+    Raises:
+        ValueError: If there are others.
+    """
+    module: Any = copy.module
+    with torch.no_grad():
+        found = torch.as_tensor(module.client_statistics(_given(copy, batch) for batch in batches))
+    if found.shape != (size,):
+        raise ValueError(
+            f"client_statistics returned shape {tuple(found.shape)}, and Statistics(size={size}) "
+            f"releases ({size},); let both be the same"
+        )
+    return found.detach().clone()
+
+
+def _given(copy: Client, batch: Any) -> Any:
+    batch = copy.trainer.precision_plugin.convert_input(batch)
+    batch = copy.module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return copy.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def _further_arguments(module: pl.LightningModule) -> int:

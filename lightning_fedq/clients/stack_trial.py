@@ -91,7 +91,7 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
         try:
 
             def begin(seed: int = 0) -> Client:
-                client = fit.copy(seed, alone=True)
+                client = fit.copy(seed, (), alone=True)
                 call_start_hooks(client.trainer, client.callbacks)
                 vector.hold_statistics(client.module)
                 return client

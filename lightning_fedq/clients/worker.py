@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.clients.correction import Corrected, Corrects
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
-from lightning_fedq.clients.measuring import measure
+from lightning_fedq.clients.measuring import measure, statistics_of
 from lightning_fedq.clients.stack import ClientStack, StackMemory
 from lightning_fedq.clients.states import ClientStates, Keeps
 from lightning_fedq.clients.vector import Vector, changed_of
@@ -99,7 +99,7 @@ class ClientWorker:
             weights: `(dim,)` the global model.
         """
         vector, clients = self.vector, stack.clients
-        client = self.fit.copy(stack.training_seed)
+        client = self.fit.copy(stack.training_seed, clients)
         self._metrics.attach(client.trainer, clients)
         vector.hold_statistics(client.module)
         side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
@@ -146,12 +146,24 @@ class ClientWorker:
         """
         with own_draws(), torch.no_grad():
             seed_for_transforms(seed)
-            copy = self.fit.copy(seed, alone=True)
+            copy = self.fit.copy(seed, (client,), alone=True)
             if personal:
                 self.vector.own.equip(copy.module, client)
             found = measure(copy, batches)
             self.fit.drop(copy)
         return found
+
+    def statistics(self, stack: Stack, batches: Iterator[Any], size: int) -> Tensor:
+        """Vector that a client makes of its batches, `(1, size)`, see `statistics_of`.
+
+        Args:
+            stack: The client, one.
+            size: Numbers that are expected.
+        """
+        copy = self.fit.copy(stack.training_seed, stack.clients, alone=True)
+        found = statistics_of(copy, batches, size)
+        self.fit.drop(copy)
+        return found[None]
 
     def forget_shapes(self) -> None:
         """The vector has changed, or the fit is over: free the memory of stacks."""

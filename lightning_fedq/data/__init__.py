@@ -3,7 +3,7 @@
 from lightning_fedq.data.by_turn import ClientData
 from lightning_fedq.data.datamodule import FederatedDataModule
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition
-from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
+from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew, Sizes
 
 __all__ = [
     "IID",
@@ -15,4 +15,5 @@ __all__ = [
     "Natural",
     "Partition",
     "QuantitySkew",
+    "Sizes",
 ]

@@ -4,6 +4,7 @@ Every rule deals out every sample exactly once, and leaves no client empty unles
 size is an argument of the rules that draw sizes.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -96,7 +97,8 @@ def larger_shares(partition: object, parts: Sequence[Tensor], least: int) -> str
     total = sum(map(len, parts))
     if total < len(parts) * least:
         return f"num_clients <= {total // least} or more data" if total >= least else "more data"
-    if isinstance(partition, Partition) and "least" in {field.name for field in fields(partition)}:  # type: ignore[arg-type]
+    names = {field.name for field in fields(partition)} if isinstance(partition, Partition) else {}  # type: ignore[arg-type]
+    if "least" in names and getattr(partition, "sizes", None) is None:
         return repr(replace(partition, least=least))  # type: ignore[type-var]
     if isinstance(partition, Partition):
         return "partition=IID() or more data"
@@ -161,6 +163,37 @@ def sizes_of(shares: Tensor, num_samples: int, least: int) -> Tensor:
     return torch.diff(cuts, prepend=cuts.new_zeros(1)) + least
 
 
+def check_positive_sizes(sizes: Sequence[float]) -> None:
+    """Refuse no sizes at all, and a client of none.
+
+    Raises:
+        ValueError: With the first of them.
+    """
+    if not sizes or not all(0 < size < math.inf for size in sizes):
+        raise ValueError(f"sizes must be > 0, one a client, got {tuple(sizes[:10])}")
+
+
+def given_sizes(sizes: Sequence[float], num_samples: int, num_clients: int) -> Tensor:
+    """Numbers of samples that a user gives, or of fractions the whole ones next to them, 1 at least.
+
+    Nothing is scaled in silence: sizes of a smaller set would be those of nobody.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    if len(sizes) != num_clients:
+        raise ValueError(f"there are {len(sizes)} sizes, and num_clients is {num_clients}; give one a client")
+    total = math.fsum(sizes)
+    if total == num_samples and all(size == int(size) for size in sizes):
+        return torch.tensor(sizes, dtype=torch.float64).long()
+    if abs(total - 1.0) > 1e-6:
+        raise ValueError(
+            f"sizes sum to {total:g}, there are {num_samples} samples; let them sum to that, in whole "
+            "numbers (torch.utils.data.Subset leaves samples out), or to 1, as fractions"
+        )
+    return sizes_of(torch.tensor(sizes, dtype=torch.float64) / total, num_samples, 1)
+
+
 @dataclass(frozen=True)
 class Dirichlet(Partition):
     """Dirichlet partition: every class is shared out by its own draw from a symmetric Dirichlet law.
@@ -173,6 +206,7 @@ class Dirichlet(Partition):
     Args:
         alpha: Concentration, > 0; small is skewed, large is close to IID.
         least: Fewest samples of a client, >= 0. With 0 a skewed draw leaves clients empty, who can't train.
+        sizes: Sizes of the clients as in `Sizes`; None takes those that are drawn.
 
     References:
         Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution, 2019.
@@ -188,12 +222,19 @@ class Dirichlet(Partition):
 
     alpha: float
     least: int = 1
+    sizes: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.sizes is not None:
+            object.__setattr__(self, "sizes", tuple(self.sizes))
         check_fields(self)
         check_positive(alpha=self.alpha)
         if self.least < 0:
             raise ValueError(f"least must be >= 0, got {self.least}")
+        if self.sizes is not None:
+            check_positive_sizes(self.sizes)
+            if self.least != 1:
+                raise ValueError(f"least={self.least} is for drawn sizes, and sizes are given; leave it out")
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
@@ -203,9 +244,11 @@ class Dirichlet(Partition):
         assert labels is not None
         counts = torch.unique(labels, return_counts=True)[1]
         shares = torch.stack([dirichlet_shares(self.alpha, num_clients, generator) for _ in counts])
-        expected = (counts.double() / num_samples) @ shares
-        owners = _owners(shares, labels, sizes_of(expected, num_samples, self.least), generator)
-        return parts_of(owners, num_clients)
+        if self.sizes is None:
+            sizes = sizes_of((counts.double() / num_samples) @ shares, num_samples, self.least)
+        else:
+            sizes = given_sizes(self.sizes, num_samples, num_clients)
+        return parts_of(_owners(shares, labels, sizes, generator), num_clients)
 
 
 _DRAWS = 30

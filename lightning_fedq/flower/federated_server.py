@@ -209,6 +209,9 @@ class RemoteClients(Population):
         Callbacks and schedules of this fit may have changed these, learning rates say, and what is trained.
         """
         algorithm, fields = self._federation.local.algorithm, dict[str, Any]()
+        engine = self._federation.engine
+        if engine is not None and engine.statistic is not None:  # released, so it says nothing new
+            fields["statistic"] = engine.statistic.float().numpy().astype("<f4").tobytes()
         if algorithm is not None and algorithm.sends and isinstance(self.correction, KeptOffsets):
             fields["algorithm"] = self.correction.server.float().cpu().numpy().tobytes()
         groups = [

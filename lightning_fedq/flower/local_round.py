@@ -60,6 +60,7 @@ from lightning_fedq.training.round_loop import OF_THE_FIT, install
 from lightning_fedq.training.schedule import Schedule
 from lightning_fedq.training.settings import Local
 from lightning_fedq.training.smallest_batch import check_smallest
+from lightning_fedq.training.statistics import show_statistic, try_statistics
 
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
 _installed = functools.cache(_registry.entry_points)
@@ -105,12 +106,14 @@ class Told(NamedTuple):
         theirs: `(num_parameters,)` vector of the local algorithm's server; None where it sends none.
         groups: Numbers of the groups of the server's optimisers; None where it sends none.
         trained: Names of the parameters that the server's fit trains now; None where it does not say.
+        statistic: `(size,)` mean of all clients' statistics; None before it is released.
     """
 
     kept: State
     theirs: Tensor | None = None
     groups: list[list[dict[str, Any]]] | None = None
     trained: list[str] | None = None
+    statistic: Tensor | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], kept: State) -> Told:
@@ -123,11 +126,13 @@ class Told(NamedTuple):
             RefusedError: If it says something else.
         """
         theirs, groups, trained = (fields.get(name) for name in ("algorithm", "groups", "trained"))
+        statistic = fields.get("statistic")
         try:
             vector = None if theirs is None else torch.frombuffer(bytearray(theirs), dtype=torch.float32)
+            mean = None if statistic is None else torch.frombuffer(bytearray(statistic), dtype=torch.float32)
             numbers = None if groups is None else json.loads(groups)
             names = None if trained is None else list(map(str, json.loads(trained)))
-            return cls(kept, vector, numbers, names)
+            return cls(kept, vector, numbers, names, mean)
         except ValueError as error:
             raise RefusedError(
                 f"the server's message says nothing readable of its optimisers: {error}"
@@ -150,7 +155,7 @@ class LocalRound(pl.Callback):
 
     Attributes:
         measured: By model, what validation logs.
-        update: `(dim,)` local - global, once the fit is over.
+        update: `(dim,)` local - global, once the fit is over; in a round of statistics the `(size,)` vector.
         state: What this client would keep, if the round counts.
         segments: Sizes of the segments of what travels, once the fit has begun.
         weights: `(dim,)` where the client starts from: what the server sends, or what its module has.
@@ -332,7 +337,7 @@ class LocalRound(pl.Callback):
             train_only(pl_module, trainer.optimizers, self._told.trained)
         loader = self._loader(trainer)
         forget_loader(trainer)
-        self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers)
+        self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers, number=self.number)
         every, longest = int(trainer.accumulate_grad_batches), self._schedule.longest
         steps = self._plan.round * -(-longest // every)
         count_from(trainer, steps, steps)
@@ -357,6 +362,7 @@ class LocalRound(pl.Callback):
         if self._task is None:
             if self._rule is None:
                 self._check_smallest(trial, loader)
+                self._try_statistics(trial)
             else:
                 self._try_step(trainer, loader)
             self._check_watched(trainer, loader, {**trial.names, **self._metrics.names})
@@ -368,11 +374,20 @@ class LocalRound(pl.Callback):
                 f"into {_shown(self.segments)}; both sides need the same module, with the same "
                 "parameters frozen"
             )
+        statistics = self._federated.local.statistics
+        if (mean := self._told.statistic) is not None:
+            if statistics is None or len(mean) != statistics.size:
+                raise RefusedError(
+                    f"the server sends a mean of {len(mean)} numbers, here {statistics!r} is asked for; "
+                    "both sides need the same settings"
+                )
+            show_statistic(pl_module, mean)
         self.vector.show(self.weights)
         self._counting: list[Tensor] = [
             attrgetter(f"{name}.num_batches_tracked")(pl_module) for name in counting
         ]
         before = self._plan.round + isinstance(self._task, int)
+        before = max(before - (0 if statistics is None else statistics.rounds), 0)  # which count no batch
         for counter in self._counting:  # what the rounds before have counted, which is the same for everybody
             counter += before * longest
         self._worker = self._new_worker(trainer, loader, self._begin_term())
@@ -445,6 +460,16 @@ class LocalRound(pl.Callback):
             rank_zero_warn(str(error))
             raise RefusedError("the training fails on this client's data; its own log says why") from error
 
+    def _try_statistics(self, trial: Trial) -> None:
+        """Refuse data on which they fail. What failed is said here alone."""
+        statistics = self._federated.local.statistics
+        try:
+            if statistics is not None:
+                try_statistics(trial, self._stacks()[0], statistics)
+        except Exception as error:
+            rank_zero_warn(f"{type(error).__name__}: {error}")
+            raise RefusedError("client_statistics fails here; the client's own log says why") from error
+
     def _follow(self, trainer: Any) -> None:
         """Step with the numbers of the server's optimisers, which callbacks of its fit may change."""
         theirs = self._told.groups
@@ -495,11 +520,15 @@ class LocalRound(pl.Callback):
         if self._told.trained is not None:  # the hooks of this round have run
             train_only(vector.module, self._trainer.optimizers, self._told.trained)
         start = vector.read().to(torch.promote_types(self.weights.dtype, torch.float32))
+        statistics = self._federated.local.statistics
         for stack, own in self._dealt.by_stack():
             batches = map(_zeros_of, own) if self._of_zeros else own
-            self.update = worker.train(stack, batches, start).updates[0]
+            if statistics is not None and self._plan.round < statistics.rounds:
+                self.update = worker.statistics(stack, batches, statistics.size)[0]
+            else:
+                self.update = worker.train(stack, batches, start).updates[0]
+                self._check_counts()
         self._metrics.end_round()
-        self._check_counts()
         opened = worker.states.opened().get(0, {})
         self.state = {**self._told.kept, **opened, "names": list(vector.own.names)}
         rule: Any = self._rule

@@ -64,6 +64,7 @@ from lightning_fedq.secagg import (
     model_digest,
 )
 from lightning_fedq.training.client_metrics import claims_something, protecting_samples
+from lightning_fedq.training.statistics import check_hooks
 
 Measured = dict[str, dict[str, float]]
 """By model, "global" or "personal": what validation logs, by name."""
@@ -81,6 +82,7 @@ _OPTIONAL: dict[str, type] = {
     "algorithm": bytes,
     "groups": str,
     "trained": str,
+    "statistic": bytes,
 }
 
 
@@ -142,6 +144,7 @@ class RemoteClient:
         """
         module, local = self._module(), self._federated.local
         check_counted(module, local)
+        check_hooks(module, local.statistics)
         counts = local.buffers == "share" and keeps_more(module)
         try:
             with own_draws():
@@ -475,7 +478,7 @@ class RemoteClient:
         """
         self._failures.asked += 1
         try:
-            return self.update(fields, task, weights).to(weights)
+            return self._carried(self.update(fields, task, weights), task, weights)
         except RefusedError:
             raise
         except Exception as error:
@@ -491,7 +494,16 @@ class RemoteClient:
                 f"{reason}; the training has failed, and a zero update is encoded in its place: a refusal "
                 "would tell the server of the data what no noise hides. Cure it here, nobody else sees it"
             )
-            return torch.zeros_like(weights)
+            return self._carried(None, task, weights)
+
+    def _carried(self, found: Tensor | None, task: RoundTask, weights: Tensor) -> Tensor:
+        """Update `(dim,)` of what a round has made, in which statistics are spread. None: of no data."""
+        statistics = self._federated.local.statistics
+        if statistics is None or task.round >= statistics.rounds:
+            return torch.zeros_like(weights) if found is None else found.to(weights)
+        vector = torch.zeros(statistics.size) if found is None else found
+        parts = self.mechanism(), task.context(), weights, self._federated.server.target
+        return statistics.spread(vector[None].to(weights.device), *parts)[0]
 
     def _says_all(self, context: RoundContext) -> bool:
         """Is nothing claimed of what this client's messages hide, nor of single samples?"""

@@ -128,6 +128,7 @@ class Problem:
             context=context_of(mechanism, cohort, self.params),
             rounds=self.rounds,
             sampling=Sampling(
+                available=None,
                 num_clients=self.clients,
                 participation="once" if participation == "once" else drawn,
                 secret=self.target.secret,

@@ -409,6 +409,12 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             f"average, the mean divides by {run.cohort_size} in every round, and nobody learns how many there"
             " are."
         )
+    elif run.sampling.available is not None:
+        notes.append(
+            "A cohort is drawn from the clients that a rule of the user's names by the number of the round: "
+            f"one is named in {most_rounds} rounds at most. It is taken to follow from public facts: "
+            "one that looks at clients' data tells of them without noise. No claim counts on the draw."
+        )
     elif most_rounds is not None and most_rounds <= 1:
         notes.append(
             "Cohorts are disjoint and public: a client is asked in one round at most, so one round's epsilon "

@@ -7,10 +7,11 @@ whoever describes a run has to say each thing, so the weakest adversary is never
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import numpy as np
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
@@ -20,6 +21,8 @@ Participation = Literal["random", "once", "cyclic", "poisson", "allocated"]
 """How cohorts come about: each drawn anew from all clients; all disjoint, for one turn or for ever; or by a
 secret draw of every client for itself: of every round by a coin, or of one round in each block."""
 OwnDraws = Literal["poisson", "allocated"]
+Available = Callable[[int], Sequence[int]]
+"""Clients from whom the cohort of a round is drawn, by the number of the round and public facts alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class Sampling:
         dropout_probability: Chance that a client of a cohort does not answer.
         real_clients: Are clients machines of a deployment? Whose code they run is assumed then.
         may_be_silent: May any number of clients be silent, whoever they are (real clients, a deadline)?
+        available: Clients from whom each cohort is drawn; None draws from all.
     """
 
     num_clients: int
@@ -44,10 +48,20 @@ class Sampling:
     dropout_probability: float
     real_clients: bool
     may_be_silent: bool
+    available: Available | None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
+
+    def lottery(self, rounds: int, cohort: int) -> tuple[int, float]:
+        """Most rounds in which a client may be drawn, and the largest chance that it is, in one of them."""
+        if self.available is None:
+            return rounds, cohort / self.num_clients
+        named = [np.asarray(self.available(round), dtype=np.int64) for round in range(rounds)]
+        if not named:
+            return 0, 0.0
+        return int(np.bincount(np.concatenate(named)).max()), cohort / min(map(len, named))
 
     @property
     def own_draws(self) -> bool:
@@ -56,6 +70,8 @@ class Sampling:
 
     def most_rounds(self, rounds: int, cohort: int) -> int | None:
         """In how many of so many rounds a client takes part at most. None: a lottery decides."""
+        if self.available is not None:
+            return self.lottery(rounds, cohort)[0]
         if self.participation in ("random", "poisson"):
             return None
         return min(rounds, 1) if self.participation == "once" else -(-rounds // (self.num_clients // cohort))
@@ -273,6 +289,7 @@ class Run:
             dropout_probability=0.0,
             real_clients=False,
             may_be_silent=False,
+            available=None,
         )
         honest = ThreatModel(secure_sum=secure_sum, plain_sum=True, num_byzantine=0, secure_keys=True)
         return cls(

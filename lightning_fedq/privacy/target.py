@@ -134,14 +134,16 @@ def planned_charges(run: Run, secret: bool) -> int:
 
     With secret cohorts, released rounds.
     """
-    if secret or (run.most_rounds is None and run.cohort_size == run.num_clients):
+    if secret:
         return run.rounds
-    if run.most_rounds is not None:
+    if run.sampling.available is None and run.most_rounds is not None:
         return run.most_rounds
-    chance = run.cohort_size / run.num_clients
+    rounds, chance = run.sampling.lottery(run.rounds, run.cohort_size)
+    if chance >= 1.0:
+        return rounds
     # union bound over the clients
-    most = int(stats.binom.isf(_MANY_CHARGES / run.num_clients, run.rounds, chance))
-    return max(min(most, run.rounds), 1)
+    most = int(stats.binom.isf(_MANY_CHARGES / run.num_clients, rounds, chance))
+    return max(min(most, rounds), 1)
 
 
 def allowed_dropouts(run: Run) -> int:

@@ -29,6 +29,7 @@ from lightning_fedq.rounds.parts import (
 from lightning_fedq.rounds.plan import CohortKey, Cohorts, RoundPlan, RoundPlanner, round_half_up
 from lightning_fedq.rounds.record import RoundRecord, metric_name
 from lightning_fedq.rounds.server import RoundServer
+from lightning_fedq.rounds.statistics import Statistics
 
 __all__ = [
     "Aggregator",
@@ -55,6 +56,7 @@ __all__ = [
     "RoundTask",
     "SecureSum",
     "SecureSums",
+    "Statistics",
     "StreamLog",
     "Tampering",
     "Traffic",

@@ -124,6 +124,20 @@ class RoundEngine(RoundServer):
         if len(clients):
             self._take(clients, updates)
 
+    def receive_statistics(self, clients: Sequence[int], vectors: Tensor) -> None:
+        """Receive the statistics of some clients, in a round of them, see `receive`.
+
+        Args:
+            vectors: `(len(clients), size)`. One with a NaN counts as zeros, and the record names the client.
+        """
+        assert self.statistics is not None
+        parts = self.mechanism, self._context, self.weights, self.target
+        self.receive(clients, self.statistics.spread(vectors, *parts))
+        finite = torch.isfinite(vectors).all(1).tolist()
+        self.non_finite += [
+            client for client, is_finite in zip(clients, finite, strict=True) if not is_finite
+        ]
+
     def _check_shape(self, name: str, clients: Sequence[int], updates: Tensor) -> None:
         expected = len(clients), self.weights.numel()
         if updates.shape != expected:

@@ -5,7 +5,10 @@ never from data. Secret cohorts follow from (key, round, attempt) instead, the k
 draws from the operating system and that is never written anywhere.
 """
 
+import hashlib
+import json
 import math
+import operator
 import os
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -22,7 +25,7 @@ from lightning_fedq.keys.randomness import (
     pack_fields,
 )
 from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.privacy.run import OwnDraws, Participation, Sampling
+from lightning_fedq.privacy.run import Available, OwnDraws, Participation, Sampling
 from lightning_fedq.privacy.sampled import why_no_own_draws
 from lightning_fedq.rounds.deadline import Deadline
 
@@ -132,6 +135,7 @@ class RoundPlanner:
         real_clients: Are these no clients of a simulation? Then any number of them may be silent.
         cohort_key: Draws secret cohorts, which the seed says nothing about; None has known ones.
         deadline: Time limit of a round; None waits for everybody.
+        available: Clients from whom the cohort of a round is drawn, by its number; None draws from all.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -145,8 +149,16 @@ class RoundPlanner:
     real_clients: bool = False
     cohort_key: CohortKey | None = field(default=None, repr=False)
     deadline: Deadline | None = None
+    available: Available | None = None
+    _named: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.available is not None and (self.participation != "random" or self.cohort_key is not None):
+            what = "secret cohorts are" if self.cohort_key else f"participation={self.participation!r} is"
+            raise ValueError(
+                f"available names from whom known cohorts are drawn, and {what} of all clients; use "
+                "participation='random' and cohorts='known', or leave available out"
+            )
         if self.num_clients < 1:
             raise ValueError(f"num_clients must be >= 1, got {self.num_clients}")
         if self.clients_per_round is not None and not 1 <= self.clients_per_round <= self.num_clients:
@@ -277,7 +289,45 @@ class RoundPlanner:
             dropout_probability=self.dropout_probability,
             real_clients=self.real_clients,
             may_be_silent=self.may_be_silent,
+            available=None if self.available is None else self.named,
         )
+
+    def named(self, round: int) -> list[int]:
+        """Clients from whom the cohort of a round is drawn, in order. A rule is asked for a round but once.
+
+        Raises:
+            TypeError: If a rule returns no numbers.
+            ValueError: If it names too few, or others than there are, or others when it is asked again.
+        """
+        if self.available is None:
+            return list(range(self.num_clients))
+        if round in self._named:
+            return self._named[round]
+        size, clients = self.cohort_size, self.num_clients
+        try:
+            found, again = (sorted(map(operator.index, self.available(round))) for _ in range(2))
+        except TypeError as error:
+            raise TypeError(
+                f"available must return the numbers of clients, in round {round}: {error}"
+            ) from error
+        if len(set(found)) != len(found) or not set(found) <= set(range(clients)) or len(found) < size:
+            raise ValueError(
+                f"available must name at least clients_per_round = {size} of the clients 0 to {clients - 1}, "
+                f"each once, got {len(found)} for round {round}: {found[:10]}; take a smaller cohort"
+            )
+        if found != again:
+            raise ValueError(
+                f"available named other clients for round {round} when it was asked again; let it follow "
+                "from the number of the round alone, so that a resumed run and other processes agree"
+            )
+        return self._named.setdefault(round, found)
+
+    def said(self, rounds: int) -> str:
+        """Digest of what a rule has said of the first rounds. "" where there is none."""
+        if self.available is None:
+            return ""
+        names = json.dumps([self.named(round) for round in range(rounds)])
+        return hashlib.sha256(names.encode()).hexdigest()
 
     def cohort(self, round: int, attempt: int = 0) -> list[int]:
         """The clients of one round, in the order in which they fall into groups.
@@ -297,8 +347,11 @@ class RoundPlanner:
         if self.cohort_key is not None:
             return self.cohort_key.draw(self.num_clients, size, round, attempt)
         if last is None:
-            rand = PublicRandomness(SeededKeys(self.seed), round)
-            return rand.public("cohort").choice(self.num_clients, size)
+            draw = PublicRandomness(SeededKeys(self.seed), round).public("cohort").choice
+            if self.available is None:
+                return draw(self.num_clients, size)
+            named = self.named(round)
+            return [named[place] for place in draw(len(named), size)]
         if round >= last and self.participation == "once":
             raise ValueError(
                 f"{self.num_clients} clients that take part once make {last} cohorts of {size}, and round "

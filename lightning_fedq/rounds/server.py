@@ -27,6 +27,7 @@ from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.record import RoundRecord
 from lightning_fedq.rounds.running_sum import RunningSum
 from lightning_fedq.rounds.server_step import ServerStep
+from lightning_fedq.rounds.statistics import Statistics
 from lightning_fedq.wire.coding import UndecodableError
 
 
@@ -51,9 +52,12 @@ class RoundServer:
             record counts the bits of the protocol in place of theirs.
         ledger: Ledger of an earlier training with the same clients; None starts a new one.
         broadcast_bits: Bits a coordinate of the model that clients are sent; None sends floats as they are.
+        statistics: What the first rounds release in place of a step; None is nothing.
 
     Attributes:
         weights: The model; in an open round, as its clients were sent it.
+        released: Means that rounds of statistics have released, `(size,)` float64 each, and the standard
+            deviation of their noise; None where it is not known.
         in_last_sum: Clients whose answers are in the last round's mean.
     """
 
@@ -74,6 +78,7 @@ class RoundServer:
         secure_sums: SecureSums | None = None,
         ledger: Ledger | None = None,
         broadcast_bits: int | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         if target not in ("updates", "weights"):
             raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
@@ -98,6 +103,10 @@ class RoundServer:
         self.weights = weights.detach().clone()
         self._model: Tensor | None = None
         self.ranges = self.range_rule.first(self.weights, self.segments)
+        if statistics is not None:
+            statistics.check(mechanism, weights.numel())
+        self.statistics = statistics
+        self.released: list[tuple[Tensor, float | None]] = []
         self.round, self.attempt = 0, 0
         self._since: tuple[int, int] | None = None
         self.in_last_sum: frozenset[int] = frozenset()
@@ -119,6 +128,24 @@ class RoundServer:
     def plain_sum(self) -> bool:
         """Does the model depend on the messages through their unweighted sum only?"""
         return self.client_weights is None and self.aggregator is None
+
+    @property
+    def reads_statistics(self) -> bool:
+        """Is the open round, or the one to come, one of statistics?"""
+        return self.statistics is not None and self.round < self.statistics.rounds
+
+    @property
+    def statistic(self) -> Tensor | None:
+        """The mean of clients' statistics, `(size,)` float64. None before their last round has ended."""
+        if self.reads_statistics or not self.released:
+            return None
+        return torch.stack([mean for mean, _ in self.released]).mean(0)
+
+    @property
+    def statistic_std(self) -> float | None:
+        """Standard deviation of the noise of one number of `statistic`. None where it is not known."""
+        found = [std for _, std in self.released if std is not None]
+        return math.hypot(*found) / len(found) if len(found) == len(self.released) > 0 else None
 
     def agree(self, run: Run) -> None:
         """Agree with the ledger on the terms of the rounds to come. Each `start` asks again.
@@ -368,11 +395,15 @@ class RoundServer:
         plan = self._open_plan()
         mean, sent = self._mean_or_abort(), self.weights
         self.weights = self._kept  # the step goes from the server's own model, not from the rounded one
-        step = None if mean is None else self._step(mean[: sent.numel()], sent)
+        take = self._read if self.reads_statistics else self._step
+        step = None if mean is None else take(mean[: sent.numel()], sent)
         record = self._record(plan)
-        if mean is not None and step is not None:
+        if step is not None:
             record.update_norm = step.norm().item()
             self._diagnose(record, step)
+        if self.reads_statistics:
+            self._since = None  # what follows is no continuation of this sum
+        elif mean is not None and step is not None:
             variance = self._sum.noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
         self.in_last_sum = frozenset() if mean is None else frozenset(self._sum.received)
@@ -424,6 +455,14 @@ class RoundServer:
             self._aborted = f"the mean of {answers} answers is not finite in {bad} of {len(mean)} coordinates"
             return None
         return mean
+
+    def _read(self, mean: Tensor, sent: Tensor) -> Tensor:
+        """Read a mean of statistics, and leave the model as it is. Returns the mean of what clients sent."""
+        assert self.statistics is not None
+        parts, variance = (self.mechanism, self._context), self._sum.noise_variance()
+        std = None if variance is None else self.statistics.std(*parts, variance)
+        self.released.append((self.statistics.read(mean, *parts).cpu(), std))
+        return mean if self.target == "updates" else mean - sent
 
     def _step(self, mean: Tensor, sent: Tensor) -> Tensor | None:
         """Take the server's step. None, with the round aborted, where the model would not be finite."""
@@ -485,6 +524,8 @@ class RoundServer:
             "in_last_sum": sorted(self.in_last_sum),
             "ledger": self.ledger.state_dict(),
             "optimizer": self._server_step.state_dict(),
+            **({"released": list(self.released)} if self.released else {}),
+            **({"available": said} if (said := self.planner.said(self.round)) else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -498,6 +539,11 @@ class RoundServer:
                 f"the state holds {state['weights'].numel()} weights in {len(state['radius'])} segments, the "
                 f"model {self.weights.numel()} in {len(self.segments)}; use the checkpoint's own model"
             )
+        if state.get("available", "") != self.planner.said(state["round"]):
+            raise ValueError(
+                "available names other clients for the rounds that were run than it did then; use the rule "
+                "of the checkpoint, or begin a new training"
+            )
         self._server_step.check(state["optimizer"])  # before anything is taken over
         self.ledger.turn_to(self._keys_name)
         self.ledger.load_state_dict(state["ledger"], repeatable=self._seeded)
@@ -507,6 +553,7 @@ class RoundServer:
         since = state.get("since") if self._seeded else None  # what was released since is not known here
         self._since = None if since is None else (since[0], since[1])
         self.in_last_sum = frozenset(state.get("in_last_sum", ()))
+        self.released = [(mean, std) for mean, std in state.get("released", ())]
         self.total_uplink_bits = state["total_uplink_bits"]
         self.total_downlink_bits = state["total_downlink_bits"]
         self._server_step.load_state_dict(state["optimizer"])

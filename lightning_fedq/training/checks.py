@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.handed_loader import handed_loader
 from lightning_fedq.training.settings import Local
+
+if TYPE_CHECKING:
+    pass
 
 _NAMED = 10
 """Clients that an error names."""
@@ -136,8 +139,9 @@ def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
         rounds: How many there will be when the fit ends, earlier ones of the same server included.
 
     Raises:
-        ValueError: With the cohort size that would do.
+        ValueError: With the cohort size that would do; or if a rule of the user's names no cohort.
     """
+    planner.said(rounds)
     rest = planner.num_clients % planner.cohort_size
     if planner.participation == "cyclic" and rest:
         rank_zero_info(

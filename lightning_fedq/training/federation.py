@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from lightning_fedq.training.settings import Clients, Local, Server
 
 
+def named_words(rule: object) -> str:
+    """A rule of the user's, by its name, or as its class says it: no address of this process."""
+    return str(getattr(rule, "__qualname__", None) or repr(rule))
+
+
 class Federation:
     """Base of `Federated`: all that parts of a fit and other callbacks need to know of it.
 
@@ -105,6 +110,7 @@ class Federation:
             "participation": clients.participation,
             "dropout_probability": str(clients.dropout_probability),
             **({} if clients.deadline is None else {"deadline": repr(clients.deadline)}),
+            **({} if clients.available is None else {"available": named_words(clients.available)}),
             "weighting": server.weighting,
             "aggregator": repr(server.aggregator),
             "secure_aggregation": repr(server.secure_aggregation),
@@ -115,6 +121,7 @@ class Federation:
             **({"local": repr(local.patterns)} if local.patterns else {}),
             **({"shared": repr(local.shared)} if local.shared else {}),
             **({"constraints": shown(local.constraints)} if local.constraints else {}),
+            **({} if local.statistics is None else {"statistics": repr(local.statistics)}),
             "seed": str(self.seed),
             "batches": "passes" if self.batch_rule is None else type(self.batch_rule).__name__,
             **({} if local.algorithm is None else {"algorithm": repr(local.algorithm)}),

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +64,7 @@ from lightning_fedq.training.resume import RecordsBeside, plain_records, records
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.settings import check_broadcast, check_modulus
 from lightning_fedq.training.stale import untried
+from lightning_fedq.training.statistics import check_released, check_statistics, release, try_statistics
 from lightning_fedq.training.unprotected import clocks, lengths_tell
 
 _AT_ONCE = 1 << 17
@@ -189,6 +191,7 @@ class FederatedFit:
         self._evaluator = self._begin_evaluation(choice)
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
+        self._try_statistics()
         if isinstance(self.engine, RankEngine):
             self.engine.beside = self
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
@@ -251,6 +254,7 @@ class FederatedFit:
             "aggregator": server.aggregator,
             "ledger": ledger,
             "broadcast_bits": server.broadcast_bits,
+            "statistics": federation.local.statistics,
         }
         check_broadcast(server, self.vector)
         engine: RoundEngine = self.population.server(
@@ -280,10 +284,12 @@ class FederatedFit:
         federation, trainer, engine = self._federation, self._trainer, self.engine
         done = 0 if loaded is not None else engine.round - trainer.current_epoch
         check_cohorts_last(federation.planner, done + (trainer.max_epochs or 0))
+        check_statistics(federation, trainer, engine, done)
         if federation.clients.cohorts == "known":  # a journal names the clients of every round
             keep_journal(trainer, engine.ledger, federation.seed is not None)
         if self.population.ranks is not None:
-            start = {**self.identity, "round": str(engine.round)}
+            said = federation.planner.said(done + (trainer.max_epochs or 0))
+            start = {**self.identity, "round": str(engine.round), "who is available": said}
             indices = self.population.holdings.client_indices
             agree_on_start(self.population.ranks, start, indices, federation.ledger)
         if federation.kept_target is not None:
@@ -382,16 +388,21 @@ class FederatedFit:
     def coming_stacks(self) -> list[Stack]:
         """The stacks of the round to come, or of the open one."""
         engine, most = self.engine, self._clock.most_batches
-        return self._schedule.stacks(engine.round, engine.attempt, self.clients_per_step, most)
+        return self._schedule.stacks(engine.round, engine.attempt, self._side_by_side, most)
 
     def _stacks_of_all_ranks(self) -> list[Stack]:
         """The stacks of the round to come, or of the open one, that one process would train."""
         engine, most = self.engine, self._clock.most_batches
-        return self._schedule.of_all_ranks(engine.round, engine.attempt, self.clients_per_step, most)
+        return self._schedule.of_all_ranks(engine.round, engine.attempt, self._side_by_side, most)
+
+    @property
+    def _side_by_side(self) -> int:
+        return 1 if self.engine.reads_statistics else self.clients_per_step
 
     def run_round(self) -> int | None:
         """Train the next round: every client in a fit of its own, and the server's step. See `RoundLoop`."""
         federation, trainer = self._federation, self._trainer
+        check_released(self.engine, str(self.records[-1].aborted) if self.records else "")
         before, is_secret = self._clock.now, federation.clients.cohorts == "secret"
         if is_secret:
             if not self._is_checked:
@@ -419,9 +430,10 @@ class FederatedFit:
         warn_of(record, self.taken.not_finite)
         if self.population.ranks is not None:
             self.population.ranks.share_counts(trainer.lightning_module)
-        if federation.kept_target is not None:
+        trained = len(self.records) - (0 if self.engine.statistics is None else self.engine.statistics.rounds)
+        if federation.kept_target is not None and trained > 0:
             federation.kept_target.check_direction(record)
-        elif len(self.records) == 1:
+        elif trained == 1:
             warn_of_noise(record, trainer.max_epochs)
         self._steps = range(before, before + steps)
         if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
@@ -450,7 +462,7 @@ class FederatedFit:
         self.start = RoundStart(engine.state_dict(), vector.members)
         self.coming_stacks()  # a rule may choose the round's noise with its batches
         before = engine.weights
-        plan = engine.start()
+        plan, of_statistics = engine.start(), engine.reads_statistics
         if engine.broadcast is not None:
             vector.show(engine.weights)
         self._give_up_a_cut_round()
@@ -460,7 +472,7 @@ class FederatedFit:
         exact = bool(vector.held) and engine.broadcast is None and self._is_exact(plan)
         record = engine.finish()
         self.worker.states.count(engine.in_last_sum)
-        if self.correction is not None and not record.aborted:
+        if self.correction is not None and not record.aborted and not of_statistics:
             # the algorithm's server has the mean update, which lies between two models
             trained, after = vector.num_parameters, engine.weights
             own = self.correction.end_round(before[:trained], after[:trained])
@@ -469,6 +481,8 @@ class FederatedFit:
         vector.constrain(engine.weights, before.to(engine.weights), exact)
         vector.commit()
         vector.show(engine.weights)
+        if of_statistics:
+            release(vector.module, engine)
         self.start = None
         return record, steps
 
@@ -506,6 +520,10 @@ class FederatedFit:
 
     def _train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> None:
         self.present = stack
+        if self.engine.reads_statistics:
+            size = self.engine.statistics.size  # type: ignore[union-attr]
+            self.engine.receive_statistics(stack.clients, self.worker.statistics(stack, batches, size))
+            return
         trained = self.worker.train(stack, batches, weights)
         if trained.asks_to_stop:
             self._stop(trained.clients)
@@ -582,8 +600,19 @@ class FederatedFit:
             clients = [stack for stack in self.coming_stacks() if stack.clients]
             stacks_of = lambda round: clients  # noqa: E731 (a rule draws once)
         trial = Trial(self._trainer, self._clock, population.loader)
-        found = IsolationTrial(self._trainer, trial, self.vector, stacks_of, self._no_forks)
+        statistics = self.engine.statistics if self.engine.reads_statistics else None
+        found = IsolationTrial(self._trainer, trial, self.vector, stacks_of, self._no_forks, statistics)
         self.isolation = found.check(clients)
+
+    def _try_statistics(self) -> None:
+        """Before anybody is charged. Clients elsewhere try at their registration."""
+        engine, population, statistics = self.engine, self.population, self.engine.statistics
+        here = isinstance(population, SimulatedClients) and not population.holdings.holds_streams
+        if statistics is None or not engine.reads_statistics or not here:
+            return
+        trial = Trial(self._trainer, self._clock, population.loader)
+        for stack in first_clients(lambda round: self._schedule.to_try(round, 1), 1):
+            aside(self._no_forks, partial(try_statistics, trial, stack, statistics))
 
     def _claims(self) -> bool:
         """Are keys secret, and is something claimed?"""

@@ -30,6 +30,7 @@ from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
+from lightning_fedq.rounds import Statistics
 from lightning_fedq.training.rehearsal import Trial
 from lightning_fedq.training.shown import Digests, checkpoint_of, outside, shown_by, unseen
 
@@ -106,6 +107,7 @@ class IsolationTrial:
         vector: What travels.
         stacks_of: Returns the stacks of a round, of one client each.
         no_forks: Why it is not done in forks. "" if it is.
+        statistics: Whether clients make statistics before they train.
     """
 
     def __init__(
@@ -115,9 +117,10 @@ class IsolationTrial:
         vector: Vector,
         stacks_of: Callable[[int], Sequence[Stack]],
         no_forks: str,
+        statistics: Statistics | None,
     ) -> None:
         self._home, self._trial, self._vector, self._stacks_of = trainer, trial, vector, stacks_of
-        self._no_forks = no_forks
+        self._no_forks, self._statistics = no_forks, statistics
         self._own_data = self._one_size = False
         self._unseen = ""
 
@@ -268,10 +271,14 @@ class IsolationTrial:
         def hold(client: Client) -> None:
             self._vector.hold_statistics(client.module)
 
+        found = []
+        if self._statistics is not None:  # as in a run: first these, then the training
+            found.append(self._trial.statistics(stack, most, self._statistics.size, change))
         client = self._trial.train(stack, min(most, len(stack.batch_sizes)), hold, change=change)
         counters = {name: client.module.get_buffer(name).tolist() for name in self._vector.members.counters}
         changed = Rehearsed.of(self._home.lightning_module, client.module).changed
-        return self._vector.read(client.module).detach().clone(), tuple(changed), counters
+        found.append(self._vector.read(client.module).detach())
+        return torch.cat([part.to(found[-1]) for part in found]), tuple(changed), counters
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -7,12 +7,15 @@ before anybody has trained. Nobody knows either without trying, because both are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import call_start_hooks
+from lightning_fedq.clients.measuring import statistics_of
 from lightning_fedq.clients.vector import BufferMode, Rehearsed, changed_of, layers_with_statistics
 from lightning_fedq.clients.world import NotCarriedError
 from lightning_fedq.data.batches import Stack
@@ -63,7 +66,7 @@ class Trial:
             loader: Loader to train from; None is that of all clients.
         """
         with own_draws():
-            client, names = self.fit.copy(stack.training_seed, alone=True), self.names
+            client, names = self.fit.copy(stack.training_seed, stack.clients, alone=True), self.names
             client.trainer.fit_loop.epoch_loop._results = told_results(
                 True, lambda name, value: names.setdefault(name)
             )
@@ -76,6 +79,22 @@ class Trial:
             self.fit.train(client, Batches(batches, number, loader), self._clock.now)
             self.fit.check_frozen()
         return client
+
+    def statistics(
+        self, stack: Stack, most: int, size: int, change: Callable[[Any], Any] | None = None
+    ) -> Tensor:
+        """Vector of a client's first batches, `(size,)`, see `statistics_of`.
+
+        Args:
+            stack: The client.
+            most: Most batches.
+            size: Numbers that are expected.
+            change: What becomes of a batch before it is looked at; None is itself.
+        """
+        with own_draws():
+            copy = self.fit.copy(stack.training_seed, stack.clients, alone=True)
+            batches: Any = islice(self._loader().of_stack(stack), most)
+            return statistics_of(copy, batches if change is None else map(change, batches), size)
 
 
 def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:
@@ -188,7 +207,7 @@ def rehearse(
     found = Findings(Rehearsed.of(module, client.module), moved=moved)
     if forked:
         with own_draws():
-            before = trial.fit.copy(clients[0].training_seed, alone=True)
+            before = trial.fit.copy(clients[0].training_seed, clients[0].clients, alone=True)
             prepare(before, mode)
         stale, raised = stale_hooks(client, before)
         found = found._replace(stale=stale, raised=raised)

@@ -31,6 +31,7 @@ from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.run import Available
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import (
     Broadcast,
@@ -41,6 +42,7 @@ from lightning_fedq.rounds import (
     Participation,
     RoundEngine,
     RoundPlanner,
+    Statistics,
     check_aggregation,
 )
 from lightning_fedq.secagg import SecAgg
@@ -90,6 +92,7 @@ class Clients:
     partition: Annotated[Partition, "a partition, such as IID() or Dirichlet(0.5)"]
     labels: Labels
     deadline: Annotated[Deadline | None, "Deadline(seconds, durations=...), or None"]
+    available: Annotated[Available | None, "a function of the round's number that returns clients, or None"]
 
     def __post_init__(self) -> None:
         check_fields(self, named=False)
@@ -111,6 +114,7 @@ class Clients:
             self.participation,
             cohort_key=CohortKey() if self.cohorts == "secret" else None,
             deadline=self.deadline,
+            available=self.available,
         )
 
 
@@ -139,6 +143,7 @@ class Local:
     evaluate_clients: Annotated[ClientEvaluation | None, "ClientEvaluation(held_out=0.2), or None"]
     shared: Sequence[str]
     constraints: Mapping[str, Constraint] | None
+    statistics: Annotated[Statistics | None, "Statistics(size=6, bound=0.5), or None"]
 
     def __post_init__(self) -> None:
         check_fields(self, named=False)
@@ -230,6 +235,12 @@ def check_together(
     if secagg is not None:
         secagg.check(mechanism)
         secagg.rules(planner.num_clients, size)  # refuses a cohort that does not suit
+        if secagg.max_corrupt and not secagg.active and planner.available is not None:
+            raise ValueError(
+                f"max_corrupt={secagg.max_corrupt:g} counts colluders as a draw from all clients has them, "
+                "and those whom available names may all collude; use SecAgg(active=True, ...), which counts "
+                "as many as there are, max_corrupt=0, or leave available out"
+            )
     _check_algorithm(local.algorithm, clients, server)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.data import ClientData, FederatedDataModule, QuantitySkew
+from lightning_fedq.data import ClientData, FederatedDataModule, QuantitySkew, Sizes
 from lightning_fedq.data.datasets.tensors import split_indices
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards
 from tests.cures.rows import dpsgd, fed, fit, row
@@ -320,6 +320,24 @@ row(
     lambda: split(Digits(80), fed(num_clients=2, partition=QuantitySkew(1.0, least=30))),
     lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=20))),
 )
+row(
+    "there are {} sizes, and num_clients is {}; give one a client",
+    lambda: split(Digits(80), fed(partition=Sizes((40, 40)))),
+    lambda: split(Digits(80), fed(partition=Sizes((10, 20, 20, 30)))),
+)
+row(
+    "sizes sum to {}, there are {} samples; let them sum to that",
+    lambda: split(Digits(80), fed(partition=Sizes((5, 10, 10, 15)))),
+    lambda: split(Digits(80), fed(partition=Sizes((10, 20, 20, 30)))),
+    lambda: split(Digits(40), fed(partition=Sizes((5, 10, 10, 15)))),
+    lambda: split(Digits(80), fed(partition=Dirichlet(1.0, sizes=(0.1, 0.2, 0.3, 0.4)))),
+)
+row(
+    "least={} is for drawn sizes, and sizes are given; leave it out",
+    lambda: Dirichlet(1.0, 2, (1, 3)),
+    lambda: Dirichlet(1.0, sizes=(1, 3)),
+)
+row("sizes must be > 0, one a client, got {}", lambda: Sizes((0, 4)), lambda: Sizes((1, 3)))
 row(
     "the reloaded training loader has {} samples in batches of {}, and the split over the clients was",
     lambda: on(loader(), loader(part(40)), max_epochs=2, reload_dataloaders_every_n_epochs=1),

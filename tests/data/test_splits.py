@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.data import FeatureShards, FederatedDataModule, Natural, QuantitySkew
+from lightning_fedq.data import Dirichlet, FeatureShards, FederatedDataModule, Natural, QuantitySkew, Sizes
 from lightning_fedq.data.columns import values_of
 from lightning_fedq.data.loader import deal_out
 from lightning_fedq.mechanisms import FedAvg
@@ -197,3 +197,55 @@ def test_a_federation_trains_on_it(rule):
     assert sorted(torch.cat(fed.client_indices).tolist()) == list(range(12))
     if isinstance(rule, Natural):
         assert [part.tolist() for part in fed.client_indices] == BY_USER
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((3, 1, 8), [3, 1, 8]),
+        ([6.0, 3.0, 3.0], [6, 3, 3]),  # as a YAML has them
+        ((0.5, 0.25, 0.25), [6, 3, 3]),
+        ((0.98, 0.01, 0.01), [10, 1, 1]),  # nobody is empty
+        ((1 / 3, 1 / 3, 1 / 3), [4, 4, 4]),
+    ],
+)
+def test_sizes_are_those_that_are_given(given, expected):
+    for rule in (Sizes(given), Dirichlet(0.3, sizes=given)):
+        generator = torch.Generator().manual_seed(3)
+        parts = rule.split(LABELS, 12, 3, generator)
+        assert [len(part) for part in parts] == expected
+        assert torch.cat(parts).sort().values.tolist() == list(range(12))
+        assert parts[2].tolist() == rule.split(LABELS, 12, 3, torch.Generator().manual_seed(3))[2].tolist()
+
+
+def test_labels_are_as_skew_in_given_sizes_as_in_drawn_ones():
+    """Share of a client's most frequent class: 0.2 for equal shares, and nearly 1 for alpha = 0.02."""
+    labels = torch.arange(5900) % 5
+    sizes = tuple(300 + 200 * (client % 2) for client in range(15))
+    for alpha, low, high in ((1e6, 0.2, 0.27), (0.02, 0.8, 1.0)):
+        parts = Dirichlet(alpha, sizes=sizes).split(labels, 5900, 15, torch.Generator().manual_seed(0))
+        assert [len(part) for part in parts] == list(sizes)
+        share = torch.stack([torch.bincount(labels[part]).max() / len(part) for part in parts]).median()
+        assert low <= share <= high
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((3, 1, 7), "sum to 11, there are 12"),
+        ((0.5, 0.2, 0.2), "sum to 0.9"),
+        ((3.5, 1.5, 7.0), "whole numbers"),
+        ((6, 6), "there are 2 sizes, and num_clients is 3"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_never_scaled(given, words):
+    for rule in (Sizes(given), Dirichlet(0.3, sizes=given)):
+        with pytest.raises(ValueError, match=words):
+            rule.split(LABELS, 12, 3, torch.Generator())
+
+
+@pytest.mark.parametrize("given", [(), (0, 12), (-1, 13), (float("nan"), 1), (float("inf"), 1)])
+def test_sizes_that_are_none(given):
+    for make in (Sizes, lambda sizes: Dirichlet(0.3, sizes=sizes)):
+        with pytest.raises(ValueError, match="sizes must be > 0"):
+            make(given)

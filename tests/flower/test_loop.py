@@ -195,7 +195,8 @@ def test_a_cohort_that_cannot_be_met(tmp_path):
 CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
 CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
 CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy", "local"}
-CARRIED |= {"shared", "constraints", "broadcast_bits", "evaluate_clients", "client_metrics"}
+CARRIED |= {"shared", "constraints", "broadcast_bits", "evaluate_clients", "client_metrics", "statistics"}
+CARRIED |= {"available"}
 REFUSED = {"dropout_probability", "cohorts"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "check_isolation"}
 

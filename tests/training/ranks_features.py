@@ -124,6 +124,68 @@ class Padded(Model):
         )
 
 
+class Scaled(nn.Module):
+    """Subtracts and divides by constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("std", torch.ones(6))
+
+    def forward(self, inputs):
+        return (inputs - self.mean) / self.std
+
+
+class Surveyed(Model):
+    """Normalises by statistics of all clients, and begins its head with one."""
+
+    def __init__(self, *between: nn.Module, **settings: Any) -> None:
+        super().__init__(*between, **settings)
+        self.backbone.insert(0, Scaled())
+
+    def client_statistics(self, batches):
+        inputs = torch.cat([inputs for inputs, _ in batches])
+        return torch.cat([inputs.mean(0), inputs.square().mean(0) - 1.0])
+
+    def on_statistics(self, mean):
+        scaled = self.backbone[0]
+        scaled.mean.copy_(mean[:6])
+        scaled.std.copy_((1.0 + mean[6:]).clamp(min=0.25).sqrt())
+        self.head.bias += mean[:3]
+
+
+class Numbered(Model):
+    """Weighs its loss by who trains, and when."""
+
+    def training_step(self, batch, batch_idx):
+        weight = 1.0 + 0.1 * self.trainer.client + 0.5 * self.trainer.current_epoch
+        assert self.trainer.clients == (self.trainer.client,)
+        return weight * super().training_step(batch, batch_idx)
+
+
+class Remembering(Model):
+    """Each client keeps how often it has trained, the mean of its features, and a control variate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.Module()
+        self.memory.register_buffer("rounds", torch.zeros(()))
+        self.memory.register_buffer("prototype", torch.zeros(5))
+        self.memory.register_buffer("control", torch.zeros(3))
+
+    def training_step(self, batch, batch_idx):
+        features, memory = self.backbone(batch[0]), self.memory
+        memory.prototype.lerp_(features.detach().mean(0), 0.5)
+        pull = memory.rounds * (features.mean(0) - memory.prototype).square().sum()
+        return super().training_step(batch, batch_idx) + 0.1 * pull + (memory.control * self.head.bias).sum()
+
+    def on_after_backward(self):
+        self.memory.control.lerp_(self.head.bias.grad, 0.1)
+
+    def on_train_epoch_end(self):
+        self.memory.rounds += 1
+
+
 class Judged(Model):
     """Validates with metric objects, one of which counts."""
 
@@ -181,6 +243,7 @@ _STEPS = torch.optim.lr_scheduler
 _WITHIN_ROUNDS = ("checkpoints every step", "checkpoints by time")
 _REFUSED_ON_RANKS = {"a metric object": "metric object that clients update"}
 TURNS = {"clients_per_round": CLIENTS // 2, "participation": "cyclic"}
+SURVEY = {"statistics": fedq.Statistics(12, 2.0)}
 HANDED_ON = fedq.HandedOnGaussian(
     clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2
 )
@@ -294,6 +357,41 @@ FEATURES = {
             "local": ["head.*"],
             "client_metrics": "shared",
         }
+    ),
+    "clients that are available": Feature(
+        federated={"clients_per_round": 3, "available": lambda round: range(round % 2, CLIENTS, 2)}
+    ),
+    "the client's number": Feature(Numbered, federated={"clients_per_round": 4}),
+    "memory of its own": Feature(Remembering, federated={"local": ["memory.*"], "clients_per_round": 4}),
+    "statistics": Feature(Surveyed, federated=SURVEY),
+    "statistics of drawn cohorts behind masks, twice": Feature(
+        Surveyed,
+        fedq.RotatedCoins(clip_norm=8.0, epsilon=4.0),
+        {
+            "statistics": fedq.Statistics(12, 2.0, rounds=2),
+            "secure_aggregation": fedq.SecAgg(),
+            "dropout_probability": 0.2,
+            "clients_per_round": 5,
+        },
+    ),
+    "statistics to a target, of quantised weights": Feature(
+        Surveyed,
+        fedq.AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
+        {**SURVEY, "privacy": fedq.PrivacyTarget(50.0, 1e-5, Adversary.OUTSIDER), "target": "weights"},
+    ),
+    "statistics, and a clip that adapts": Feature(
+        Surveyed, fedq.AdaptiveClip(fedq.GaussianNoise(clip_norm=4.0, noise_multiplier=0.1)), SURVEY
+    ),
+    "statistics before SCAFFOLD": Feature(
+        lambda: Surveyed(nn.BatchNorm1d(5, momentum=None), optimizer=torch.optim.SGD),
+        federated={**SURVEY, "algorithm": fedq.SCAFFOLD(), "local_steps": 2},
+    ),
+    "statistics, resumed": Feature(
+        Surveyed,
+        federated={**SURVEY, "local": ["head.*"], "weighting": "samples"},
+        callbacks=lambda f: [_kept(f)],
+        trainer=lambda f: {"enable_checkpointing": True},
+        then=lambda f: {"ckpt_path": f / "kept" / "last.ckpt"},
     ),
     "secret cohorts": Feature(
         mechanism=fedq.GaussianNoise(clip_norm=8.0, noise_multiplier=0.5),

@@ -179,6 +179,9 @@ class AdditiveNoise(Mechanism):
     def longest_update(self, dim: int) -> float | None:
         return self.clipping.longest_update(dim)
 
+    def clipped_to(self, context: RoundContext) -> tuple[Tensor, Tensor]:
+        return context.center, context.radius
+
     @property
     def noise(self) -> ClaimedNoise:
         """The noise, in units of the clipping bound."""

@@ -103,6 +103,14 @@ class SubsampledMechanism(Mechanism):
         one, size = torch.ones(1, dtype=torch.float64), padded_size(context.dim)
         return replace(context, segments=(size,), center=0.0 * one, radius=one)
 
+    def longest_update(self, dim: int) -> float | None:
+        """Of a flattened update, but for a chance of 1e-6."""
+        size = padded_size(dim)
+        return self.clip_value * math.sqrt(size / (2.0 * math.log(2e6 * size))) if self.flatten else None
+
+    def clipped_to(self, context: RoundContext) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(context.center), torch.full_like(context.radius, self.clip_value)
+
     @staticmethod
     def _words(context: RoundContext, rand: PublicRandomness) -> Words:
         """Signs of the rotation."""

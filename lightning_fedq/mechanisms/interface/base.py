@@ -249,9 +249,18 @@ class Mechanism(ABC):
         """Largest l2 norm of an evenly spread update that is not shortened, for planning a run.
 
         Returns:
-            In units of the update. None where the range of a round clips coordinates.
+            In units of the update. None where coordinates are clipped, see `clipped_to`.
         """
         return None
+
+    def clipped_to(self, context: RoundContext) -> tuple[Tensor, Tensor]:
+        """Centre around which values are clipped, and how far coordinates may lie from it, by segment.
+
+        Returns:
+            `(len(segments),)` each. No distance counts where the norm is clipped, see `longest_update`.
+        """
+        whole = self.longest_update(context.dim) is not None
+        return (torch.zeros_like(context.center) if whole else context.center), context.radius
 
     @property
     def covers_shorter(self) -> bool:
