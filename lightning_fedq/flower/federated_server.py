@@ -44,6 +44,7 @@ from lightning_fedq.flower.settings import (
     fingerprint,
     of_each_client,
     only_simulated,
+    rounds_of,
     time_limit,
 )
 from lightning_fedq.flower.store import Store
@@ -357,7 +358,8 @@ class Deployment:
                     "max_steps counts steps of clients, and a server that does not see what they hold does "
                     "not know how many they take; say local_steps=..., or max_epochs, which counts rounds"
                 )
-            roster = Roster(self.federated, exchange, store, words, self.directory)
+            rounds = rounds_of(self.trainer)
+            roster = Roster(self.federated, exchange, store, words, self.directory, rounds)
             roster.gather(self.wait)
             server = FederatedServer(self.federated, exchange, roster)
             kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)

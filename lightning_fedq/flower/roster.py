@@ -33,6 +33,7 @@ class Roster:
 
     Args:
         words: The server's fingerprint.
+        rounds: Rounds of the run, which clients agree to; None tells them no number.
         directory: Everybody's verification key; with it a number is given to its identity only.
 
     Attributes:
@@ -48,10 +49,13 @@ class Roster:
         store: Store,
         words: dict[str, str],
         directory: Mapping[int, Ed25519PublicKey] | None = None,
+        rounds: int | None = None,
     ) -> None:
         self._federated, self._exchange, self._store = federated, exchange, store
         self.directory = directory
-        self._words = {f"setting {name}": value for name, value in words.items()}
+        self._words: Fields = {f"setting {name}": value for name, value in words.items()}
+        if rounds is not None:
+            self._words["rounds"] = rounds
         self.nodes: dict[int, int] = {}
         self.samples: dict[int, int] = {}
         self.disputes = Disputes(store)
