@@ -22,7 +22,7 @@ from lightning_fedq.flower.training_words import callbacks_in
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget
 
-QUESTIONS = ("register", "evaluate", "shares", "masked", "confirm", "unmask")
+QUESTIONS = ("register", "ready", "evaluate", "shares", "masked", "confirm", "unmask")
 """What a client is asked beside training, each a message of Flower's type `query.NAME`."""
 
 

@@ -28,6 +28,7 @@ from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, k
 from lightning_fedq.flower.records import Fields, check_kinds
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.settings import (
+    DECLINED,
     MOST_ATTEMPTS,
     MOST_ROUNDS,
     TRAVELS,
@@ -69,7 +70,9 @@ from lightning_fedq.training.client_metrics import claims_something, protecting_
 Measured = dict[str, dict[str, float]]
 """By model, "global" or "personal": what validation logs, by name."""
 
-_KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
+_KEYS, _ROUND, _SYMBOLS, _PROBE = "keys", "round", "symbols", "probe"
+_ROOM = 1 << 16
+"""Bytes that a folder must have room for: a line of the log, keys, and the state of a round."""
 _KEYS_AND_LOG = "a client's keys, and the log of its streams, without a seed"
 _SETTINGS = "setting "
 _KEY_FIELDS: dict[str, type] = {
@@ -175,6 +178,7 @@ class RemoteClient:
         """
         answers = {
             "register": self.register,
+            "ready": self.ready,
             "train": self.train,
             "evaluate": self.evaluate,
             "shares": self.shares,
@@ -199,6 +203,8 @@ class RemoteClient:
         keyed, secagg = self._federated.seed is None, self._federated.server.secure_aggregation
         if kind == "register":
             return {"federation": bytes, "server": bytes, "nonce": bytes} if keyed else {}
+        if kind == "ready":
+            return {}
         if kind not in ("train", "evaluate"):
             return {"secagg": bytes}
         sends = kind == "train"
@@ -214,9 +220,10 @@ class RemoteClient:
         Raises:
             ValueError: Naming the field.
         """
-        number, clients = fields.get("client", max(self._partition, 0)), self._federated.clients.num_clients
+        number, clients = fields.get("client"), self._federated.clients.num_clients
         signs = self._identities is not None  # which say whose number it is
-        if not 0 <= number < clients or not (signs or self._partition in (-1, number)):
+        mine = signs or self._partition in (-1, number)
+        if number is not None and not (0 <= number < clients and mine):
             raise ValueError(
                 f"the server takes this client for number {number} of {clients}, and its partition-id is "
                 f"{self._partition} (-1 is none); has this folder registered with another one?"
@@ -281,7 +288,7 @@ class RemoteClient:
         for name, found in ((name, fields[name]) for name in self._wanted("register")):
             if len(found) != 32:
                 raise ValueError(f"the field {name!r} must be 32 bytes, {len(found)} came")
-        answer: Fields = {"partition": self._partition}
+        answer: Fields = {**self.ready(fields), "partition": self._partition}
         if self._federated.server.weighting == "samples":
             answer["samples"] = self._counted()
         if self._federated.seed is None:
@@ -295,6 +302,21 @@ class RemoteClient:
             if self._identities is not None:
                 answer["signature"] = sign_key(self._identities.own, federation, key)
         return answer
+
+    def ready(self, fields: Fields) -> Fields:
+        """Say that this client answers again, after a round in which it has failed. Trains nothing.
+
+        Raises:
+            RefusedError: If its folder takes nothing more.
+        """
+        if self._store is not None:
+            try:
+                self._store.put_bytes(_PROBE, bytes(_ROOM))
+                self._store.take_bytes(_PROBE)
+            except OSError as error:
+                rank_zero_warn(f"{self._store.folder}: {error}")
+                raise RefusedError("its folder can't be written; its own log says why") from error
+        return {}
 
     def _counted(self) -> int:
         """Samples that are trained on. What went wrong with the data is said here and not to the server."""
@@ -454,7 +476,7 @@ class RemoteClient:
             message = client.encode(task, weights, update())
         except BudgetSpentError as error:  # how much is left is nobody else's business
             rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
-            raise RefusedError("declined") from error
+            raise RefusedError(DECLINED) from error
         if federated.server.secure_aggregation is None:
             return {"answer": client.pack(task, message)}
         digest = model_digest(weights)

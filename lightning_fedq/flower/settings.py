@@ -15,9 +15,11 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 from lightning_fedq.training.settings import Local
 
-PROTOCOL = "8"
+PROTOCOL = "9"
 TRAVELS = "numbers that travel"
-MOST_ROUNDS, MOST_ATTEMPTS = 100_000, 1_000
+DECLINED = "declined"
+"""All that a server hears of a client whose own budget is spent."""
+MOST_ROUNDS, MOST_ATTEMPTS = 1 << 20, 1_000
 """Of one run, and at one round: no message goes beyond, whatever a server says."""
 _OF_ONE_SIDE = (
     *("participation", "dropout_probability", "deadline", "aggregator", "partition", "batches", "held_out"),
