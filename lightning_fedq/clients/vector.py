@@ -11,7 +11,7 @@ client counted. Parameters and buffers that match a pattern of `local` stay with
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -139,9 +139,9 @@ def optimised(optimizers: Sequence[Optimizer]) -> set[int]:
     return {id(parameter) for group in groups for parameter in group["params"]}
 
 
-def train_only(module: nn.Module, optimizers: Sequence[Optimizer], trained: Sequence[str]) -> None:
+def train_only(module: nn.Module, optimizers: Sequence[Optimizer], trained: Collection[str]) -> None:
     """Train these parameters, and freeze all others that the optimisers hold."""
-    held = optimised(optimizers)
+    held, trained = optimised(optimizers), set(trained)
     for name, parameter in module.named_parameters():
         if name in trained or id(parameter) in held:
             parameter.requires_grad_(name in trained)

@@ -23,7 +23,7 @@ from lightning_fedq.flower.training_words import callbacks_in
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget
 
-QUESTIONS = ("register", "evaluate", "shares", "masked", "confirm", "unmask")
+QUESTIONS = ("register", "ready", "evaluate", "shares", "masked", "confirm", "unmask")
 """What a client is asked beside training, each a message of Flower's type `query.NAME`."""
 
 
@@ -56,7 +56,8 @@ def client_app(
             (clipping, accumulation, limits, precision, callbacks that look at batches) must be the server's,
             too: the two are compared by name. Callbacks of the whole fit (budgets, checkpoints, averages) are
             the server's, and a client leaves them out. A privacy target over the run needs `max_epochs`, the
-            number of rounds, as on the server.
+            number of rounds, as on the server; with it no later round is answered, else none after those
+            that the server has named at registration.
         home: The client's folder; None takes `fedq-home` of the node's configuration.
         identities: The client's signing key and everybody's verification keys; with them a client accepts the
             keys of those it shares bits with if they are signed, and does not trust the server to relay them.

@@ -7,8 +7,9 @@ from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import Fields, bytes_in
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import RemoteSum
+from lightning_fedq.flower.settings import DECLINED
 from lightning_fedq.mechanisms.interface import AbortedRoundError
-from lightning_fedq.rounds import RefusedMessageError, RoundServer
+from lightning_fedq.rounds import RefusedMessageError, RoundPlan, RoundServer
 from lightning_fedq.secagg import SecAgg
 
 
@@ -23,13 +24,18 @@ def wait_for_enough(server: RoundServer, roster: Roster, secagg: SecAgg | None) 
         RuntimeError: If there are too few, see `Roster.wait_for`.
     """
     plan = server.coming_plan()
+    roster.wait_for(plan.cohort, needed_of(server, plan, secagg), f"round {plan.round + 1}")
+
+
+def needed_of(server: RoundServer, plan: RoundPlan, secagg: SecAgg | None) -> int:
+    """Answers without which the round of `plan` has no mean."""
     silent = server.mechanism.tolerated_dropouts(server.context(plan))
     needed = 1 if silent is None else len(plan.cohort) - silent
     if secagg is not None:
         needed = max(needed, secagg.rules(server.planner.num_clients, len(plan.cohort))[2])
     if server.aggregator is not None:
         needed = max(needed, server.aggregator.min_clients)
-    roster.wait_for(plan.cohort, needed, f"round {plan.round + 1}")
+    return needed
 
 
 class Cohort:
@@ -57,6 +63,10 @@ class Cohort:
                 if client in self._left_out:
                     rank_zero_warn(f"{self.group}: client {client} is left out, as it has broken a round")
                     continue
+                why = self._roster.away(client)
+                if why and not why.endswith(DECLINED):  # who has declined is asked, and counted on by nobody
+                    rank_zero_warn(f"{self.group}: client {client} is away: {why}")
+                    continue
                 known = (*members, *asked.neighbours(client))
                 keys = self._roster.introduction(self._server.keys, client, known)
                 found[client] = {"task": task, "client": client, **keys}
@@ -66,10 +76,16 @@ class Cohort:
         return found
 
     def ask(self, kind: str, contents: dict[int, Fields]) -> dict[int, Fields]:
-        """Ask clients by number, and return who has not refused."""
+        """Ask clients by number, and return who has not refused. The others are away until they say more."""
         nodes = self._roster.nodes
         sent = {nodes[client]: fields for client, fields in contents.items()}
-        return self.by_client(self._exchange(kind, sent, self.group))
+        answers = self._exchange(kind, sent, self.group)
+        for client, node in ((client, nodes[client]) for client in contents):
+            if "refused" in (found := answers.get(node, {"refused": f"no answer to {kind}"})):
+                self._roster.failed(client, str(found["refused"]))
+            else:
+                self._roster.there(client)
+        return self.by_client(answers)
 
     def by_client(self, answers: Mapping[int, Fields]) -> dict[int, Fields]:
         """Answers of nodes, by client, without refusals. Whom they accuse is in dispute with them."""
@@ -110,6 +126,7 @@ class Cohort:
                 self._server.take(bytes_in(answers[client], "answer"))
             except RefusedMessageError as error:
                 rank_zero_warn(f"the message of client {client} is refused: {error}")
+                self._roster.failed(client, f"its message is refused: {error}")
 
     def _secure(self, secure: RemoteSum, answers: dict[int, Fields]) -> None:
         def exchange(kind: str, messages: dict[int, bytes]) -> dict[int, bytes]:

@@ -26,13 +26,14 @@ class Exchange:
 
     def __init__(self, grid: Grid, timeout: float, warn: Callable[[str], None]) -> None:
         self._grid, self.timeout, self._warn = grid, timeout, warn
+        self._failed: dict[int, str] = {}
 
     def online(self) -> list[int]:
         """Nodes that are connected now."""
         return sorted(self._grid.get_node_ids())
 
     def __call__(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[int, Fields]:
-        """Send each node its fields, and return what came back.
+        """Send each node its fields, and return what came back: a refusal, too, where nothing did.
 
         Args:
             kind: What is asked: "register", "train" or a stage of the secure aggregation.
@@ -41,14 +42,20 @@ class Exchange:
         """
         asked = self.push(kind, contents, group)
         answers: dict[int, Fields] = {}
+        self._failed.clear()
         end = time.monotonic() + self.timeout
         while asked and time.monotonic() < end:
             answers |= self.pull(asked)
             if asked:
                 time.sleep(POLL)
         for node in asked.values():
-            self._warn(f"node {node}: no answer to {kind} in {self.timeout:g} s")
-        return answers
+            self._fail(node, f"no answer to {kind} in {self.timeout:g} s")
+        return {**{node: {"refused": words} for node, words in self._failed.items()}, **answers}
+
+    def _fail(self, node: int, words: object) -> None:
+        """Keep, and say, why a node has answered nothing."""
+        self._failed[node] = _shown(words)
+        self._warn(f"node {node}: {self._failed[node]}")
 
     def push(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[str, int]:
         """Send each node its fields, see `__call__`, and return the node of each message that has left."""
@@ -71,12 +78,12 @@ class Exchange:
     def _read(self, node: int, reply: Message) -> Fields | None:
         """Answer of one node. None is nothing that can be read, which is warned of."""
         if reply.has_error():
-            self._warn(f"node {node}: {_shown(reply.error.reason or f'error {reply.error.code}')}")
+            self._fail(node, reply.error.reason or f"error {reply.error.code}")
             return None
         try:
             fields = from_record(reply.content)
         except ValueError as error:
-            self._warn(f"node {node}: {_shown(error)}")
+            self._fail(node, error)
             return None
         if "refused" in fields:
             words = _shown(fields["refused"])

@@ -30,7 +30,7 @@ from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID
-from lightning_fedq.flower.cohort import Cohort, wait_for_enough
+from lightning_fedq.flower.cohort import Cohort, needed_of, wait_for_enough
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.kept import NEVER, Attempt
 from lightning_fedq.flower.local_round import check_counted, check_schedules
@@ -44,6 +44,7 @@ from lightning_fedq.flower.settings import (
     fingerprint,
     of_each_client,
     only_simulated,
+    rounds_of,
     time_limit,
 )
 from lightning_fedq.flower.store import Store
@@ -62,7 +63,7 @@ class RemoteRoundServer(RoundServer):
 
     ready: Callable[[], None]
     collect: Callable[[], None]
-    counted: Callable[[], None]
+    counted: Callable[[RoundRecord], None]
 
     def _refuse(self, works_on_updates: object) -> None:
         """Refuse what only the clients of a simulation could do."""
@@ -82,7 +83,7 @@ class RemoteRoundServer(RoundServer):
         with own_draws():  # as in other processes: a server's step draws what it draws in a simulation
             self.collect()
         record = super().finish()
-        self.counted()
+        self.counted(record)
         return record
 
 
@@ -107,6 +108,7 @@ class RemoteClients(Population):
 
     Args:
         undo: Gives the user's objects their own back.
+        most_aborted: Rounds in a row that may come to nothing.
 
     Raises:
         ValueError: If a callback works on clients that are simulated.
@@ -120,8 +122,10 @@ class RemoteClients(Population):
         exchange: Exchange,
         roster: Roster,
         undo: Undo,
+        most_aborted: int,
     ) -> None:
         super().__init__(federation)
+        self._most_aborted, self._in_vain = most_aborted, list[str]()
         for callback in trainer.callbacks:
             if only_simulated(callback):
                 raise ValueError(
@@ -184,13 +188,35 @@ class RemoteClients(Population):
             secure_sums=None if secagg is None else remote_sums(secagg, self._roster.directory),
             **settings,
         )
-        server.ready = lambda: wait_for_enough(server, self._roster, secagg)
+        server.ready = lambda: self._check_ready(server)
         server.collect = lambda: self._collect(server)
-        server.counted = lambda: self._count(server)
+        server.counted = lambda record: self._count(server, record)
         return server
 
-    def _count(self, server: RemoteRoundServer) -> None:
+    def _check_ready(self, server: RemoteRoundServer) -> None:
+        """Let nobody pay for a round that can't come to anything, as far as it is known.
+
+        Raises:
+            RuntimeError: If rounds have come to nothing too often in a row, or too few clients are there.
+        """
+        if len(self._in_vain) >= self._most_aborted:
+            raise RuntimeError(
+                f"{len(self._in_vain)} rounds in a row came to nothing and were charged, the last because "
+                f"{self._in_vain[-1]}; {self._roster.why_failed() or 'no client has failed'}. The next is "
+                "not begun: cure that first, then start this run again with the same home; "
+                "server_app(most_aborted=...) says how many are borne"
+            )
+        wait_for_enough(server, self._roster, self._federation.server.secure_aggregation)
+
+    def _count(self, server: RemoteRoundServer, record: RoundRecord) -> None:
         """Remember whose answers are in the sum. Each client is told with its next task."""
+        if record.aborted or not record.num_received:
+            self._in_vain.append(record.aborted or "nobody has answered")
+        else:
+            self._in_vain.clear()
+            self._roster.failures = {
+                c: why for c, why in self._roster.failures.items() if self._roster.away(c)
+            }
         clients = sorted(server.in_last_sum)
         self._counted |= dict.fromkeys(clients, self._open_attempt)
         if isinstance(self.correction, KeptOffsets):
@@ -253,7 +279,12 @@ class RemoteClients(Population):
         assert plan is not None
         self._open_attempt = plan.round, server.attempt
         of = self._model(server, server.broadcast)
-        contents = {client: {**of(client), **fields} for client, fields in cohort.questions().items()}
+        questions = cohort.questions()
+        needed = needed_of(server, plan, self._federation.server.secure_aggregation)
+        if len(questions) < needed:  # they left while it began: nobody else is to send for nothing
+            server.abort(f"{needed} clients are needed, {len(questions)} are there")
+            return
+        contents = {client: {**of(client), **fields} for client, fields in questions.items()}
         cohort.conclude(cohort.ask("train", contents))
 
     def _model(self, server: RoundServer, broadcast: Broadcast | None) -> Callable[[int], Fields]:
@@ -285,7 +316,10 @@ def plain_values(module: pl.LightningModule) -> dict[str, Any]:
 class FederatedServer(Federated):
     """The federation of real clients, in a Trainer that trains nobody."""
 
-    def __init__(self, federated: Federated, exchange: Exchange, roster: Roster) -> None:
+    def __init__(
+        self, federated: Federated, exchange: Exchange, roster: Roster, most_aborted: int = 3
+    ) -> None:
+        self._most_aborted = most_aborted
         local = federated.local
         ledger = None if federated.owns_ledger else federated.ledger
         self._settle(
@@ -304,7 +338,8 @@ class FederatedServer(Federated):
         self._exchange, self._roster = exchange, roster
 
     def _populate(self, trainer: pl.Trainer, module: pl.LightningModule) -> RemoteClients:
-        return RemoteClients(self, trainer, module, self._exchange, self._roster, self._undo)
+        parts = (self._exchange, self._roster, self._undo, self._most_aborted)
+        return RemoteClients(self, trainer, module, *parts)
 
     def use_batches(self, rule: BatchRule) -> None:
         """Refuse: batches are drawn where the data are.
@@ -328,6 +363,7 @@ class Deployment:
         round_timeout: Seconds in which a client has to answer, training included.
         wait: Seconds to wait for `num_clients` clients before the first round.
         directory: Everybody's verification key; `SecAgg(active=True)` needs it.
+        most_aborted: Rounds in a row that may come to nothing before the server ends.
     """
 
     module: Callable[[], pl.LightningModule]
@@ -338,6 +374,7 @@ class Deployment:
     round_timeout: float
     wait: float
     directory: Mapping[int, Ed25519PublicKey] | None = None
+    most_aborted: int = 3
 
     def run(self, grid: Grid) -> tuple[pl.Trainer, FederatedServer]:
         """Register the clients, and train until the rounds are over, or go on where a killed server was.
@@ -360,9 +397,10 @@ class Deployment:
                     "max_steps counts steps of clients, and a server that does not see what they hold does "
                     "not know how many they take; say local_steps=..., or max_epochs, which counts rounds"
                 )
-            roster = Roster(self.federated, exchange, store, words, self.directory)
+            rounds = rounds_of(self.trainer)
+            roster = Roster(self.federated, exchange, store, words, self.directory, rounds)
             roster.gather(self.wait)
-            server = FederatedServer(self.federated, exchange, roster)
+            server = FederatedServer(self.federated, exchange, roster, self.most_aborted)
             kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)
             given_callbacks = callbacks_in(given)
             callbacks = [server, *(one for one in given_callbacks if not of_each_client(one)), kept]
@@ -440,6 +478,7 @@ def server_app(
     round_timeout: float | None = None,
     wait: float = 600.0,
     directory: Mapping[int, Ed25519PublicKey] | None = None,
+    most_aborted: int = 3,
 ) -> ServerApp:
     """Flower's `ServerApp` of the server.
 
@@ -457,10 +496,14 @@ def server_app(
         wait: Seconds to wait for `num_clients` clients before the first round.
         directory: Everybody's verification key, by number, as the clients have it: a client whose key its
             identity has not signed is turned away. `SecAgg(active=True)` needs it.
+        most_aborted: Rounds in a row that may come to nothing, each charged, before the server ends and names
+            who has failed and why.
 
     Raises:
         ValueError: If a setting is for simulations only, or the directory is missing.
     """
+    if most_aborted < 1:
+        raise ValueError(f"most_aborted must be >= 1, got {most_aborted}")
     check_deployable(federated)
     check_identities(federated, directory is not None, "server_app(directory=...)")
     timeout = time_limit(federated, round_timeout)
@@ -470,6 +513,6 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         given = trainer(context) if callable(trainer) else trainer or {}
         folder = home(context) if callable(home) else Path(home)
-        Deployment(module, federated, data, given, folder, timeout, wait, directory).run(grid)
+        Deployment(module, federated, data, given, folder, timeout, wait, directory, most_aborted).run(grid)
 
     return app

@@ -480,7 +480,15 @@ class LocalRound(pl.Callback):
         for optimizer, groups in zip(trainer.optimizers, theirs, strict=True):
             for own, given in zip(optimizer.param_groups, groups, strict=True):
                 known = {name for name, value in own.items() if type(value) in (bool, int, float)}
-                own.update({name: value for name, value in given.items() if name in known})
+                taken = {name: value for name, value in given.items() if name in known}
+                for name, value in taken.items():  # an optimiser loops over whole numbers: steps of L-BFGS
+                    counts = type(own[name]) is int and "lr" not in name and value != own[name]
+                    if counts or type(value) not in (bool, int, float):
+                        raise RefusedError(
+                            f"{name} of the optimiser is {own[name]} here, and the server says "
+                            f"{str(value)[:40]}; a server changes rates, and no count"
+                        )
+                own.update(taken)
 
     def _begin_term(self) -> Correction | None:
         """The local algorithm's half at this client, with the vector of the server's half."""

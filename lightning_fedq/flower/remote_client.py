@@ -29,6 +29,9 @@ from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, k
 from lightning_fedq.flower.records import Fields, check_kinds
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.settings import (
+    DECLINED,
+    MOST_ATTEMPTS,
+    MOST_ROUNDS,
     TRAVELS,
     RefusedError,
     check_deployable,
@@ -69,7 +72,9 @@ from lightning_fedq.training.statistics import check_hooks
 Measured = dict[str, dict[str, float]]
 """By model, "global" or "personal": what validation logs, by name."""
 
-_KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
+_KEYS, _ROUND, _SYMBOLS, _PROBE = "keys", "round", "symbols", "probe"
+_ROOM = 1 << 16
+"""Bytes that a folder must have room for: a line of the log, keys, and the state of a round."""
 _KEYS_AND_LOG = "a client's keys, and the log of its streams, without a seed"
 _SETTINGS = "setting "
 _KEY_FIELDS: dict[str, type] = {
@@ -77,6 +82,7 @@ _KEY_FIELDS: dict[str, type] = {
     "peers": list,
 }
 _OPTIONAL: dict[str, type] = {
+    "rounds": int,
     "signatures": bytes,
     "counted": list,
     "algorithm": bytes,
@@ -212,6 +218,7 @@ class RemoteClient:
         """
         answers = {
             "register": self.register,
+            "ready": self.ready,
             "train": self.train,
             "evaluate": self.evaluate,
             "shares": self.shares,
@@ -223,6 +230,7 @@ class RemoteClient:
             if kind not in answers:
                 raise ValueError(f"there is no such question; they are {', '.join(answers)}")
             check_kinds(fields, self._wanted(kind), _OPTIONAL)
+            self._check_numbers(fields)
             return answers[kind](fields)
         except (ValueError, RuntimeError, PermissionError, SecAggError) as error:
             raise RefusedError(f"{kind}: {error}") from error
@@ -235,6 +243,8 @@ class RemoteClient:
         keyed, secagg = self._federated.seed is None, self._federated.server.secure_aggregation
         if kind == "register":
             return {"federation": bytes, "server": bytes, "nonce": bytes} if keyed else {}
+        if kind == "ready":
+            return {}
         if kind not in ("train", "evaluate"):
             return {"secagg": bytes}
         sends = kind == "train"
@@ -243,6 +253,44 @@ class RemoteClient:
         task = {"task": bytes} if sends else {}
         after = {"round": int} if kind == "evaluate" else {}
         return {"client": int, **task, **after, **model, **first, **(_KEY_FIELDS if keyed else {})}
+
+    def _check_numbers(self, fields: Fields) -> None:
+        """Refuse what no server of these settings says: it would be looped over, or kept for ever.
+
+        Raises:
+            ValueError: Naming the field.
+        """
+        number, clients = fields.get("client"), self._federated.clients.num_clients
+        signs = self._identities is not None  # which say whose number it is
+        mine = signs or self._partition in (-1, number)
+        if number is not None and not (0 <= number < clients and mine):
+            raise ValueError(
+                f"the server takes this client for number {number} of {clients}, and its partition-id is "
+                f"{self._partition} (-1 is none); has this folder registered with another one?"
+            )
+        if "round" in fields:
+            self._check_round(fields["round"], 0)
+
+    def _check_round(self, round: int, attempt: int) -> None:
+        """Refuse a round, or an attempt, that the agreed run does not have.
+
+        A round that was answered is the last for ever: all before it are over.
+        """
+        said = [MOST_ROUNDS, self._own_rounds]
+        if self._federated.seed is None and self._store is not None:
+            said.append((self._store.get(_KEYS) or {}).get("rounds", MOST_ROUNDS))
+        if not (0 <= round < min(said) and 0 <= attempt < MOST_ATTEMPTS):
+            raise ValueError(
+                f"the server asks for round {round + 1}, attempt {attempt}, and this run has {min(said)} "
+                f"rounds of {MOST_ATTEMPTS} attempts at most, as agreed at registration; for more give the "
+                "server, and clients that say it, a larger max_epochs, and start the server again"
+            )
+
+    @property
+    def _own_rounds(self) -> int:
+        """Rounds of the client's own Trainer, where it says them."""
+        said = self._trainer.get("max_epochs") or -1
+        return MOST_ROUNDS if said < 0 else int(said)
 
     def reply(self, kind: str, fields: Fields) -> Fields:
         """Answer one message, or say why not."""
@@ -271,7 +319,16 @@ class RemoteClient:
                 f"this client and the server differ: {found}; run the same code and settings on both"
                 + (buffers if TRAVELS in found else "")
             )
-        answer: Fields = {"partition": self._partition}
+        rounds = fields.get("rounds", 0)
+        if not 0 <= rounds <= self._own_rounds:
+            raise ValueError(
+                f"the server's run has {rounds} rounds, this client answers {self._own_rounds} at most; give "
+                "both sides' trainers the same max_epochs"
+            )
+        for name, found in ((name, fields[name]) for name in self._wanted("register")):
+            if len(found) != 32:
+                raise ValueError(f"the field {name!r} must be 32 bytes, {len(found)} came")
+        answer: Fields = {**self.ready(fields), "partition": self._partition}
         if self._federated.server.weighting == "samples":
             answer["samples"] = self._counted()
         if self._federated.seed is None:
@@ -279,9 +336,27 @@ class RemoteClient:
             key = answer["key"] = secrets.public_key
             nonce = fields["nonce"]
             answer["proof"] = registration_proof(secrets.secret, fields["server"], federation, key, nonce)
+            if rounds:
+                store = self._folder(_KEYS_AND_LOG)
+                store.put(_KEYS, {**(store.get(_KEYS) or {}), "rounds": rounds})
             if self._identities is not None:
                 answer["signature"] = sign_key(self._identities.own, federation, key)
         return answer
+
+    def ready(self, fields: Fields) -> Fields:
+        """Say that this client answers again, after a round in which it has failed. Trains nothing.
+
+        Raises:
+            RefusedError: If its folder takes nothing more.
+        """
+        if self._store is not None:
+            try:
+                self._store.put_bytes(_PROBE, bytes(_ROOM))
+                self._store.take_bytes(_PROBE)
+            except OSError as error:
+                rank_zero_warn(f"{self._store.folder}: {error}")
+                raise RefusedError("its folder can't be written; its own log says why") from error
+        return {}
 
     def _counted(self) -> int:
         """Samples that are trained on. What went wrong with the data is said here and not to the server."""
@@ -312,6 +387,8 @@ class RemoteClient:
         kept = store.get(_KEYS)
         if kept is None:
             new = ClientSecrets.draw()
+            # no key of the server's that is none is kept
+            registration_proof(new.secret, fields["server"], federation, new.public_key, b"")
             kept = {
                 "secret": new.secret,
                 "seed": new.seed,
@@ -386,6 +463,7 @@ class RemoteClient:
     def train(self, fields: Fields) -> Fields:
         """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""
         task = RoundTask.from_bytes(fields["task"])
+        self._check_round(task.round, task.attempt)
         weights = _weights(fields, task.segments, self._federated.server.broadcast_bits)
 
         return self._answer(fields, task, weights, lambda: self._trained(fields, task, weights))
@@ -438,13 +516,14 @@ class RemoteClient:
             message = client.encode(task, weights, update())
         except BudgetSpentError as error:  # how much is left is nobody else's business
             rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
-            raise RefusedError("declined") from error
+            raise RefusedError(DECLINED) from error
         if federated.server.secure_aggregation is None:
             return {"answer": client.pack(task, message)}
         digest = model_digest(weights)
         machine = self._machine(fields, keys, task, digest)
         reply = machine.advertise(fields["invitation"])
-        kept = {name: value for name, value in fields.items() if name not in ("weights", "invitation")}
+        names = ("task", "client", "signatures", *_KEY_FIELDS)
+        kept = {name: fields[name] for name in names if name in fields}
         self._rounds().drop(_ROUND)  # killed here, an older round does not find these symbols
         self._rounds().put_bytes(_SYMBOLS, message.symbols[0].cpu().numpy().astype("<i8").tobytes())
         self._keep({**kept, "digest": digest}, machine)

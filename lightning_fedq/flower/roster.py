@@ -3,7 +3,7 @@
 import hmac
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -12,6 +12,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.disputes import Disputes
 from lightning_fedq.flower.exchange import POLL, Exchange
 from lightning_fedq.flower.records import Fields, bytes_in, number_in
+from lightning_fedq.flower.settings import DECLINED
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import (
     HeldServerKeys,
@@ -26,6 +27,8 @@ _SECRETS, _ROSTER, _SIGNATURES, _SAMPLES, _GATHERED = "server", "roster", "signa
 _SIGNATURE_BYTES, _NONCE_BYTES = 64, 32
 _WAIT_FOR_NEW = 60.0
 """Seconds that a round waits for a node that has just come, where no client is missing."""
+_ASK_AGAIN = 60.0
+"""Seconds after which somebody is asked again that has refused, or was not ready."""
 
 
 class Roster:
@@ -33,12 +36,14 @@ class Roster:
 
     Args:
         words: The server's fingerprint.
+        rounds: Rounds of the run, which clients agree to; None tells them no number.
         directory: Everybody's verification key; with it a number is given to its identity only.
 
     Attributes:
         nodes: The node of each client.
         samples: How many samples each client holds, where the mean is weighted by that.
         disputes: Clients that have broken rounds and are asked no more.
+        failures: Why clients have failed last, of those that have since a round has come to something.
     """
 
     def __init__(
@@ -48,10 +53,13 @@ class Roster:
         store: Store,
         words: dict[str, str],
         directory: Mapping[int, Ed25519PublicKey] | None = None,
+        rounds: int | None = None,
     ) -> None:
         self._federated, self._exchange, self._store = federated, exchange, store
         self.directory = directory
-        self._words = {f"setting {name}": value for name, value in words.items()}
+        self._words: Fields = {f"setting {name}": value for name, value in words.items()}
+        if rounds is not None:
+            self._words["rounds"] = rounds
         self.nodes: dict[int, int] = {}
         self.samples: dict[int, int] = {}
         self.disputes = Disputes(store)
@@ -63,6 +71,10 @@ class Roster:
         self._known: dict[int, bytes] = {}
         self._signatures: dict[int, bytes] = {}
         self._patience, self._has_waited = 0.0, False
+        self.failures: dict[int, str] = {}
+        self._away: dict[int, tuple[int, str]] = {}
+        self._asked_away: dict[str, int] = {}
+        self._asked_at: dict[int, float] = {}
         self._secrets: ServerSecrets | None = None
         if federated.seed is None:
             self._secrets = self._own_secrets()
@@ -141,14 +153,19 @@ class Roster:
         patience, self._has_waited = 0.0 if self._has_waited else self._patience, False
         end, said = time.monotonic() + patience, not patience
         while True:
+            self._ask_away()
+            self._take_in()
             online, left_out = set(self._exchange.online()), self.left_out
             missing = sorted(client for client in cohort if self.nodes.get(client) not in online)
-            here = [client for client in cohort if client not in left_out and client not in missing]
+            out = {*missing, *left_out, *filter(self.away, cohort)}
+            here = [client for client in cohort if client not in out]
             if len(here) >= needed:
                 return
             words = f"it needs {needed} of its {len(cohort)} clients, {len(here)} are connected"
-            if out := sorted(left_out.intersection(cohort)):
-                words += f", and clients {out[:10]} are left out (disputes.json)"
+            if broken := sorted(left_out.intersection(cohort)):
+                words += f", and clients {broken[:10]} are left out (disputes.json)"
+            if any(map(self.away, cohort)):
+                words += f"; {self.why_failed(filter(self.away, cohort))}"
             if time.monotonic() >= end:
                 raise RuntimeError(
                     f"{name} is not begun and nobody is charged for it: {words}; {self._missing(missing)}; "
@@ -159,7 +176,63 @@ class Roster:
                 said = True
             time.sleep(POLL)
             self._ask_new()
-            self._take_in()
+
+    def failed(self, client: int, why: str) -> None:
+        """A client has failed in a round: it is away until it says that it is ready (`away`)."""
+        node = self.nodes[client]
+        self._away[client], self.failures[client] = (node, why), why
+        self._asked_at.pop(client, None)
+        # what it says to a question of before is of before
+        self._asked_away = {number: asked for number, asked in self._asked_away.items() if asked != node}
+
+    def there(self, client: int) -> None:
+        """A client has answered."""
+        self._away.pop(client, None)
+
+    def away(self, client: int) -> str:
+        """Why a client that is connected does not count as there; "" if it does."""
+        node, why = self._away.get(client, (None, ""))
+        return why if node == self.nodes.get(client) else ""
+
+    def _ask_away(self) -> set[str]:
+        """Ask who has failed whether it is ready, at once and then every minute. Who has declined stays out.
+
+        Returns messages to wait for: answers of those that have failed with words of their own come at once.
+        """
+        now, online = time.monotonic(), set(self._exchange.online())
+        nodes = {
+            node: client
+            for client, (node, why) in self._away.items()
+            if node in online and self.away(client) and not why.endswith(DECLINED)
+            if node not in self._asked_away.values()
+            if now - self._asked_at.get(client, -_ASK_AGAIN) >= _ASK_AGAIN
+        }
+        if not nodes:
+            return set()
+        first = {node for node, client in nodes.items() if client not in self._asked_at}
+        self._asked_at |= dict.fromkeys(nodes.values(), now)
+        sent = self._exchange.push("ready", {node: Fields() for node in nodes}, "ready")
+        self._asked_away |= sent
+        quiet = {node for node, why in self._away.values() if why.startswith("no answer")}
+        return {number for number, node in sent.items() if node in first - quiet}
+
+    def _take_ready(self) -> None:
+        """Count those as there again who are ready."""
+        answers = self._exchange.pull(self._asked_away) if self._asked_away else {}
+        clients = {node: client for client, (node, _) in self._away.items()}
+        for node in set(answers) & set(clients):
+            client, found = clients[node], answers[node]
+            if "refused" in found:
+                self.failures[client] = str(found["refused"])
+                self._away[client] = node, self.failures[client]
+            else:
+                del self._away[client]
+
+    def why_failed(self, clients: Iterable[int] | None = None) -> str:
+        """Which clients have failed since the last round that came to something, and why, for people."""
+        chosen = sorted(self.failures if clients is None else clients)
+        found = [f"client {client} has failed ({self.failures.get(client)})" for client in chosen]
+        return "; ".join(found[:5]) + (f"; {len(found) - 5} more" if found[5:] else "")
 
     def _missing(self, missing: Sequence[int]) -> str:
         """Who is not there, and what an operator can do."""
@@ -183,12 +256,13 @@ class Roster:
         back before its old node counts as gone.
         """
         self._refusing.clear()  # asked again: what it refused for may be put right
-        new, began = self._ask_new(), time.monotonic()
+        new, again, began = self._ask_new(), self._ask_away(), time.monotonic()
         self._take_in()
-        while new & set(self._asked):
+        while new & set(self._asked) or again & set(self._asked_away):
             online, clients = set(self._exchange.online()), range(self._federated.clients.num_clients)
             somebody_is_gone = any(self.nodes.get(client) not in online for client in clients)
-            limit = self._exchange.timeout if somebody_is_gone else _WAIT_FOR_NEW
+            waits = somebody_is_gone and new & set(self._asked)
+            limit = self._exchange.timeout if waits else _WAIT_FOR_NEW
             if time.monotonic() - began >= min(limit, self._exchange.timeout):
                 break
             time.sleep(POLL)
@@ -213,6 +287,7 @@ class Roster:
 
     def _take_in(self) -> None:
         """Give numbers to those who have answered by now, and name those who refuse."""
+        self._take_ready()
         asked = set(self._asked.values())
         answers = self._exchange.pull(self._asked) if self._asked else {}
         self._silent |= asked - set(self._asked.values()) - set(answers)  # Flower answers for them

@@ -1,7 +1,7 @@
 """Settings that both sides of a deployment must agree on, each from its own code."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,12 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 from lightning_fedq.training.settings import Local
 
-PROTOCOL = "8"
+PROTOCOL = "9"
 TRAVELS = "numbers that travel"
+DECLINED = "declined"
+"""All that a server hears of a client whose own budget is spent."""
+MOST_ROUNDS, MOST_ATTEMPTS = 1 << 20, 1_000
+"""Of one run, and at one round: no message goes beyond, whatever a server says."""
 _OF_ONE_SIDE = (
     *("participation", "dropout_probability", "deadline", "aggregator", "partition", "batches", "held_out"),
 )
@@ -89,6 +93,20 @@ def of_real_clients(federated: Federated) -> Federated:
     settings = copy(federated)
     settings.planner = replace(federated.planner, real_clients=True)
     return settings
+
+
+def rounds_of(trainer: Mapping[str, Any]) -> int:
+    """Rounds that a server's run has at most, by its Trainer's arguments. Lightning's default is 1000.
+
+    Raises:
+        ValueError: If they are more than `MOST_ROUNDS`.
+    """
+    said, steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
+    if said is None or said < 0:  # a round has a step at least
+        said = steps if steps >= 0 else 1000 if said is None else MOST_ROUNDS
+    if said > MOST_ROUNDS:
+        raise ValueError(f"clients answer {MOST_ROUNDS:,} rounds at most, got {said:,}; say fewer max_epochs")
+    return int(said)
 
 
 def differences(own: dict[str, str], theirs: dict[str, Any]) -> str:

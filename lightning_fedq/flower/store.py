@@ -80,8 +80,11 @@ class Store:
         self._replace(f"{name}.json", json.dumps(plain).encode())
 
     def append(self, name: str, values: dict[str, Any]) -> None:
-        """Add a line to a file that nobody but its owner reads."""
-        path = self.folder / f"{name}.jsonl"
+        """Add a line to a file that nobody but its owner reads. One of the same round gives way to it."""
+        path, head = self.folder / f"{name}.jsonl", f'{{"round": {values["round"]},'.encode()
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if len(others := [line for line in lines if not line.startswith(head)]) < len(lines):
+            self._replace(path.name, b"".join(others))
         with open(path, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as file:
             file.write(json.dumps(values).encode() + b"\n")
 
