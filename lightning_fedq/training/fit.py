@@ -367,6 +367,7 @@ class FederatedFit:
         )
         measures = (settings, trainer, worker, parts, population.loader, seed_of, group)
         evaluator = ClientEvaluator(*measures)
+        evaluator.check_sizes()
         evaluator.exact = choice == "shared"
         return evaluator
 

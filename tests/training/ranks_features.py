@@ -136,6 +136,16 @@ class Judged(Model):
         self.log("val_count", self.count)
 
 
+class Partly(Model):
+    """Logs a metric that some clients have, and one that is not defined for some."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        if len(batch[1].unique()) > 1:
+            self.log("val_area", batch[0].mean())
+        self.log("val_ratio", 1.0 if bool((batch[1] == 0).any()) else float("nan"))
+
+
 class Feature(NamedTuple):
     """One run. `refused` is a part of the error on several ranks, `raises` of that on one process too.
 
@@ -289,6 +299,16 @@ FEATURES = {
             "evaluate_clients": fedq.ClientEvaluation(0.3),
             "local": ["head.*"],
             "client_metrics": "shared",
+        }
+    ),
+    "what some clients measure": Feature(
+        Partly, federated={"evaluate_clients": fedq.ClientEvaluation(0.3), "client_metrics": "shared"}
+    ),
+    "a data set that is dealt out to be measured on": Feature(
+        federated={
+            "evaluate_clients": fedq.ClientEvaluation(Data()._set(2, 20)),
+            "client_metrics": "shared",
+            "partition": fedq.Dirichlet(1.0),
         }
     ),
     "secret cohorts": Feature(
