@@ -314,8 +314,8 @@ ROOMS = {
     # batches that are sorted came (issue 66, 80)
     "callbacks algorithms dpsgd": 4_930,
     "flower": 4_100,
-    # 3,200: repeated rows are seen (50); CIFAR-10 from folders serves the bench until that goes; data sets that
-    # are dealt out as the training's came (issue 66, 95)
+    # 3,200: repeated rows are seen (50); CIFAR-10 from folders serves the bench until that goes; data sets
+    # that are dealt out as the training's came (issue 66, 95)
     "data": 3_450,
     "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_800,
     # 5,200: the bench goes with the comparison to come
@@ -324,8 +324,8 @@ ROOMS = {
 }
 TESTS, WORDS = 67_300, 80_000
 """Lines of tests/, and words of README.md and the pages of docs/. Of tests 62,000 were decided; cures for 52
-refusals that no row had, laws of colluders, journals, rows of a person, the document, and of issue 66 what layers
-hold constant (210), sequences under DPSGD (270) and clients that measure nothing (310) came."""
+refusals that no row had, laws of colluders, journals, rows of a person, the document, and of issue 66 what
+layers hold constant (210), sequences under DPSGD (270) and clients that measure nothing (310) came."""
 OVER = "{}: {} where {} are allowed; bring the lines, or change the number in the same commit and say why"
 
 

@@ -35,7 +35,7 @@ class ClientEvaluation:
     def __post_init__(self) -> None:
         if isinstance(self.held_out, int | float) and not 0.0 < self.held_out < 1.0:
             raise ValueError(f"held_out must be a fraction in (0, 1), got {self.held_out}")
-        if self.dealt is not None and not hasattr(getattr(self.dealt, "dataset", self.dealt), "__len__"):
+        if self.dealt is not None and not hasattr(self.dealt_set, "__len__"):
             raise ValueError(
                 f"held_out must have a length to be dealt out, got a stream ({type(self.dealt).__name__}); "
                 "give a map-style data set, or a list of what each client has"
@@ -52,6 +52,11 @@ class ClientEvaluation:
     def dealt(self) -> DataLoader[Any] | Dataset[Any] | None:
         """Data that are dealt out by the training's rule. None where something else is measured on."""
         return None if isinstance(self.held_out, int | float | Sequence) else self.held_out
+
+    @property
+    def dealt_set(self) -> Any:
+        """The data set of `dealt`."""
+        return self.dealt.dataset if isinstance(self.dealt, DataLoader) else self.dealt
 
     @property
     def of_each(self) -> Sequence[Dataset[Any] | DataLoader[Any]] | None:

@@ -135,7 +135,7 @@ def _owners(kinds: Tensor, owners: Tensor, new: Tensor, generator: torch.Generat
         below = (above - 1).clamp(min=0)
         above = torch.where((distinct[below] - new).abs() < (distinct[above] - new).abs(), below, above)
     elif len(strange := new[distinct[above] != new]):
-        raise ValueError(_nobodys(strange.unique().tolist()))
+        raise ValueError(_nobodys(torch.unique(strange).tolist()))
     # each kind's samples, of one client after the other; clients, and new samples, in a random order
     order = torch.randperm(int(owners.max()) + 1, generator=generator)[owners].argsort(stable=True)
     old = torch.searchsorted(distinct, kinds)[order]

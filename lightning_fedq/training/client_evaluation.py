@@ -248,7 +248,7 @@ class ClientEvaluator:
         of_each = self._settings.of_each
         given: Any = self._settings.dealt if of_each is None else of_each[client]
         if of_each is None:
-            part = Subset(as_tensors(getattr(given, "dataset", given)), self._parts[client].tolist())
+            part = Subset(as_tensors(self._settings.dealt_set), self._parts[client].tolist())
             own = isinstance(given, DataLoader) and given.batch_size is not None
             given = DataLoader(part, given.batch_size, collate_fn=given.collate_fn) if own else part
         if not isinstance(given, DataLoader):  # batched as the training data are

@@ -480,7 +480,8 @@ class FederatedFit:
             return False
         context = self.engine.context(plan)
         cohort = [client for group in context.groups for client in group]
-        return not bool(mechanism.noise_variance(context, cohort).any())
+        variance = mechanism.noise_variance(context, cohort)
+        return variance is not None and not bool(variance.any())
 
     def _train_clients(self, weights: Tensor) -> None:
         self._not_finite: dict[str, None] = {}

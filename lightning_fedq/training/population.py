@@ -263,9 +263,9 @@ class SimulatedClients(Population):
                 measured.fraction,
                 lambda client: torch.Generator().manual_seed(run.stream_seed("held out", client)),
             )
-        elif measured is not None and (others := measured.dealt) is not None:
+        elif measured is not None and measured.dealt is not None:
             draws = torch.Generator().manual_seed(run.stream_seed("partition"))  # the training's
-            held_out = DealtOut(getattr(others, "dataset", others), draws)
+            held_out = DealtOut(measured.dealt_set, draws)
         dealt = deal(
             self._user_loader(),
             lambda: split_of(self._owner, clients.partition),

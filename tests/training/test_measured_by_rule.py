@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 from lightning_fedq import ClientEvaluation
@@ -49,6 +49,7 @@ class Counts(Classifier):
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch[:2], batch_idx)
         self.log("val_count", float(len(batch[1])), reduce_fx="sum")
+        self.log("val_sum", batch[0].sum(), reduce_fx="sum")
 
 
 class Endless(IterableDataset):
@@ -103,6 +104,15 @@ RULES = {
     "sizes": QuantitySkew(0.5, least=3),
     "features": FeatureShards(),
 }
+
+
+def test_a_part_of_a_data_set_is_that_part():
+    whole = labelled(0, 100)
+    held = random_split(whole, [70, 30], torch.Generator().manual_seed(0))
+    fed = fit(federated(held[1], LabelShards(2)), Counts(), held[0])
+    found = fed.client_evaluations[0].values["global"]["val_sum"].nan_to_num()
+    expected = [sum(float(held[1][i][0].sum()) for i in part.tolist()) for part in parts(fed)]
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", RULES)
