@@ -306,8 +306,8 @@ ROOMS = {
     # 4,250: graph and threshold follow the law of colluders
     "keys secagg wire": 4_300,
     # 13,900: journal of any checkpoint, ranks from the environment, clocks and float sums came; `self.log` is
-    # caught in five places for five reasons; weights are no checkpoint, sizes of clients compared (25), what layers hold
-    # constant came (issue 66, 110)
+    # caught in five places for five reasons; weights are no checkpoint, sizes of clients compared (25);
+    # trainings (issue 66): what layers hold constant (110), clients that measure nothing (100)
     "training clients rounds callbacks/federated.py": 14_290,
     # 4,150: rows of a person came (150); DPSGD's own loss on a grid is 43% tighter than the other and stays,
     # with the liars of the guide and the robust rules (540); every logger has the federation's settings (40);
@@ -315,7 +315,7 @@ ROOMS = {
     "callbacks algorithms dpsgd": 4_950,
     "flower": 4_100,
     # 3,200: repeated rows are seen (50); CIFAR-10 from folders serves the bench until that goes;
-    # data opened by turn came (105)
+    # data opened by turn (105), data sets dealt out as the training's (95) came
     "data": 3_460,
     "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_800,
     # 5,200: the bench goes with the comparison to come
@@ -324,8 +324,8 @@ ROOMS = {
 }
 TESTS, WORDS = 67_400, 80_000
 """Lines of tests/, and words of README.md and the pages of docs/. Of tests 62,000 were decided; cures for 52
-refusals that no row had, laws of colluders, journals, rows of a person, the document, what layers hold
-constant (issue 66, 210) and sequences under DPSGD (issue 66, 270) came."""
+refusals that no row had, laws of colluders, journals, rows of a person, the document, and of issue 66 what
+layers hold constant (210), sequences under DPSGD (270) and clients that measure nothing (310) came."""
 OVER = "{}: {} where {} are allowed; bring the lines, or change the number in the same commit and say why"
 
 

@@ -16,8 +16,9 @@ class ClientEvaluation:
     """Measure models on every client's own held-out samples, after a round.
 
     Args:
-        held_out: Fraction in (0, 1) of every client's samples, which are not trained on; or for each client,
-            in their order, a data set, batched as the training data are, or a loader.
+        held_out: Fraction in (0, 1) of every client's samples, which are not trained on; or one data set (or
+            loader), dealt out by the rule of the training's; or for each client, in their order, a data set,
+            batched as the training data are, or a loader. A client with an empty one is not measured.
         every_n_rounds: >= 1. The last round of `max_epochs` is measured, too.
 
     Raises:
@@ -28,12 +29,17 @@ class ClientEvaluation:
         ClientEvaluation(held_out=0.2, every_n_rounds=5)
     """
 
-    held_out: float | Sequence[Dataset[Any] | DataLoader[Any]] = 0.2
+    held_out: float | Dataset[Any] | DataLoader[Any] | Sequence[Dataset[Any] | DataLoader[Any]] = 0.2
     every_n_rounds: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.held_out, int | float) and not 0.0 < self.held_out < 1.0:
             raise ValueError(f"held_out must be a fraction in (0, 1), got {self.held_out}")
+        if self.dealt is not None and not hasattr(self.dealt_set, "__len__"):
+            raise ValueError(
+                f"held_out must have a length to be dealt out, got a stream ({type(self.dealt).__name__}); "
+                "give a map-style data set, or a list of what each client has"
+            )
         if self.every_n_rounds < 1:
             raise ValueError(f"every_n_rounds must be >= 1, got {self.every_n_rounds}")
 
@@ -41,6 +47,21 @@ class ClientEvaluation:
     def fraction(self) -> float | None:
         """Fraction of every client's samples. None where clients have data sets to be measured on."""
         return float(self.held_out) if isinstance(self.held_out, int | float) else None
+
+    @property
+    def dealt(self) -> DataLoader[Any] | Dataset[Any] | None:
+        """Data that are dealt out by the training's rule. None where something else is measured on."""
+        return None if isinstance(self.held_out, int | float | Sequence) else self.held_out
+
+    @property
+    def dealt_set(self) -> Any:
+        """The data set of `dealt`."""
+        return self.dealt.dataset if isinstance(self.dealt, DataLoader) else self.dealt
+
+    @property
+    def of_each(self) -> Sequence[Dataset[Any] | DataLoader[Any]] | None:
+        """Data that each client has. None where they are dealt out."""
+        return self.held_out if isinstance(self.held_out, Sequence) else None
 
     def identity(self) -> dict[str, str]:
         """Samples that are not trained on, in words."""
@@ -60,10 +81,10 @@ class ClientEvaluation:
                 "evaluate_clients runs validation_step on every client's held-out samples, and "
                 f"{type(module).__name__} has none; write one that logs what is to be measured"
             )
-        given = () if isinstance(self.held_out, int | float) else self.held_out
-        if self.fraction is None and len(given) != num_clients:
+        given = self.of_each
+        if given is not None and len(given) != num_clients:
             raise ValueError(f"held_out has data sets of {len(given)} clients, num_clients is {num_clients}")
-        if lacking := [client for client, data in enumerate(given) if data is None]:
+        if lacking := [client for client, data in enumerate(given or ()) if data is None]:
             raise ValueError(f"held_out has nothing of clients {lacking[:10]}; give every client a data set")
         if dropped:
             raise ValueError(

@@ -7,11 +7,15 @@ the global model only.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
@@ -33,6 +37,7 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
     for part in module.modules():
         if isinstance(part, Metric):
             part.reset()
+            part.compute = _known_or_nan(part.compute)  # type: ignore[method-assign]
     module.on_validation_model_eval()
     module.on_validation_start()
     module.on_validation_epoch_start()
@@ -73,6 +78,27 @@ def _given(copy: Client, batch: Any) -> Any:
     batch = copy.trainer.precision_plugin.convert_input(batch)
     batch = copy.module._on_before_batch_transfer(batch, dataloader_idx=0)
     return copy.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def _known_or_nan(compute: Callable[[], Any]) -> Callable[[], Any]:
+    """Let a metric be NaN where torchmetrics puts a zero and warns that it means nothing.
+
+    So are areas under curves where all labels are of one class.
+    """
+
+    @wraps(compute)
+    def told() -> Any:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = compute()
+        others = [one for one in said if not re.search("meaningless|undefined", str(one.message))]
+        for one in others:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        if len(others) == len(said):
+            return found
+        return tree_map_only(Tensor, lambda value: torch.full_like(value, torch.nan), found)
+
+    return told
 
 
 def _further_arguments(module: pl.LightningModule) -> int:

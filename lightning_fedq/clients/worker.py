@@ -7,7 +7,8 @@ counts, is its caller's business. It knows of no mechanism, no round engine and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -130,7 +131,7 @@ class ClientWorker:
         return Trained(tuple(clients), update, stops)
 
     def evaluate(
-        self, client: int, batches: Iterable[tuple[Any, int]], seed: int, personal: bool = False
+        self, client: int, batches: Iterator[tuple[Any, int]], seed: int, personal: bool = False
     ) -> dict[str, float]:
         """Measure a model on one client's batches, in a copy and with draws of its own.
 
@@ -142,14 +143,17 @@ class ClientWorker:
             personal: Measure the model with what the client keeps for itself, not the global one.
 
         Returns:
-            What `validation_step` and the hooks of validation log, by name.
+            What `validation_step` and the hooks of validation log, by name. Nothing where there is no batch.
         """
         with own_draws(), torch.no_grad():
             seed_for_transforms(seed)
+            first = next(batches, None)
+            if first is None:
+                return {}
             copy = self.fit.copy(seed, (client,), alone=True)
             if personal:
                 self.vector.own.equip(copy.module, client)
-            found = measure(copy, batches)
+            found = measure(copy, chain([first], batches))
             self.fit.drop(copy)
         return found
 

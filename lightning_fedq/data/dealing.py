@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.data.held_out import HeldOut
+from lightning_fedq.data.held_out import DealtOut, HeldOut
 from lightning_fedq.data.labels import Labels
 from lightning_fedq.data.loader import ClientLoader, check_loader, check_plain, deal_out
 from lightning_fedq.data.own_loaders import LoadersOfClients, OwnClientLoader, Passes, SeveralLoaders, work_of
@@ -62,7 +62,7 @@ def deal(
     labels: Labels,
     passes: LocalPasses,
     rule: object | None,
-    held_out: HeldOut | None = None,
+    held_out: HeldOut | DealtOut | None = None,
 ) -> Dealt:
     """Deal out one loader, several at once, or those that every client has already.
 
@@ -71,7 +71,7 @@ def deal(
         labels: Place of the labels; None looks in the usual places.
         passes: Over each client's data.
         rule: What draws the batches instead, or None.
-        held_out: Takes samples of every client out of the training.
+        held_out: Takes samples of every client out of the training, or deals others out.
 
     Raises:
         TypeError: If something else than loaders is given, or a data set has no length.
@@ -83,8 +83,11 @@ def deal(
     if not several and not isinstance(given, LoadersOfClients):
         check = check_loader if rule is None else check_plain
         loader = check(given)
-        held = deal_out(loader, split(), num_clients, generator, labels)
-        if held_out is not None:
+        by = split()
+        held = deal_out(loader, by, num_clients, generator, labels)
+        if isinstance(held_out, DealtOut):
+            held_out.deal(by, loader.dataset, held, labels)
+        elif held_out is not None:
             batching = batching_of(loader)
             held = held_out.take(held, batching.batch_size if batching.drop_last else 1)
         work = LocalWork.of(loader, held, passes.local_epochs, passes.local_steps, passes.limit_batches)

@@ -1,11 +1,17 @@
-"""Samples that every client keeps out of its training, to measure models on."""
+"""Samples that are not trained on, to measure on: some of each client's own, or of another data set."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from lightning_fedq.data.columns import groups_of, values_of
+from lightning_fedq.data.labels import Labels, labels_of
+from lightning_fedq.data.partition import Partition, parts_of
 from lightning_fedq.data.sampling import in_short
+from lightning_fedq.data.splits import Natural
 
 
 class HeldOut:
@@ -51,6 +57,98 @@ class HeldOut:
             self.parts.append(part[out])
             left.append(part[~out])
         return left
+
+
+class DealtOut:
+    """Deals a data set out as the training's: by writer, label or feature to whoever trains on such samples.
+
+    Where a rule looks at nothing of a sample, as `IID`, it deals this one out with the draws of the other.
+
+    Args:
+        dataset: Map-style data set, none of which is trained on.
+        generator: In the state in which the training's is dealt out.
+
+    Attributes:
+        parts: Sample indices of each client, once they are dealt out. A client may have none.
+    """
+
+    def __init__(self, dataset: Dataset[Any], generator: torch.Generator) -> None:
+        self._dataset, self._generator = dataset, generator
+        self.parts: list[Tensor] = []
+
+    def deal(
+        self, rule: Partition | Sequence[Sequence[int]], training: Any, held: Sequence[Tensor], labels: Labels
+    ) -> None:
+        """Deal it out.
+
+        Args:
+            rule: What has dealt out the training's samples.
+            training: The data set that is trained on.
+            held: Its samples that each client has.
+            labels: Place of the labels, in both.
+
+        Raises:
+            ValueError: If there is no rule, or samples are of a kind that nobody trains on.
+        """
+        if not isinstance(rule, Partition):
+            raise ValueError(
+                "clients' samples are given by index, and no rule says who has which held-out ones; use "
+                "ClientEvaluation([dataset, ...]) with a data set for each client"
+            )
+        if isinstance(rule, Natural):
+            named = [groups_of(values_of(data, rule.by, "Natural")) for data in (training, self._dataset)]
+            names = {name: number for number, name in enumerate(named[0][1])}
+            if strange := [name for name in named[1][1] if name not in names]:
+                raise ValueError(_nobodys(strange))
+            kinds, new = named[0][0], torch.tensor([names[name] for name in named[1][1]])[named[1][0]]
+        elif rule.needs_labels:
+            kinds, new = labels_of(training, labels), labels_of(self._dataset, labels)
+        elif (values := rule.values(training)) is not None:
+            kinds, new = values, rule.values(self._dataset)  # type: ignore[assignment]
+        else:
+            size: int = len(self._dataset)  # type: ignore[arg-type]
+            self.parts = rule.split(None, size, len(held), self._generator)
+            return
+        owners = torch.repeat_interleave(torch.arange(len(held)), torch.tensor([len(part) for part in held]))
+        self.parts = parts_of(_owners(kinds[torch.cat(list(held))], owners, new, self._generator), len(held))
+
+
+def _nobodys(kinds: Sequence[Any]) -> str:
+    return (
+        f"there are held-out samples of {', '.join(map(str, kinds[:10]))}, whom no client trains on; leave "
+        "them out of the data set of ClientEvaluation"
+    )
+
+
+def _owners(kinds: Tensor, owners: Tensor, new: Tensor, generator: torch.Generator) -> Tensor:
+    """Owner of each new sample: of its kind, everybody has as large a share as of the training's.
+
+    Args:
+        kinds: `(samples,)` label or value of each sample of the training; the next one counts for floats.
+        owners: `(samples,)` client of each.
+        new: `(new,)` kinds of the new samples.
+        generator: CPU generator.
+    """
+    distinct = torch.unique(kinds)
+    above = torch.searchsorted(distinct, new).clamp(max=len(distinct) - 1)
+    if new.is_floating_point():
+        below = (above - 1).clamp(min=0)
+        above = torch.where((distinct[below] - new).abs() < (distinct[above] - new).abs(), below, above)
+    elif len(strange := new[distinct[above] != new]):
+        raise ValueError(_nobodys(torch.unique(strange).tolist()))
+    # each kind's samples, of one client after the other; clients, and new samples, in a random order
+    order = torch.randperm(int(owners.max()) + 1, generator=generator)[owners].argsort(stable=True)
+    old = torch.searchsorted(distinct, kinds)[order]
+    order, sizes = order[old.argsort(stable=True)], torch.bincount(old, minlength=len(distinct))
+    turn = torch.randperm(len(new), generator=generator)
+    turn = turn[above[turn].argsort(stable=True)]
+    wanted = torch.bincount(above, minlength=len(distinct))
+    rank = torch.arange(len(new)) - (wanted.cumsum(0) - wanted)[above[turn]]
+    shift = torch.rand(len(distinct), dtype=torch.float64, generator=generator)[above[turn]]
+    step = ((rank + shift) * sizes[above[turn]] / wanted[above[turn]]).long()
+    found = torch.empty_like(above)
+    found[turn] = owners[order[(sizes.cumsum(0) - sizes)[above[turn]] + step]]
+    return found
 
 
 def num_held_out(fraction: float, num_samples: int) -> int:

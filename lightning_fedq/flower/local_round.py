@@ -50,7 +50,7 @@ from lightning_fedq.training.checks import (
     check_setup,
     check_shapes,
 )
-from lightning_fedq.training.client_evaluation import ClientEvaluator
+from lightning_fedq.training.client_evaluation import ClientEvaluator, known
 from lightning_fedq.training.client_metrics import forks
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.handed_loader import forget_loader
@@ -154,7 +154,7 @@ class LocalRound(pl.Callback):
         of_zeros: Put zeros in the place of the data's tensors.
 
     Attributes:
-        measured: By model, what validation logs.
+        measured: By model, what validation logs, None where it is not defined.
         update: `(dim,)` local - global, once the fit is over; in a round of statistics the `(size,)` vector.
         state: What this client would keep, if the round counts.
         segments: Sizes of the segments of what travels, once the fit has begun.
@@ -167,7 +167,7 @@ class LocalRound(pl.Callback):
     update: Tensor
     state: State
     segments: list[int]
-    measured: dict[str, dict[str, float]]
+    measured: dict[str, dict[str, float | None]]
 
     def __init__(
         self,
@@ -437,7 +437,7 @@ class LocalRound(pl.Callback):
             one = torch.arange(min(loader.batch_size, len(self._held[0])))
             try:
                 batches = [(loader.fetch(self._held[0][one]), len(one))]
-                if name in self._new_worker(trainer, loader, None).evaluate(0, batches, 0):
+                if name in self._new_worker(trainer, loader, None).evaluate(0, iter(batches), 0):
                     continue
             except Exception as error:  # batches of the validation may be others, and nothing is known
                 rank_zero_warn(f"whether validation logs {name!r} was not tried out: {error}")
@@ -519,7 +519,7 @@ class LocalRound(pl.Callback):
             evaluator = self._evaluator(self._trainer, worker, self._dealt)
             values = {} if evaluator is None else evaluator.measure(self._task).values
             self.measured = {
-                model: {name: float(value) for name, value in found.items()}
+                model: {name: known(float(value)) for name, value in found.items()}
                 for model, found in values.items()
             }
             self._trainer.should_stop = True

@@ -5,6 +5,7 @@ A client measures as a simulated one does, and lets out what its own settings sa
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,13 @@ from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import Fields
 from lightning_fedq.flower.roster import Roster
-from lightning_fedq.training.client_evaluation import PREFIX, ClientEvaluator, EvaluatedClients, Model
+from lightning_fedq.training.client_evaluation import (
+    PREFIX,
+    ClientEvaluator,
+    EvaluatedClients,
+    Model,
+    by_metric,
+)
 from lightning_fedq.training.federation import Federation
 
 Row = dict[Model, dict[str, float]]
@@ -59,23 +66,24 @@ class RemoteEvaluator(ClientEvaluator):
             rank_zero_warn(f"round {round + 1}: clients {silent[:10]} have measured nothing")
         rows = _rows(answers)
         values: dict[Model, dict[str, torch.Tensor]] = {
-            model: {
-                name: torch.tensor([row[model][name] for row in rows.values()], dtype=torch.float64)
-                for name in found
-            }
-            for model, found in next(iter(rows.values()), {}).items()
+            model: by_metric([row.get(model, {}) for row in rows.values()])
+            for model in PREFIX
+            if any(model in row for row in rows.values())
         }
         return EvaluatedClients(round, values, None if len(rows) in (0, self._num) else tuple(rows))
 
 
 def _rows(answers: Mapping[int, Fields]) -> dict[int, Row]:
-    """Exact values by client, in order. Unreadable words and other names of metrics are left out."""
+    """Exact values by client, in order. Unreadable words and other names of metrics are left out.
+
+    A client may lack some that others have, which it has not measured, or have some that others lack.
+    """
     found: dict[int, Row] = {}
     for client, fields in sorted(answers.items()):
         try:
             row = json.loads(fields["measured"]) if "measured" in fields else {}
             known: Row = {
-                model: {str(name): float(value) for name, value in row[model].items()}
+                model: {str(n): math.nan if v is None else float(v) for n, v in row[model].items()}
                 for model in PREFIX
                 if model in row
             }
@@ -83,8 +91,8 @@ def _rows(answers: Mapping[int, Fields]) -> dict[int, Row]:
             known = {}
         if any(known.values()):
             found[client] = known
-    names = {client: repr({model: sorted(row[model]) for model in row}) for client, row in found.items()}
+    names = {c: frozenset((model, name) for model in row for name in row[model]) for c, row in found.items()}
     usual = Counter(names.values()).most_common(1)
-    if odd := [client for client in found if names[client] != usual[0][0]]:
+    if odd := [c for c in found if not (names[c] <= usual[0][0] or names[c] >= usual[0][0])]:
         rank_zero_warn(f"clients {odd[:10]} measure other metrics than most, and are left out")
     return {client: row for client, row in found.items() if client not in odd}

@@ -69,7 +69,7 @@ from lightning_fedq.secagg import (
 from lightning_fedq.training.client_metrics import claims_something, protecting_samples
 from lightning_fedq.training.statistics import check_hooks
 
-Measured = dict[str, dict[str, float]]
+Measured = dict[str, dict[str, float | None]]
 """By model, "global" or "personal": what validation logs, by name."""
 
 _KEYS, _ROUND, _SYMBOLS, _PROBE = "keys", "round", "symbols", "probe"

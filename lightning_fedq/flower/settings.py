@@ -139,8 +139,8 @@ def check_deployable(federated: Federated) -> None:
         )
     if local.evaluate_clients is not None and local.evaluate_clients.fraction is None:
         raise ValueError(
-            "held_out lists data sets of all clients, and a real client has its own only; say which fraction "
-            "of its samples it measures on: ClientEvaluation(held_out=0.2)"
+            "held_out is data of all clients, and a real client has its own only; say which fraction of its "
+            "samples it measures on: ClientEvaluation(held_out=0.2)"
         )
     if secagg is not None and secagg.run != "masked":
         raise ValueError(

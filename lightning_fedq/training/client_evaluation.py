@@ -3,7 +3,9 @@
 A mean over a common test set says nothing of the clients for whom the model is bad. Here the module's own
 `validation_step` runs on every client's held-out samples, on a copy that is dropped, and what it logs is kept
 by client: mean, mean of the worst tenth of the clients, and standard deviation over clients (Li et al., Fair
-Resource Allocation in Federated Learning, ICLR 2020, report these three).
+Resource Allocation in Federated Learning, ICLR 2020, report these three). A client without a held-out sample,
+one whose metric is not defined (NaN, or torchmetrics says so) and one that logs none is not measured: it
+counts in none of the three, and how many these are stands beside them.
 
 These numbers follow from clients' data without noise. They go where what clients log in training goes
 (`Federated(client_metrics=...)`): with "shared" to the loggers, with "local" nowhere but to the clients' own
@@ -12,19 +14,22 @@ folder of a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import pl, rank_zero_info
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.worker import ClientWorker
+from lightning_fedq.data.columns import as_tensors
 from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.reports.runs import mode_of
 from lightning_fedq.training.rank_group import RankGroup
 from lightning_fedq.training.records import log_values
@@ -42,11 +47,13 @@ class Spread:
         mean: Mean over clients.
         worst_decile: Mean over the worst tenth of the clients, at least one.
         std: Standard deviation over clients.
+        not_measured: Clients without a value, whom the three leave out; of none of them all three are NaN.
     """
 
     mean: float
     worst_decile: float
     std: float
+    not_measured: int = 0
 
     @classmethod
     def of(cls, name: str, values: Tensor) -> Spread:
@@ -54,11 +61,14 @@ class Spread:
 
         Args:
             name: Name of the metric; losses and errors are worse when larger.
-            values: `(clients,)`.
+            values: `(clients,)`, NaN where there is none.
         """
-        values = values.double()
-        worst = values.sort(descending=mode_of(name) == "min").values[: max(1, -(-len(values) // 10))]
-        return cls(float(values.mean()), float(worst.mean()), float(values.std(correction=0)))
+        known = values[~values.isnan()].double()
+        lacking = len(values) - len(known)
+        if not len(known):
+            return cls(math.nan, math.nan, math.nan, lacking)
+        worst = known.sort(descending=mode_of(name) == "min").values[: max(1, -(-len(known) // 10))]
+        return cls(float(known.mean()), float(worst.mean()), float(known.std(correction=0)), lacking)
 
 
 @dataclass(frozen=True)
@@ -67,8 +77,8 @@ class EvaluatedClients:
 
     Args:
         round: Round, from 0.
-        values: By model and metric, one value of each client, `(clients,)` float64. "personal" is there
-            where clients keep something for themselves.
+        values: By model and metric, one value of each client, `(clients,)` float64, NaN where it was not
+            measured. "personal" is there where clients keep something for themselves.
         clients: Clients of the values, where real ones did not all answer. None is everybody.
     """
 
@@ -93,12 +103,16 @@ class EvaluatedClients:
         return Spread.of(metric, found[metric])
 
     def metrics(self) -> dict[str, float]:
-        """All summaries by the names under which they are logged, such as `clients/val_acc_mean`."""
+        """All summaries by the names under which they are logged, such as `clients/val_acc_mean`.
+
+        How many were not measured is there where somebody was not.
+        """
         return {
-            f"{PREFIX[model]}/{name}_{kind}": value
+            f"{PREFIX[model]}/{name}_{kind}": float(value)
             for model, found in self.values.items()
             for name in found
             for kind, value in vars(self.spread(name, model)).items()
+            if value or kind != "not_measured"
         }
 
     def log(self, trainer: pl.Trainer, exact: bool) -> None:
@@ -107,14 +121,31 @@ class EvaluatedClients:
             log_values(trainer, values)
 
     def plain(self) -> dict[str, Any]:
-        """In the types of JSON: the summaries, and every client's value."""
+        """In the types of JSON: the summaries, and every client's value, None where it was not measured."""
         by_client = {
-            f"{PREFIX[model]}/{name}": values.tolist()
+            f"{PREFIX[model]}/{name}": [known(value) for value in values.tolist()]
             for model, found in self.values.items()
             for name, values in found.items()
         }
         some = {} if self.clients is None else {"clients": list(self.clients)}
-        return {"round": self.round + 1, **self.metrics(), "by_client": by_client, **some}
+        summaries = {name: known(value) for name, value in self.metrics().items()}
+        return {"round": self.round + 1, **summaries, "by_client": by_client, **some}
+
+
+def known(value: float) -> float | None:
+    """A number, or None where it was not measured."""
+    return None if math.isnan(value) else value
+
+
+def by_metric(rows: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
+    """Values `(clients,)` of each metric that some client has logged, NaN where one has not.
+
+    Args:
+        rows: What each client has logged, by name.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
 
 
 class ClientEvaluator:
@@ -124,7 +155,7 @@ class ClientEvaluator:
         settings: When, and on what.
         trainer: The user's Trainer.
         worker: Measures a client.
-        parts: Held-out sample indices of each client; empty where clients have data sets for it.
+        parts: Held-out sample indices of each client; empty where each has a data set for it.
         loader: Returns the loader of all clients.
         seed_of: Returns the seed of a client's measurement after a round, `(round, client)`.
         ranks: Group of the ranks that measure a share of the clients each; None measures all.
@@ -160,15 +191,32 @@ class ClientEvaluator:
             round: Round that has ended.
 
         Raises:
-            ValueError: If clients log different metrics, or none.
+            ValueError: If no client logs a metric.
         """
         models: list[Model] = ["global", "personal"] if self._worker.vector.own.names else ["global"]
         return EvaluatedClients(round, {model: self._of_all(model, round) for model in models})
 
     @property
     def _num_clients(self) -> int:
-        held_out = self._settings.held_out
-        return len(self._parts) if isinstance(held_out, int | float) else len(held_out)
+        of_each = self._settings.of_each
+        return len(self._parts) if of_each is None else len(of_each)
+
+    def check_sizes(self) -> None:
+        """Say, before the first round, who has nothing to be measured on.
+
+        Raises:
+            ValueError: If that is everybody.
+        """
+        of_each = self._settings.of_each
+        given = self._parts if of_each is None else of_each
+        empty = [client for client, part in enumerate(given) if hasattr(part, "__len__") and not len(part)]
+        if len(empty) == len(given):
+            raise ValueError(
+                "evaluate_clients has nothing to measure on, because no client has a held-out sample; use "
+                "data that some have, e.g. ClientEvaluation(held_out=0.2)"
+            )
+        if empty:
+            rank_zero_info(f"clients {in_short(empty)} have no held-out samples and are not measured")
 
     def _of_client(self, client: int, model: Model, round: int) -> dict[str, float]:
         batches, seed = self._batches(client), self._seed_of(round, client)
@@ -181,15 +229,13 @@ class ClientEvaluator:
         if self._ranks is not None:
             shares = self._ranks.gather(found, f"the measurement of the {model} model")
             found = {client: row for share in shares for client, row in share.items()}
-        rows = [found[client] for client in range(self._num_clients)]
-        names = rows[0].keys()
-        if not names or any(row.keys() != names for row in rows):
-            odd = next((c for c, row in enumerate(rows) if row.keys() != names), 0)
+        values = by_metric([found[client] for client in range(self._num_clients)])
+        if not values:
             raise ValueError(
-                "evaluate_clients needs a validation_step that logs the same metrics for every client, got "
-                f"{sorted(names)} of client 0 and {sorted(rows[odd])} of client {odd}"
+                "evaluate_clients needs a validation_step that logs metrics, and no client has logged any; "
+                "use self.log for what is to be measured"
             )
-        return {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in names}
+        return values
 
     def _batches(self, client: int) -> Iterator[tuple[Any, int]]:
         """Batches of a client's held-out samples, and how many samples each has."""
@@ -199,7 +245,12 @@ class ClientEvaluator:
             for indices in torch.split(self._parts[client], loader.batch_size)[:most]:
                 yield loader.fetch(indices), len(indices)
             return
-        given = held_out[client]
+        of_each = self._settings.of_each
+        given: Any = self._settings.dealt if of_each is None else of_each[client]
+        if of_each is None:
+            part = Subset(as_tensors(self._settings.dealt_set), self._parts[client].tolist())
+            own = isinstance(given, DataLoader) and given.batch_size is not None
+            given = DataLoader(part, given.batch_size, collate_fn=given.collate_fn) if own else part
         if not isinstance(given, DataLoader):  # batched as the training data are
             given = DataLoader(given, batch_size=loader.batch_size, collate_fn=loader.collate_fn)
         for batch in islice(given, most):

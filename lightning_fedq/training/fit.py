@@ -373,6 +373,7 @@ class FederatedFit:
         )
         measures = (settings, trainer, worker, parts, population.loader, seed_of, group)
         evaluator = ClientEvaluator(*measures)
+        evaluator.check_sizes()
         evaluator.exact = choice == "shared"
         return evaluator
 
@@ -493,7 +494,8 @@ class FederatedFit:
             return False
         context = self.engine.context(plan)
         cohort = [client for group in context.groups for client in group]
-        return not bool(mechanism.noise_variance(context, cohort).any())
+        variance = mechanism.noise_variance(context, cohort)
+        return variance is not None and not bool(variance.any())
 
     def _train_clients(self, weights: Tensor) -> None:
         self._not_finite: dict[str, None] = {}

@@ -20,7 +20,7 @@ from lightning_fedq.clients.vector import Members, Rehearsed
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.dealing import LocalPasses, deal
-from lightning_fedq.data.held_out import HeldOut
+from lightning_fedq.data.held_out import DealtOut, HeldOut
 from lightning_fedq.data.labels import are_at_hand, label_counts, labels_of
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.keys.randomness import Keys, RootKeys, SeededKeys
@@ -256,12 +256,16 @@ class SimulatedClients(Population):
             federation.plan_by(self.ranks.group.broadcast(federation.planner.seed, "the plan"))
         planner = federation.planner
         run = RoundPlan(0, (), frozenset(), planner.seed)
-        fraction = None if local.evaluate_clients is None else local.evaluate_clients.fraction
-        held_out = None
-        if fraction is not None:
+        measured = local.evaluate_clients
+        held_out: HeldOut | DealtOut | None = None
+        if measured is not None and measured.fraction is not None:
             held_out = HeldOut(
-                fraction, lambda client: torch.Generator().manual_seed(run.stream_seed("held out", client))
+                measured.fraction,
+                lambda client: torch.Generator().manual_seed(run.stream_seed("held out", client)),
             )
+        elif measured is not None and measured.dealt is not None:
+            draws = torch.Generator().manual_seed(run.stream_seed("partition"))  # the training's
+            held_out = DealtOut(measured.dealt_set, draws)
         dealt = deal(
             self._user_loader(),
             lambda: split_of(self._owner, clients.partition),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
@@ -21,7 +21,7 @@ from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
 from tests.cures.rows import dpsgd, fed, fit, row
 from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
 from tests.cures.rows_training import monitor
-from tests.digits_run import Classifier, digits
+from tests.digits_run import Classifier, Digits, digits
 from tests.leakage.test_monitor import Scores
 
 HEAD = ["backbone.bias"]
@@ -85,6 +85,19 @@ class OfUsers(Classifier):
     def training_step(self, batch, batch_idx):
         return super().training_step((batch["x"], batch["y"]), batch_idx)
 
+    def validation_step(self, batch, batch_idx):
+        super().validation_step((batch["x"], batch["y"]) if isinstance(batch, dict) else batch, batch_idx)
+
+
+class Mute(Classifier):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+def by_index():
+    clients = [list(range(20 * client, 20 * client + 20)) for client in range(4)]
+    return fedq.FederatedDataModule(Digits(80), clients=clients)
+
 
 def by(partition, users=4, finite=True, **settings):
     return on(loader(Users(users, finite)), federation=fed(partition=partition, **settings), module=OfUsers())
@@ -140,6 +153,33 @@ row(
     lambda: fit(measured([part() for _ in range(4)])),
 )
 row(
+    "evaluate_clients has nothing to measure on, because no client has a held-out sample; use data",
+    lambda: fit(measured([Subset(part(), []) for _ in range(4)])),
+    lambda: fit(measured([part(), *(Subset(part(), []) for _ in range(3))])),
+    lambda: fit(measured(0.2)),
+)
+row(
+    "clients' samples are given by index, and no rule says who has which held-out ones; use",
+    lambda: fit(measured(part()), data=by_index()),
+    lambda: fit(measured([part()] * 4), data=by_index()),
+)
+row(
+    "held_out must have a length to be dealt out, got a stream ({}); give a map-style data set, or a",
+    lambda: measured(Stream()),
+    lambda: fit(measured(part())),
+    lambda: fit(measured([part()] * 4)),
+)
+row(
+    "there are held-out samples of {}, whom no client trains on; leave them out of the data set of",
+    lambda: by(fedq.Natural("user"), evaluate_clients=held_out(Users(8))),
+    lambda: by(fedq.Natural("user"), evaluate_clients=held_out(Users(4))),
+)
+row(
+    "evaluate_clients needs a validation_step that logs metrics, and no client has logged any; use",
+    lambda: fit(measured(), module=Mute()),
+    lambda: fit(measured()),
+)
+row(
     "client_metrics='none' drops what clients measure, and evaluate_clients measures; use",
     lambda: fit(measured(client_metrics="none")),
     lambda: fit(measured(client_metrics="local")),
@@ -187,7 +227,7 @@ row(
     lambda: by(fedq.FeatureShards(by="lightness")),
 )
 row(
-    "held_out lists data sets of all clients, and a real client has its own only; say which fraction",
+    "held_out is data of all clients, and a real client has its own only; say which fraction of its",
     lambda: check_deployable(measured([[]] * 4)),
     lambda: check_deployable(measured(0.5)),
 )

@@ -31,6 +31,7 @@ REFUSED = {
     "a cycle": _STEPS,
     "a plateau of the training": "watches 'train_loss', which clients log in training",
     "streams": "the data are a stream",
+    "a data set that is dealt out to be measured on": "a real client has its own only",
     "leakage": "LeakageMonitor works on the clients of a simulation",
     "Langevin": "Langevin works on the clients of a simulation",
     "secret cohorts": "cohorts='secret' are for simulations",

@@ -201,6 +201,16 @@ class Judged(Model):
         self.log("val_count", self.count)
 
 
+class Partly(Model):
+    """Logs a metric that some clients have, and one that is not defined for some."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        if len(batch[1].unique()) > 1:
+            self.log("val_area", batch[0].mean())
+        self.log("val_ratio", 1.0 if bool((batch[1] == 0).any()) else float("nan"))
+
+
 class Feature(NamedTuple):
     """One run. `refused` is a part of the error on several ranks, `raises` of that on one process too.
 
@@ -392,6 +402,16 @@ FEATURES = {
         callbacks=lambda f: [_kept(f)],
         trainer=lambda f: {"enable_checkpointing": True},
         then=lambda f: {"ckpt_path": f / "kept" / "last.ckpt"},
+    ),
+    "what some clients measure": Feature(
+        Partly, federated={"evaluate_clients": fedq.ClientEvaluation(0.3), "client_metrics": "shared"}
+    ),
+    "a data set that is dealt out to be measured on": Feature(
+        federated={
+            "evaluate_clients": fedq.ClientEvaluation(Data()._set(2, 20)),
+            "client_metrics": "shared",
+            "partition": fedq.Dirichlet(1.0),
+        }
     ),
     "secret cohorts": Feature(
         mechanism=fedq.GaussianNoise(clip_norm=8.0, noise_multiplier=0.5),
