@@ -91,7 +91,7 @@ def main(
     sizes = {name: value for name, value in {**given, **more}.items() if value is not None}
     clip_norm, secagg, federated = 1.0, SecAgg(), None
     if config:
-        from_config, federated, clip_norm = _sizes(config)
+        from_config, federated, clip_norm = sizes_of(config)
         if clients is not None:  # by hand: how many of them are drawn is not said
             from_config.pop("clients_per_round")
         sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
@@ -159,7 +159,7 @@ def _plan(
     return (*plan(problem, allowed, told=told), *refused)
 
 
-def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
+def sizes_of(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Federated, float]:
     """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
     from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
     from lightning_fedq.callbacks.of_trainer import federated_of
@@ -168,7 +168,7 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
-    federated = federated_of(cli.trainer, "fedq plan")
+    federated = federated_of(cli.trainer, asking)
     params = num_coordinates(
         cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared
     )

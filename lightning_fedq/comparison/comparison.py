@@ -181,10 +181,8 @@ class Comparison:
         there = {row.cell: row for row in rows if row.cell.seed != TUNING_SEED}
         tried = {(row.cell.group, row.tuning): row for row in rows if row.cell.seed == TUNING_SEED}
         groups = [self._group(name, epsilon, there) for name, epsilon in self._asked()]
-        own = [group for group in groups if group.name not in (ABOVE, *NAMES)]
-        if own and not any(group.option or there.keys() & set(group.cells) for group in own):
-            reasons = dict.fromkeys(f"{group.name}: {group.reason}" for group in own)
-            raise ValueError(f"no mechanism is left. {'; '.join(reasons)}")
+        able = {group.name for group in groups if not group.reason}
+        self._some({group.name: group.reason for group in groups if group.name not in able})
         open_ = [group for group in groups if group.option and not there.keys() >= set(group.cells)]
         choices = {group.cells: self._tunings(group, tune) for group in open_}
         searches = [
@@ -194,8 +192,8 @@ class Comparison:
             if len(choices[group.cells]) > 1 and (group.cells[0].group, tuning) not in tried
         ]
         missing = [(group, cell) for group in open_ for cell in group.cells if cell not in there]
-        options = {(g.name, g.cells[0].epsilon): g.option for g in open_ if g.option is not None}
-        self.task.begin(out, options, facts, self.adversary)
+        coming = [self._job(group, choices[group.cells][0], cell.seed)[1] for group, cell in missing]
+        self.task.begin(out, coming, facts)
         write_atomically(out / SETTINGS, json.dumps(facts, indent=1) + "\n")
         names = [*(cell.mechanism for cell, _ in searches), *(cell.mechanism for _, cell in missing)]
         seconds = self._seconds(names, facts)
@@ -220,11 +218,18 @@ class Comparison:
             best = self._best(group, choices[group.cells], tried)
             jobs.append(self._job(group, best, cell.seed, self._log(out, logger, cell, facts["id"])))
         there |= {row.cell: row for row in play(jobs)}
-        return [
-            there.get(cell) or Row(cell, None, reason=group.reason)
-            for group in groups
-            for cell in group.cells
-        ]
+        every = ((cell, group.reason) for group in groups for cell in group.cells)
+        found = [there.get(cell) or Row(cell, None, reason=reason) for cell, reason in every]
+        able = {row.cell.mechanism for row in found if row.result is not None}
+        self._some({row.cell.mechanism: row.reason for row in found if row.cell.mechanism not in able})
+        return found
+
+    def _some(self, refused: Mapping[str, str]) -> None:
+        """Refuse to go on where nothing is left of what was asked for."""
+        own = [name for name in self.names if name not in NAMES]
+        if own and refused.keys() >= set(own):
+            reasons = "; ".join(f"{name}: {refused[name]}" for name in own)
+            raise ValueError(f"no mechanism is left. {reasons}")
 
     def _asked(self) -> list[tuple[str, float]]:
         return [(ABOVE, math.inf), *((name, epsilon) for name in self.names for epsilon in self.epsilons)]

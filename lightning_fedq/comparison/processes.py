@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
+from lightning_fedq._lightning import pl
 from lightning_fedq.comparison.bench.tasks import Job, Result, Task
 
 REFUSED = (ValueError, TypeError, ImportError)
@@ -35,10 +37,11 @@ def results(task: Task, jobs: Sequence[Job], processes: int) -> Iterator[tuple[i
     try:
         for _ in range(min(processes, len(jobs))):
             here, there = fresh.Pipe()
-            process = fresh.Process(target=_serve, args=(there, task))
+            process = fresh.Process(target=_serve, args=(there, pl.__name__))
             process.start()
             there.close()  # or its end would not be seen here
             place, job = next(waiting)
+            here.send(task)
             here.send(job)
             at_work[here] = process, place
         while at_work:
@@ -72,13 +75,21 @@ def _result(task: Task, job: Job) -> Result | str:
         return task.run(job)
     except REFUSED as refused:
         return " ".join(str(refused).split())
+    except SystemExit as leaves:  # so Lightning answers Ctrl-C
+        raise KeyboardInterrupt from leaves
 
 
-def _serve(jobs: Connection, task: Task) -> None:
-    """Run what comes, until whoever sends it is gone."""
+def _serve(jobs: Connection, package: str) -> None:
+    """Take a task and run what comes, until whoever sends it is gone.
+
+    Args:
+        package: Lightning's package that the task works with.
+    """
+    import_module(package)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to answer
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    task = jobs.recv()
     while True:
         found: object
         try:

@@ -286,7 +286,7 @@ def test_a_setting_without_a_finite_epsilon_is_no_winner(tmp_path: Path) -> None
         (["--mechanisms", "CorBin", "--rounds", "0"], "--rounds must be >= 1, got 0"),
         (["--mechanisms", "CorBin", "--delta", "1"], "delta must be"),
         (["--mechanisms", "CorBin", "--adversary", "everybody"], "adversary must be one of"),
-        (["--mechanisms", "CorBin", "--on", "imagenet"], "no task or configuration imagenet"),
+        (["--mechanisms", "CorBin", "--on", "imagenet"], "there is no task imagenet; there are mean"),
         (
             ["--epsilon", "8", "--on", "mean-unit-1024", "--logger", "csv"],
             "trains nothing that could be logged",

@@ -14,7 +14,8 @@ import math
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -149,16 +150,13 @@ class Task(ABC):
     def run(self, job: Job) -> Result:
         """Run once."""
 
-    def begin(  # noqa: B027 (most tasks have nothing to prepare)
-        self, out: Path, options: Mapping[tuple[str, float], Option], facts: dict[str, Any], who: Adversary
-    ) -> None:
+    def begin(self, out: Path, jobs: Sequence[Job], facts: dict[str, Any]) -> None:  # noqa: B027
         """Prepare for runs.
 
         Args:
             out: Folder of the comparison.
-            options: What will run, by row and epsilon; nothing where every run is there.
+            jobs: What will run; nothing where every run is there.
             facts: What the folder keeps; what is found out may be added: "seconds" of a run.
-            who: Adversary that targets are against.
         """
 
     def cost(self, out: Path, who: Adversary) -> str:
@@ -441,20 +439,21 @@ def told(loggers: Sequence[Any], job: Job, result: Result) -> None:
             logger.finalize("success")
 
 
-class quiet:
+@contextmanager
+def quiet() -> Iterator[None]:
     """Keep warnings and Lightning's lines of a hundred short runs off the screen."""
-
-    def __enter__(self) -> None:
-        self._logger = logging.getLogger("pytorch_lightning")
-        self._level = self._logger.level
-        self._logger.setLevel(logging.ERROR)
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
-        warnings.simplefilter("ignore")
-
-    def __exit__(self, *details: object) -> None:
-        self._warnings.__exit__(None, None, None)
-        self._logger.setLevel(self._level)
+    names = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def tasks(data: Path | None) -> Mapping[str, Task]:
