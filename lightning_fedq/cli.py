@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lightning_fedq import __version__, gone
-from lightning_fedq.commands.configs import TRAINING, expand
+from lightning_fedq.commands.configs import EVALUATION, TRAINING, expand
 from lightning_fedq.commands.errors import TRACE, complaint, nearest
 from lightning_fedq.commands.options import import_named_classes, take_changes
 from lightning_fedq.commands.shown import help_of, refuse_unknown
@@ -17,17 +17,16 @@ from lightning_fedq.commands.signature import run
 OTHERS = {
     "configs": "list the runs and fragments that ship with the package; write one out to edit",
     "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
-    "compare": "run or read several runs, or mechanisms at one epsilon: one table, one picture",
+    "compare": "mechanisms at equal epsilon, with Opacus's beside them, or finished runs: table, picture",
     "report": "write one HTML page about finished runs: who sees what, epsilon and bits by round",
     "sweep": "what all runs of a search cost together; the best of a random number of runs",
     "privacy": "say what a configuration, a checkpoint or a run protects, adversary by adversary",
     "plan": "rank all mechanisms, calibrated to a target epsilon, by error: settings, bits, clients needed",
-    "bench": "compare mechanisms at equal epsilon on equal tasks, yours among them: table, page, JSON",
     "flower": "real machines over Flower: write an app, run a site's client with its own code only",
     "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",
 }
 
-ROOMS = {"audit": "audit.", "bench": "comparison.", "compare": "comparison.", "sweep": "comparison."}
+ROOMS = {"audit": "audit.", "compare": "comparison.", "sweep": "comparison."}
 """Where those of `OTHERS` stand that do not stand in `commands/` itself."""
 
 
@@ -38,8 +37,10 @@ def module_of(command: str) -> str:
 
 def usage() -> str:
     """Return the overview of all commands."""
-    lines = ["usage: fedq COMMAND [options]", ""]
-    lines += [f"  {name:<11} {text}" for name, text in {**TRAINING, **OTHERS}.items()]
+    begin = "Begin with fedq fit digits_private; fedq plan and fedq compare choose a mechanism."
+    lines = ["usage: fedq COMMAND [options]", "", begin, "", f"  {'fit':<11} {TRAINING['fit']}"]
+    lines += [f"  {'  '.join(EVALUATION)}  evaluate a checkpoint, or predict with it"]
+    lines += [f"  {name:<11} {text}" for name, text in OTHERS.items()]
     lines += ["", "fedq COMMAND --help says more. Every option may stand in a YAML file given with --config."]
     lines += ["fit, validate, test and predict also take --with FRAGMENT and --set Federated.num_clients=7."]
     lines += [f"{TRACE}=1 in the environment shows the trace of an error that is told in a line."]

@@ -46,6 +46,7 @@ GONE = {
 }
 """What is gone, and what to use in its place."""
 COMMANDS = {
+    "bench": "fedq compare --mechanisms NAME --epsilon 2 8 --seeds 3 --on TASK",
     "attack": "python -m reproductions leakage-attack, in a clone of the repository",
     "tradeoff": "python -m reproductions leakage-tradeoff, in a clone of the repository",
     "reproduce": "python -m reproductions, in a clone of the repository",

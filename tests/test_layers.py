@@ -318,8 +318,8 @@ ROOMS = {
     # data opened by turn (105), data sets dealt out as the training's (95) came
     "data": 3_460,
     "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_800,
-    # 5,200: the bench goes with the comparison to come
-    "audit comparison": 5_300,
+    # 5,200: one command compares, with Opacus's baselines, processes, loggers; configurations to come
+    "audit comparison": 5_660,
     "leakage": 1_700,
 }
 TESTS, WORDS = 67_400, 80_000

@@ -39,7 +39,7 @@ LINES = {
     "planned": f"privacy {CONFIG}",
     "spent": "privacy checkpoints/*.ckpt",
     "audited": "audit SQKR --draws 1e5",
-    "benched": "bench SQKR --quick --tasks mean-unit-1024 --epsilons 8 --adversaries server",
+    "compared": "compare --mechanisms SQKR --on mean-unit-1024 --epsilon 8 --adversary server --seeds 1",
 }
 MORE = {"ranked": "plan --epsilon 8 --clients 1000 --params 500 --rounds 1 --adversary server"}
 
@@ -94,11 +94,11 @@ def test_every_command_knows_it(printed):
     assert "holds" in printed["audited"] and "refuted:" not in printed["audited"]
 
 
-def test_the_bench_has_it_among_the_reference_results_by_one_command(printed):
-    """Its own row, and the best of the reference."""
-    table = printed["benched"].partition("mean-unit-1024, against server")[2]
+def test_it_is_compared_by_one_command(printed):
+    """In its own row, below the estimate without privacy."""
+    table = printed["compared"].partition("mean-unit-1024: squared error")[2]
     rows = {line.strip().partition("  ")[0]: line for line in table.splitlines()}
-    assert " ± " in rows["RotatedAxes"]
+    assert "FedAvg, no finite ε" in rows
     assert re.search(r"\d\.\d", rows["SQKR"]) and " ± " not in rows["SQKR"]  # one seed
 
 

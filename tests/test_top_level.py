@@ -50,7 +50,7 @@ def test_names_and_lists_cost_no_torch(program):
 
 
 def test_help_needs_no_lightning():
-    commands = ["mechanisms", "bench", "plan", "audit"]
+    commands = ["mechanisms", "compare", "plan", "audit"]
     assert set(commands) <= set(OTHERS)
     check = (
         "import sys\n"

@@ -69,9 +69,14 @@ def paper(kind: type[Mechanism]) -> str:
     return "-"
 
 
-def describe(kind: type[Mechanism]) -> dict[str, str]:
-    """One row of the table: bits of a message over its parameters, and epsilon of a unit by adversary."""
-    mechanism = example(kind)
+def describe(kind: type[Mechanism], mechanism: Mechanism | None = None, name: str = "") -> dict[str, str]:
+    """One row of the table: bits of a message over its parameters, and epsilon of a unit by adversary.
+
+    Args:
+        mechanism: One of the kind; None is its example.
+        name: Name of the row (default: the kind's).
+    """
+    mechanism = mechanism or example(kind)
     sizes = mechanism.group_sizes(CLIENTS)
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     groups = tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True))
@@ -82,7 +87,7 @@ def describe(kind: type[Mechanism]) -> dict[str, str]:
     report = privacy_report(Run.ideal(mechanism, context, 1, ASSUMED), DELTA)
     lever = mechanism.lever(0, context)
     row = {
-        "mechanism": kind.__name__,
+        "mechanism": name or kind.__name__,
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",
         "sum": "yes" if mechanism.homomorphic else "no",
         "lever": "-"

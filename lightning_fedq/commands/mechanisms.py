@@ -15,41 +15,41 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq.mechanisms.registry import declared, mechanism_class
+from lightning_fedq.mechanisms.registry import declared
 
 SHIPPED = Path(__file__).with_suffix(".json")
 
 
-def rows_of(names: Sequence[str], shipped: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Rows of the mechanisms of these names or class paths, all installed ones without any.
+def rows_of(
+    names: Sequence[str], shipped: Sequence[dict[str, str]]
+) -> tuple[list[dict[str, str]], Sequence[str]]:
+    """Rows of these mechanisms, all installed ones without any, and a sentence for each name without one.
 
     Raises:
-        ValueError: If there is no such mechanism, or it can't be shown.
+        ValueError: If no name has a row.
     """
     own = {row["mechanism"]: row for row in shipped}
-    if not names:
-        names = [*own, *declared()]
-    found = []
-    for name in names:
-        if name in own:
-            found.append(dict(own[name]))
-        else:
-            from lightning_fedq.commands.mechanism_row import describe  # imports torch, and only needed here
+    asked = list(dict.fromkeys(names)) or [*own, *declared()]
+    if set(asked) <= set(own):
+        return [dict(own[name]) for name in asked], ()
+    from lightning_fedq.commands.mechanism_row import DIM, describe  # both import torch: only needed here
+    from lightning_fedq.commands.resolver import resolved
 
-            found.append(describe(mechanism_class(name)))
-    return found
+    found = resolved(asked, DIM, target=False).some()
+    rows = [dict(own.get(name) or describe(type(one), one, name)) for name, one in found.rows.items()]
+    return rows, found.words
 
 
-def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = ()) -> None:
+def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = ()) -> int:
     """List all mechanisms: bits per parameter (measured), whether messages may be summed unread,
     pure epsilon of one unit (coordinate, block or message) in one round against each adversary,
     and the paper.
 
     Args:
-        mechanisms: Names or class paths (default: all installed).
+        mechanisms: Mechanisms by row, class or class path (default: all installed).
     """
     shown = json.loads(SHIPPED.read_text(encoding="utf-8"))
-    rows = rows_of(mechanisms, shown["mechanisms"])
+    rows, left_out = rows_of(mechanisms, shown["mechanisms"])
     papers = {row["mechanism"]: row.pop("paper") for row in rows}
     table = Table(
         title=f"Mechanisms, {shown['clients']} clients, at example settings",
@@ -79,3 +79,6 @@ def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = ()) -> None:
     console.print()
     for name, source in papers.items():
         console.print(f"  {name}: {source}", highlight=False)
+    for words in left_out:
+        console.print(words, highlight=False, markup=False)
+    return int(bool(left_out))

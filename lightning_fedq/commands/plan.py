@@ -13,11 +13,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.options import check_rounds
+from lightning_fedq.commands.resolver import Resolved, candidates, resolved
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
-from lightning_fedq.mechanisms.registry import class_path, installed, mechanism_class
+from lightning_fedq.mechanisms.registry import class_path
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, Option, Problem, plan, recommended
@@ -33,28 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lightning_fedq.callbacks import Federated
-
-
-def candidates(params: int) -> dict[str, Mechanism]:
-    """Settings of every installed mechanism that a target can set, for updates of l2 norm 1, by name.
-
-    Args:
-        params: Parameters of the model; what clips in l1 gets the l1 norm of an evenly spread update.
-    """
-    return {
-        name: mechanism
-        for kind in installed().values()
-        for name, mechanism in _settings_of(kind, params).items()
-    }
-
-
-def _settings_of(kind: type[Mechanism], params: int) -> Mapping[str, Mechanism]:
-    if (own := kind.plan_settings(params)) is not None:
-        return own
-    if kind.level is None and kind.at_level is Mechanism.at_level:
-        return {}
-    shown = example(kind)
-    return {} if shown.joint else {kind.__name__: shown}
 
 
 _DRAWN = 5
@@ -77,9 +55,10 @@ def main(
     max_corrupt: float | None = None,
     dropout_probability: float | None = None,
     homogeneity: float = HOMOGENEITY,
+    mechanisms: Annotated[Sequence[str], "NAME"] = (),
     why: bool = False,
     picture: Annotated[Path | None, "FILE"] = None,
-) -> None:
+) -> int:
     """Calibrate every mechanism to a target epsilon, and rank them by error.
 
     With a configuration, also print what to paste into it.
@@ -102,6 +81,7 @@ def main(
             aggregation.
         dropout_probability: Chance that a client does not answer (default: 0).
         homogeneity: Likeness of the updates, |mean|^2 over the mean |update|^2.
+        mechanisms: Mechanisms by row, class or class path (default: all).
         why: Say for each mechanism that is not possible why it is not.
         picture: Picture to draw, of error against epsilon, bits and clients.
     """
@@ -111,7 +91,7 @@ def main(
     sizes = {name: value for name, value in {**given, **more}.items() if value is not None}
     clip_norm, secagg, federated = 1.0, SecAgg(), None
     if config:
-        from_config, federated, clip_norm = _sizes(config)
+        from_config, federated, clip_norm = sizes_of(config)
         if clients is not None:  # by hand: how many of them are drawn is not said
             from_config.pop("clients_per_round")
         sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
@@ -123,7 +103,13 @@ def main(
         raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
     target = PrivacyTarget(epsilon, delta, adversary, over, cohorts)
     problem = Problem(**sizes, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
-    found, console = _plan(problem, federated, _Progress().told), Console()
+    params = problem.params
+    asked = resolved(mechanisms, params).some() if mechanisms else Resolved(candidates(params), {})
+    found, console = _plan(problem, federated, _Progress().told, asked), Console()
+    if mechanisms and all(option.mechanism is None for option in found):
+        raise ValueError(
+            "no mechanism is left. " + "; ".join(f"{option.name}: {option.reason}" for option in found)
+        )
     _print(console, problem, found)
     best = recommended(found)
     if best is not None:
@@ -134,10 +120,11 @@ def main(
         console.print("\nTo paste in place of your mechanism:\n", highlight=False)
         said = "random" if federated is None else federated.planner.participation
         print(to_yaml(best, problem, clip_norm, said), end="")
-    _print_impossible(console, found, why)
+    _print_impossible(console, found, why or bool(mechanisms))
     if picture is not None:
-        save_figure(draw(problem, found), picture, twin=True)
+        save_figure(draw(problem, found, asked.rows), picture, twin=True)
         print(picture)
+    return int(bool(mechanisms) and any(option.mechanism is None for option in found))
 
 
 class _Progress:
@@ -155,18 +142,14 @@ class _Progress:
 
 
 def _plan(
-    problem: Problem, federated: Federated | None, told: Callable[[Option], None]
+    problem: Problem, federated: Federated | None, told: Callable[[Option], None], asked: Resolved
 ) -> tuple[Option, ...]:
-    """The options, but for what `Federated` with these settings would refuse."""
-    allowed = candidates(problem.params)
-    if federated is None:
-        return plan(problem, allowed, told=told)
-    weighted, rule, refused = (
-        federated.server.weighting != "uniform",
-        federated.server.aggregator,
-        list[Option](),
-    )
-    for name, mechanism in list(allowed.items()):
+    """The options, but for what `Federated` with these settings would refuse, and names without a row."""
+    allowed = dict(asked.rows)
+    refused = [Option(name, None, reason=why) for name, why in asked.left_out.items()]
+    for name, mechanism in asked.rows.items() if federated is not None else ():
+        assert federated is not None
+        weighted, rule = federated.server.weighting != "uniform", federated.server.aggregator
         try:
             check_aggregation(mechanism, problem.cohort, weighted, rule, problem.behind_masks)
         except ValueError as error:
@@ -175,7 +158,7 @@ def _plan(
     return (*plan(problem, allowed, told=told), *refused)
 
 
-def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
+def sizes_of(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Federated, float]:
     """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
     from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
     from lightning_fedq.callbacks.of_trainer import federated_of
@@ -184,7 +167,7 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
-    federated = federated_of(cli.trainer, "fedq plan")
+    federated = federated_of(cli.trainer, asking)
     params = num_coordinates(
         cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared
     )
@@ -393,41 +376,6 @@ def federated_settings(
     return settings
 
 
-def same_target(
-    config: str, names: Sequence[str], target: PrivacyTarget, rounds: int | None = None
-) -> dict[str, tuple[dict[str, Any], str]]:
-    """Settings of `Federated` for several mechanisms in one configuration, all calibrated to one target.
-
-    Args:
-        config: File or name of a configuration; its own mechanism and target do not count.
-        names: Mechanisms.
-        target: Epsilon, delta, against whom.
-        rounds: Rounds to train; None is the configuration's own.
-
-    Returns:
-        Settings and "" by name; or settings without a target, and why this mechanism can't meet it.
-    """
-    sizes, federated, clip_norm = _sizes(config)
-    sizes |= {} if rounds is None else {"rounds": rounds}
-    masks = federated.server.secure_aggregation or SecAgg()
-    problem = Problem(**sizes, target=target, secure_aggregation=masks)
-    found: dict[str, tuple[dict[str, Any], str]] = {}
-    for name in names:
-        kind = mechanism_class(name)
-        known = _settings_of(kind, problem.params)
-        options = plan(problem, known, once=False) if known else ()
-        if options and options[0].mechanism is not None:
-            found[name] = (
-                federated_settings(options[0], problem, clip_norm, federated.planner.participation),
-                "",
-            )
-            continue
-        reason = options[0].reason if options else f"{name} has no privacy parameter"
-        usual = next(iter(known.values()), None) or example(kind)
-        found[name] = {"mechanism": _written(usual, clip_norm)}, str(reason)
-    return found
-
-
 def _with_clients(problem: Problem, clients: int) -> Problem:
     """As many clients, and the same share of them in a round."""
     drawn = problem.clients_per_round
@@ -435,13 +383,17 @@ def _with_clients(problem: Problem, clients: int) -> Problem:
     return replace(problem, clients=clients, clients_per_round=share)
 
 
-def draw(problem: Problem, found: Sequence[Option]) -> Figure:
-    """R of the best mechanisms against epsilon, bits and clients."""
+def draw(problem: Problem, found: Sequence[Option], rows: Mapping[str, Mechanism] | None = None) -> Figure:
+    """R of the best mechanisms against epsilon, bits and clients.
+
+    Args:
+        rows: Settings by name; None is those of all installed mechanisms.
+    """
     known = [option for option in found if option.ratio is not None]
     advised = recommended(found)
     # the one that is advised is among them
     best = known[:_DRAWN] if advised in known[:_DRAWN] else [*known[: _DRAWN - 1], advised] if advised else []
-    everybody = candidates(problem.params)
+    everybody = candidates(problem.params) if rows is None else rows
     shown = {option.name: everybody[option.name] for option in best}
     target = problem.target
     figure, (left, middle, right) = panels(

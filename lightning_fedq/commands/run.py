@@ -238,7 +238,14 @@ def resolve(configs: Sequence[str]) -> dict[str, Any]:
 
 
 def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
-    """Train one resolved configuration and return its run folder.
+    """Train one resolved configuration and return its run folder: `train_config`'s."""
+    folder = train_config(config, name, root).run_folder
+    assert folder is not None and folder.path is not None
+    return folder.path
+
+
+def train_config(config: dict[str, Any], name: str, root: Path) -> FedqCLI:
+    """Train one resolved configuration, with a run folder.
 
     Args:
         config: Configuration that `resolve` returned; a `RunFolder` callback is added where there is none.
@@ -263,4 +270,4 @@ def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
         cli = FedqCLI(["fit", "--config", path])
     if cli.run_folder is None or cli.run_folder.path is None or not cli.run_folder.rows:
         raise RuntimeError(f"the run {name} ended before its first round did")
-    return cli.run_folder.path
+    return cli

@@ -1,1 +1,11 @@
 """Many runs: compared, on equal tasks, and what all of them cost together. Nothing outside imports it."""
+
+from typing import TYPE_CHECKING
+
+from lightning_fedq.imports import lazily
+
+if TYPE_CHECKING:
+    from lightning_fedq.comparison.comparison import Comparison, Watcher
+
+__all__ = ["Comparison", "Watcher"]
+__getattr__, __dir__ = lazily(__name__)

@@ -5,11 +5,14 @@ compose. An outsider who is shown nothing but the best model of a *random* numbe
 selection (`privacy.selection`); one of a fixed number pays for all, too.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from lightning_fedq._lightning import callbacks_of
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.comparison.selection import (
@@ -25,7 +28,9 @@ from lightning_fedq.privacy.accounting import ClaimAccountant, check_delta
 from lightning_fedq.privacy.losses import RenyiLoss
 from lightning_fedq.privacy.target import account_of, affordable
 from lightning_fedq.privacy.verdict import format_epsilon
+from lightning_fedq.reports.runs import read_rows
 from lightning_fedq.training.described import run_to_come
+from lightning_fedq.training.federation import Federation
 
 _VIEWS = (Adversary.SECAGG_SERVER, Adversary.SERVER, Adversary.CLIENT, Adversary.OUTSIDER)
 
@@ -87,10 +92,58 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     return RunCost(repr(mechanism), claims, most)
 
 
+def cost_of_folder(folder: Path, delta: float) -> RunCost:
+    """Cost of the run of a folder, by its configuration.
+
+    Raises:
+        ValueError: If the folder has none, or it is no federation's.
+    """
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} holds no config.yaml, since `fedq fit` did not start its run; give folders of those "
+            "that it did"
+        )
+    return cost_of_config(str(path), delta)
+
+
+def cost_of_config(config: str, delta: float) -> RunCost:
+    """Cost of a configuration that has not run.
+
+    Args:
+        config: Its file.
+
+    Raises:
+        ValueError: If nothing is federated, delta does not fit, or its target can't be met.
+    """
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning: not for --help
+
+    cli = FedqCLI(["--config", config], run=False)
+    federated = next((c for c in callbacks_of(cli.trainer) if isinstance(c, Federation)), None)
+    if federated is None:
+        raise ValueError(f"{config} has no Federated callback, and a sweep's cost is about federated runs")
+    return cost_of(federated, cli.trainer, cli.model, delta)
+
+
+def charged_by(folder: Path, cost: RunCost) -> int:
+    """Rounds of the most charged client: what a run that has ended says, else all that it may have.
+
+    Its page is written when it ends, and the configuration when it begins, and again when it goes on.
+    """
+    page, config, table = (folder / name for name in ("privacy.json", "config.yaml", "metrics.csv"))
+    last = read_rows(table)[-1] if table.is_file() else {}
+    rounds = int(last.get("charged", last.get("round", 0)))
+    if page.is_file() and page.stat().st_mtime >= config.stat().st_mtime:
+        return max(rounds, int(json.loads(page.read_text())["rounds"]))
+    return max(rounds, cost.most_charges)
+
+
 def composed(
     costs: Sequence[RunCost], charges: Sequence[int], adversary: Adversary, delta: float
 ) -> float | str:
     """Epsilon towards who sees every run, or why there is none.
+
+    Kinds of runs that no grid can hold together add up in epsilon and delta.
 
     Args:
         costs: Costs of the runs that were made.
@@ -104,7 +157,11 @@ def composed(
             return claim
         if rounds:
             accountant.step(claim.loss, claim.compositions, rounds, claim.slack)
-    return accountant.get_epsilon(delta)
+    found = accountant.get_epsilon(delta)
+    if found == math.inf and len(accountant.losses) > 1:  # a grid that is too narrow for wide losses
+        share = delta / len(accountant.losses)
+        found = sum(ClaimAccountant({k: n}).get_epsilon(share) for k, n in accountant.losses.items())
+    return found
 
 
 def of_winner(costs: Sequence[RunCost], trials: NegativeBinomialTrials, delta: float) -> float:

@@ -7,6 +7,9 @@ _CONSTRAINTS = "training/test_constraints.py::"
 _LAST = "flower/test_store.py::test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure"
 _RECORDS = "training/test_linear_bytes.py::test_records_that_are_not_the_checkpoint_s_are_named"
 TESTED = {
+    "a process of the comparison ended in the middle of a run (memory?)": (
+        "comparison/test_comparison.py::test_a_process_that_is_killed_ends_it_with_a_cure"
+    ),
     "the checkpoint has charged rounds and names no journal, so what was sent after it is not known": (
         "training/test_journal_at_save.py"
         "::test_a_checkpoint_that_names_no_journal_is_refused_with_secret_keys_and_with_a_seed_not"

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import shutil
+from importlib.resources import files
 from pathlib import Path
 from unittest import mock
 
@@ -13,8 +14,6 @@ from lightning_fedq.cli import main
 from lightning_fedq.commands import plan as plan_command
 from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.plan import candidates
-from lightning_fedq.comparison.bench.tasks import MeanEstimation
-from lightning_fedq.comparison.commands import bench as bench_command
 from lightning_fedq.comparison.commands.compare import compare
 from lightning_fedq.data.datasets import CIFAR10DataModule
 from lightning_fedq.mechanisms import CorBin
@@ -22,6 +21,7 @@ from tests.cures.rows import fed, fit, row
 from tests.test_cli import configuration
 
 HERE = Path()
+OLD = files("lightning_fedq.comparison.bench").joinpath("reference.csv").read_text().partition("\n")[0] + "\n"
 
 
 def fedq(*arguments):
@@ -86,18 +86,20 @@ def folder_with(name):
     return name
 
 
-def bench(out="bench", table=None):
-    """One cell of a small task, beside a table that is there."""
-    Path(out).mkdir(exist_ok=True)
-    if table is not None:
-        (Path(out) / "bench.csv").write_text(table)
-    where = ("--tasks", "small", "--adversaries", "secagg_server", "--epsilons", "8", "--seeds", "1")
-    task = MeanEstimation("small", 60, 1, "unit", 64)
-    with (
-        mock.patch.object(bench_command, "every_task", lambda data: {"small": task}),
-        mock.patch.object(bench_command, "reference", list),
-    ):
-        fedq("bench", "GaussianNoise", *where, "--out", out)
+def compared(*arguments, table=None, settings=None):
+    """One cell of a small task, beside files that are there."""
+    Path("out").mkdir(exist_ok=True)
+    for name, text in (("cells.csv", table), ("comparison.json", settings)):
+        if text is not None:
+            (Path("out") / name).write_text(text)
+    one = ("--mechanisms", "GaussianNoise", "--epsilon", "8", "--seeds", "1", "--bare", "--jobs", "1")
+    fedq("compare", *one, "--on", "mean-unit-1024", "--out", "out", *arguments)
+
+
+def emptied(*arguments):
+    """The folder's files deleted, and the cell again."""
+    shutil.rmtree("out", ignore_errors=True)
+    compared(*arguments)
 
 
 def plan(*arguments):
@@ -105,11 +107,6 @@ def plan(*arguments):
     few = {"GaussianNoise": candidates(100)["GaussianNoise"]}
     with mock.patch.object(plan_command, "candidates", lambda params: few):
         fedq("plan", "--epsilon", "8", "--clients", "60", *arguments)
-
-
-def deleted():
-    (Path("bench") / "bench.csv").unlink()
-    bench()
 
 
 row(
@@ -176,7 +173,39 @@ row(
     lambda: fedq("compare", str(finished())),
     lambda: compare({"one": finished()}, None, HERE),
 )
-row("{} is no table of `fedq", lambda: bench(table="a,b\n1,2\n"), lambda: bench("other"), deleted)
+row(
+    "{} is no table of `fedq compare`; name another folder with --out, or delete it",
+    lambda: compared(table="a,b\n1,2\n"),
+    lambda: compared("--out", "other"),
+    emptied,
+)
+row(
+    "{} has other columns than tables of this version; name another folder with --out",
+    lambda: compared(table=OLD),
+    lambda: compared("--out", "other"),
+)
+row(
+    "{} holds another comparison ({}); name another folder with --out",
+    lambda: (emptied(), compared("--delta", "1e-4")),
+    lambda: compared("--delta", "1e-4", "--out", "fourth"),
+)
+row(
+    "{} holds runs of no known settings; name another folder with --out",
+    lambda: (emptied(), Path("out/comparison.json").unlink(), compared()),
+    lambda: compared("--out", "other"),
+)
+row(
+    "{} is damaged; name another folder with --out",
+    lambda: compared(settings="{}"),
+    lambda: compared("--out", "other"),
+)
+row("{} trains nothing that could be logged; leave --logger out", lambda: emptied("--logger", "csv"), emptied)
+row("{} has none to search; leave --tune out", lambda: emptied("--tune"), emptied)
+row(
+    "an epsilon must be > 0 and finite, got {}; FedAvg, which has no finite one, always runs",
+    lambda: emptied("--epsilon", "inf"),
+    emptied,
+)
 row(
     "download fetches no image folder; set only one of download and image_folder",
     lambda: CIFAR10DataModule(download=True, image_folder=True),

@@ -1,7 +1,6 @@
 """Cures that personalisation, evaluation by client, splits, LEAF files and secret cohorts name."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +9,6 @@ from torch.utils.data import Dataset, Subset
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.personal import OwnTensors
-from lightning_fedq.comparison.bench import markdown
-from lightning_fedq.comparison.bench.tasks import tasks
-from lightning_fedq.comparison.commands.bench import reference
 from lightning_fedq.flower.settings import check_deployable, time_limit
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.run import Run
@@ -110,14 +106,6 @@ def resumed(whole):
     if not whole:
         module.load_state_dict(torch.load("secret.ckpt", weights_only=False)["state_dict"])
     fit(secret(), module=module, ckpt_path="secret.ckpt" if whole else None, max_epochs=2)
-
-
-RESULTS = [one for one in reference() if one.cell.task == "mean-unit-1024" and one.cell.epsilon == 8.0]
-
-
-def renewed(text):
-    Path("page.md").write_text(text)
-    markdown.write(Path("page.md"), RESULTS, tasks(None))
 
 
 def owned(name):
@@ -329,15 +317,4 @@ row(
     "the checkpoint's clients keep {}, these {}; use the checkpoint's own model",
     lambda: owned("other").load_state_dict(owned("one").state_dict()),
     lambda: owned("one").load_state_dict(owned("one").state_dict()),
-)
-# ---- tables of the bench ----------------------------------------------------------------------------
-row(
-    "there is no result to write; run `fedq bench`, or name --data for tasks on images",
-    lambda: markdown.write(Path("page.md"), [], tasks(None)),
-    lambda: markdown.write(Path("page.md"), RESULTS, tasks(None)),
-)
-row(
-    "has no part to renew; put the lines {} and {} where it should be",
-    lambda: renewed("text"),
-    lambda: renewed(f"text\n{markdown.BEGIN}\n{markdown.END}\n"),
 )

@@ -20,6 +20,7 @@ from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
 from lightning_fedq.audit.simulated import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.mechanism_row import example
+from lightning_fedq.commands.resolver import name_of, resolved
 from lightning_fedq.mechanisms import BandedGaussian
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 from lightning_fedq.mechanisms.interface import (
@@ -30,7 +31,7 @@ from lightning_fedq.mechanisms.interface import (
     NonPrivate,
     RoundContext,
 )
-from lightning_fedq.mechanisms.registry import installed, mechanism_class
+from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.verdict import format_epsilon
 
 ALPHA = 1e-3
@@ -207,7 +208,7 @@ def main(
     the whole table raises an alarm with probability 0.1% at most.
 
     Args:
-        mechanisms: Mechanisms by name or class path (default: all).
+        mechanisms: Mechanisms by row, class or class path (default: all).
         draws: Draws per neighbour: 1e6 (default) is fast, 1e8 long.
         training: Instead, train on digits with canaries and guess their coins (a minute).
 
@@ -227,13 +228,12 @@ def main(
         if mechanisms:
             raise ValueError("--training has settings of its own and takes no mechanism")
         return _train()
-    for name in mechanisms:
-        mechanism_class(name)
     if not draws >= FEWEST_DRAWS:
         raise ValueError(f"draws must be >= {FEWEST_DRAWS}, got {draws:g}")
     console, start = Console(), time.process_time()
     console.width = max(console.width, 110)
-    names = mechanisms or list(installed())
+    asked = resolved(mechanisms, _DIM, target=False).some()
+    names = list(dict.fromkeys(name_of(type(mechanism)) for mechanism in asked.rows.values()))
     alarms = enumeration(names)
     console.print(
         f"enumeration of all words: {alarms or 'equal to the specification, within the claims'} "
@@ -266,4 +266,6 @@ def main(
         "saw nothing: the bound is below half of the claim, so a fault that doubles the loss might be missed",
         highlight=False,
     )
-    return int(bool(alarms))
+    for words in asked.words:
+        console.print(words, highlight=False, markup=False)
+    return int(bool(alarms or asked.left_out))

@@ -1,1 +1,1 @@
-"""The bench: mechanisms at equal epsilon, on equal tasks, tuned by one rule. `fedq bench` runs it."""
+"""The bench: tasks on which mechanisms are compared at equal epsilon, and the results that ship."""

@@ -1,16 +1,19 @@
-"""Cells of the bench: which are wanted, which are there, and how one is filled.
+"""Cells of a comparison, their file, and the results that ship.
 
 One rule for all: a mechanism is calibrated to the target, its range and learning rate are those with the best
 validation score in one run each with a seed of their own, and what is reported are runs with other seeds.
-Tuning is not charged. A table on disk grows by a row a run, so that a bench goes on where it was stopped.
+A table on disk grows by a row a run, runs of the search included, so that it goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from importlib.resources import files
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -18,7 +21,6 @@ import torch
 
 from lightning_fedq import __version__
 from lightning_fedq.comparison.bench.tasks import Result, Task, Tuning
-from lightning_fedq.mechanisms.interface import Adversary
 
 TUNING_SEED = 1000
 
@@ -66,31 +68,15 @@ class Row:
     versions: str = f"{__version__}, torch {torch.__version__.partition('+')[0]}"
 
 
-Groups = dict[tuple[str, str, str, float], list[Row]]
-"""Rows by task, mechanism, adversary and epsilon."""
-
 _COLUMNS = (
     *(field.name for field in fields(Cell)),
     *(field.name for field in fields(Result)),
     *(field.name for field in fields(Tuning)),
     *("reason", "versions"),
 )
-
-
-def grouped(rows: Iterable[Row]) -> Groups:
-    """Rows by the group of their cell, in their order, FedAvg's left out."""
-    found: Groups = {}
-    for row in rows:
-        if row.cell.epsilon < math.inf:
-            found.setdefault(row.cell.group, []).append(row)
-    return found
-
-
-def without_privacy(rows: Iterable[Row], task: str) -> str:
-    """Words on what FedAvg reaches in a task, none where it was not run."""
-    cells = [row for row in rows if row.cell.task == task and row.cell.epsilon == math.inf]
-    score = score_of(cells)
-    return "" if score is None else f"; {word_of(score)} without privacy, by FedAvg"
+_HEAD = ",".join(_COLUMNS) + "\n"
+_NEW = {"down", "spent"}
+"""Columns that tables before 0.3.0 lack, as the one that ships."""
 
 
 def score_of(rows: Sequence[Row]) -> tuple[float, float] | None:
@@ -98,7 +84,8 @@ def score_of(rows: Sequence[Row]) -> tuple[float, float] | None:
     scores = [row.result.score for row in rows if row.result is not None]
     if not scores:
         return None
-    return mean(scores), stdev(scores) if len(scores) > 1 else math.nan
+    known = len(scores) > 1 and all(map(math.isfinite, scores))
+    return mean(scores), stdev(scores) if known else math.nan
 
 
 WORTHLESS = "*"
@@ -122,17 +109,27 @@ def word_of(score: tuple[float, float] | None, about: Task | None = None) -> str
     return f"{text} {WORTHLESS}" if is_worthless else text
 
 
+def reference() -> list[Row]:
+    """Results that ship with the package."""
+    return read(Path(str(files("lightning_fedq.comparison.bench") / "reference.csv")))
+
+
 def read(path: Path) -> list[Row]:
-    """Rows of a table.
+    """Rows of a table. A last line that was cut off on its way to the disk is none.
 
     Raises:
-        ValueError: If the file is no table of the bench.
+        ValueError: If the file is no table of a comparison.
     """
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != _COLUMNS:
-            raise ValueError(f"{path} is no table of `fedq bench`; name another file, or delete it")
-        return [_row(line) for line in reader]
+    text = path.read_text(errors="replace")
+    if _HEAD.startswith(text):  # stopped before there was a row
+        return []
+    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+    try:
+        if set(_COLUMNS) - _NEW <= set(reader.fieldnames or ()):
+            return [_row(line) for line in reader]
+    except (ValueError, TypeError):
+        pass
+    raise ValueError(f"{path} is no table of `fedq compare`; name another folder with --out, or delete it")
 
 
 def _row(line: dict[str, str]) -> Row:
@@ -148,91 +145,40 @@ def _row(line: dict[str, str]) -> Row:
         seen=float(line["seen"]),
         setting=line["setting"],
         seconds=float(line["seconds"]),
+        down=float(line["down"]) if line.get("down") else None,
+        spent=float(line["spent"]) if line.get("spent") else None,
     )
     tuning = Tuning(float(line["range"]), float(line["rate"]) if line["rate"] else None)
     return Row(cell, result, tuning, versions=line["versions"])
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows to a table, which is begun if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for row in rows:
-            result = {} if row.result is None else asdict(row.result)
-            tuning = {} if row.result is None else asdict(row.tuning)
-            rest = {"reason": row.reason, "versions": row.versions}
-            writer.writerow({**asdict(row.cell), **result, **tuning, **rest})
+    """Add rows to a table, which is begun if need be. Where the disk is full, the table stays as it was.
 
-
-def fill(
-    task: Task,
-    mechanism: str,
-    adversary: Adversary,
-    epsilon: float,
-    seeds: Sequence[int],
-    tuned: Tuning | None = None,
-) -> Iterator[Row]:
-    """Tune a mechanism for a task and target, unless it is tuned already, and run it with every seed."""
-    cells = [Cell(task.name, mechanism, adversary.name.lower(), epsilon, seed) for seed in seeds]
-    try:
-        option, target = task.option(mechanism, epsilon, adversary)
-    except (ValueError, TypeError) as refused:
-        yield from (Row(cell, None, reason=" ".join(str(refused).split())) for cell in cells)
-        return
-    assert option.mechanism is not None
-
-    def tried(tuning: Tuning) -> float:
-        score = task.run(option, target, tuning, TUNING_SEED).validation
-        score = -math.inf if math.isnan(score) else score
-        return score if task.better == "larger" else -score
-
-    every = task.tunings(option.mechanism) if tuned is None else [tuned]
-    best = every[0] if len(every) == 1 else max(every, key=tried)
-    for cell in cells:
-        yield Row(cell, task.run(option, target, best, cell.seed), best)
-
-
-def rerun(row: Row, task: Task) -> Row:
-    """Run one cell again, with the tuning that it had."""
-    cell, adversary = row.cell, Adversary[row.cell.adversary.upper()]
-    option, target = task.option(cell.mechanism, cell.epsilon, adversary)
-    return Row(cell, task.run(option, target, row.tuning, cell.seed), row.tuning)
-
-
-def run_all(
-    path: Path,
-    wanted: Sequence[tuple[Task, str, Adversary, float]],
-    seeds: Sequence[int],
-    progress: Callable[[int, int, Sequence[Row]], None],
-    tuned: Mapping[tuple[str, str, str, float], Tuning],
-) -> list[Row]:
-    """Fill a table, the cells that it has already left out.
-
-    Args:
-        path: The table.
-        wanted: Task, mechanism, adversary and epsilon of every group of cells.
-        seeds: Seeds of a group.
-        progress: Called after each group with its number, how many there are, and its rows.
-        tuned: Ranges and rates of groups that need no tuning.
-
-    Returns:
-        Every row of the table.
+    Raises:
+        OSError: If a row can't be written.
+        ValueError: If the file is another table, or one of an earlier version.
     """
-    rows = read(path) if path.exists() else []
-    there = {row.cell for row in rows}
-    for number, (task, mechanism, adversary, epsilon) in enumerate(wanted):
-        missing = [
-            seed
-            for seed in seeds
-            if Cell(task.name, mechanism, adversary.name.lower(), epsilon, seed) not in there
-        ]
-        known = tuned.get((task.name, mechanism, adversary.name.lower(), epsilon))
-        found = list(fill(task, mechanism, adversary, epsilon, missing, known)) if missing else []
-        append(path, found)
-        rows += found
-        progress(number + 1, len(wanted), found)
-    return rows
+    path.parent.mkdir(parents=True, exist_ok=True)
+    there = path.read_text(errors="replace") if path.exists() else ""
+    if not (there.startswith(_HEAD) or _HEAD.startswith(there)):
+        raise ValueError(
+            f"{path} has other columns than tables of this version; name another folder with --out"
+        )
+    whole = len(there[: there.rfind("\n") + 1].encode())
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    for row in rows:
+        result = {} if row.result is None else asdict(row.result)
+        tuning = {} if row.result is None else asdict(row.tuning)
+        rest = {"reason": row.reason, "versions": row.versions}
+        writer.writerow({**asdict(row.cell), **result, **tuning, **rest})
+    with path.open("ab", buffering=0) as file:
+        file.truncate(whole)
+        try:
+            file.write((text.getvalue() if whole else _HEAD + text.getvalue()).encode())
+            os.fsync(file.fileno())
+        except OSError as error:
+            file.truncate(whole)
+            error.filename = str(path)
+            raise

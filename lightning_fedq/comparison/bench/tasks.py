@@ -1,4 +1,4 @@
-"""Tasks of the bench: estimates of a mean, and small federated trainings.
+"""Tasks on which mechanisms are compared: estimates of a mean, and small federated trainings.
 
 A task runs one mechanism at one target and seed, and says what came of it. Every task clips updates to one
 norm and has one number that is tuned for mechanisms that clip single coordinates, their range; trainings have
@@ -14,17 +14,17 @@ import math
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_fedq.commands.mechanism_text import parse_call
-from lightning_fedq.commands.plan import candidates
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import installed
@@ -52,6 +52,8 @@ class Result:
         seen: R as the run had it: noise over signal of all rounds.
         setting: The mechanism, as it was calibrated.
         seconds: Processor time.
+        down: Bits a parameter that one client is sent in a round.
+        spent: Epsilon of the run, by this package's account; infinite without privacy.
     """
 
     score: float
@@ -62,6 +64,8 @@ class Result:
     seen: float
     setting: str
     seconds: float
+    down: float | None = None
+    spent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,42 @@ class Tuning:
     rate: float | None = None
 
 
+class Log(NamedTuple):
+    """Where the figures of one run go: a logger of Lightning, by its class and arguments."""
+
+    kind: str
+    arguments: dict[str, Any]
+
+    def made(self) -> Any:
+        """The logger."""
+        from lightning_fedq._lightning import pl
+
+        return getattr(pl.loggers, self.kind)(**self.arguments)
+
+
+class Job(NamedTuple):
+    """One run.
+
+    Args:
+        option: A mechanism at its target, for updates of norm 1.
+        target: The target; it sets the mechanism once more, where the run calibrates for itself. None is
+            FedAvg's, without privacy.
+        tuning: Range and rate.
+        seed: Seed of data, weights, batches and keys.
+        as_is: Is the mechanism left as it is, whatever the target?
+        log: Logger, for what is trained.
+        settings: What the logger is told of the run.
+    """
+
+    option: Option
+    target: PrivacyTarget | None
+    tuning: Tuning
+    seed: int
+    as_is: bool = False
+    log: Log | None = None
+    settings: Mapping[str, Any] = {}
+
+
 @dataclass(frozen=True)
 class Task(ABC):
     """One problem with its sizes.
@@ -85,11 +125,13 @@ class Task(ABC):
         name: Name in tables and on the command line.
         clients: Clients of the federation.
         rounds: Rounds of a run.
+        delta: Chance with which an epsilon may fail.
     """
 
     name: str
     clients: int
     rounds: int
+    delta: float = field(default=DELTA, kw_only=True)
 
     better: Literal["larger", "smaller"] = field(default="larger", init=False)
     unit: str = field(default="test accuracy", init=False)
@@ -105,56 +147,74 @@ class Task(ABC):
         return (None,)
 
     @abstractmethod
-    def run(self, option: Option, target: PrivacyTarget | None, tuning: Tuning, seed: int) -> Result:
-        """Run once.
+    def run(self, job: Job) -> Result:
+        """Run once."""
+
+    def begin(self, out: Path, jobs: Sequence[Job], facts: dict[str, Any]) -> None:  # noqa: B027
+        """Prepare for runs.
 
         Args:
-            option: A mechanism at its target, for updates of norm 1.
-            target: The target; it sets the mechanism once more, where the run calibrates for itself. None is
-                FedAvg's, without privacy.
-            tuning: Range and rate.
-            seed: Seed of data, weights, batches and keys.
+            out: Folder of the comparison.
+            jobs: What will run; nothing where every run is there.
+            facts: What the folder keeps; what is found out may be added: "seconds" of a run.
         """
+
+    def cost(self, out: Path, who: Adversary) -> str:
+        """Sentence on the cost of all runs of a folder for their clients, "" where nobody is to protect."""
+        return ""
+
+    trains = True
+    """Is something trained, that a logger could follow?"""
+
+    note = "Keys come from a seed, so nothing here is private: ε is what secret keys would spend."
+    """Stands below the table."""
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Facts that tell a task from others of the same name and sizes."""
+        return {}
 
     def tunings(self, mechanism: Mechanism) -> list[Tuning]:
         """Combinations to try: one range for what clips vectors, three for what clips coordinates.
 
         FedAvg, which clips nothing, has rates of its own.
         """
+        if isinstance(mechanism, FedAvg) and self.rates == (None,):
+            return [Tuning()]
         if isinstance(mechanism, FedAvg):
             return [Tuning(rate=rate) for rate in (0.01, 0.03, 0.1, 0.3)]
         ranges = (KAPPA,) if clips_vectors(mechanism) else RANGES
         return [Tuning(range, rate) for range in ranges for rate in self.rates]
 
-    def option(self, name: str, epsilon: float, adversary: Adversary) -> tuple[Option, PrivacyTarget | None]:
-        """Calibrate a mechanism. An infinite epsilon is FedAvg's.
+    def target(self, epsilon: float, adversary: Adversary) -> PrivacyTarget:
+        """The target of an epsilon."""
+        return PrivacyTarget(epsilon, self.delta, adversary)
+
+    def problem(self, epsilon: float, adversary: Adversary) -> Problem:
+        """The target, and the sizes that `fedq plan` asks for."""
+        target = self.target(epsilon, adversary)
+        problem = Problem(self.clients, self.dim, self.rounds, target, MASKS, homogeneity=HOMOGENEITY)
+        if adversary is Adversary.SERVER and self.rounds > 1:  # everybody once: the best that there is
+            problem = replace(problem, clients_per_round=self.clients // self.rounds, in_turn=True)
+        return problem
+
+    def option(self, name: str, mechanism: Mechanism, epsilon: float, adversary: Adversary) -> Option:
+        """Calibrate a mechanism.
+
+        Args:
+            name: Name of its row.
+            mechanism: It, for updates of norm 1.
 
         Raises:
             ValueError: If the target can't be met.
         """
-        if epsilon == math.inf:
-            return Option(name, FedAvg()), None
-        target = PrivacyTarget(epsilon, DELTA, adversary)
-        problem = Problem(self.clients, self.dim, self.rounds, target, MASKS, homogeneity=HOMOGENEITY)
-        if adversary is Adversary.SERVER and self.rounds > 1:  # everybody once: the best that there is
-            cohort = self.clients // self.rounds
-            problem = replace(problem, clients_per_round=cohort, in_turn=True)
-        [option] = plan(problem, {name: settings_of(name, self.dim)})
+        [option] = plan(self.problem(epsilon, adversary), {name: mechanism}, once=self._once)
         if option.mechanism is None:
             raise ValueError(option.reason)
-        return option, target
+        return option
 
-
-def settings_of(name: str, dim: int) -> Mechanism:
-    """Mechanism of a row of `fedq plan`, for updates of norm 1.
-
-    Raises:
-        ValueError: If there is none of that name, or no target can set it.
-    """
-    known = candidates(dim)
-    if name not in known:
-        raise ValueError(f"the bench has no mechanism {name!r}; it has {', '.join(known)}")
-    return known[name]
+    _once = True
+    """Is a participation in one round only tried, too?"""
 
 
 def clips_vectors(mechanism: Mechanism) -> bool:
@@ -184,6 +244,8 @@ class MeanEstimation(Task):
     kind: Literal["unit", "sparse", "heavy"] = "unit"
     size: int = 1024
 
+    trains = False
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "better", "smaller")
         object.__setattr__(self, "unit", "squared error over squared mean")
@@ -192,13 +254,13 @@ class MeanEstimation(Task):
     def dim(self) -> int:
         return self.size
 
-    def run(self, option: Option, target: PrivacyTarget | None, tuning: Tuning, seed: int) -> Result:
+    def run(self, job: Job) -> Result:
         from lightning_fedq.keys.randomness import SeededKeys
         from lightning_fedq.mechanisms.interface.ranges import FixedRange
         from lightning_fedq.rounds import RoundEngine, RoundPlanner
         from lightning_fedq.secagg import Aggregation
 
-        start, mechanism = time.process_time(), option.mechanism
+        start, mechanism, target, seed = time.process_time(), job.option.mechanism, job.target, job.seed
         assert mechanism is not None
         masked = target is not None and target.against is Adversary.SECAGG_SERVER
         engine = RoundEngine(
@@ -207,7 +269,7 @@ class MeanEstimation(Task):
             SeededKeys(seed),
             torch.zeros(self.size),
             (self.size,),
-            FixedRange(tuning.range / math.sqrt(self.size)),
+            FixedRange(job.tuning.range / math.sqrt(self.size)),
             secure_sums=partial(Aggregation, MASKS) if masked else None,
         )
         plan, step = engine.start(), max(1, 2**20 // self.size)
@@ -216,16 +278,17 @@ class MeanEstimation(Task):
             engine.receive(part, self._vectors(part, seed))
         record = engine.finish()
         coordinates = record.num_received * self.size
-        error = 10.0 ** (-record.snr_db / 10.0)
+        error = 10.0 ** (-record.snr_db / 10.0) if record.mse else 0.0  # FedAvg's is exact
         return Result(
             error,
             error,
             (record.uplink_bits - record.protocol_bits) / coordinates,
             record.uplink_bits / coordinates,
-            option.ratio,
+            job.option.ratio,
             error,
             repr(mechanism),
             time.process_time() - start,
+            record.downlink_bits / (record.cohort_size * self.size),
         )
 
     def _vectors(self, clients: tuple[int, ...], seed: int) -> Tensor:
@@ -286,14 +349,15 @@ class Training(Task):
                 layers.append(torch.nn.GroupNorm(4, layer.out_channels))
         return seeded(torch.nn.Sequential(*layers), seed)
 
-    def run(self, option: Option, target: PrivacyTarget | None, tuning: Tuning, seed: int) -> Result:
+    def run(self, job: Job) -> Result:
         from lightning_fedq._lightning import pl
         from lightning_fedq.algorithms import FedAvgM
-        from lightning_fedq.callbacks import Federated
+        from lightning_fedq.callbacks import Federated, WandbRounds
         from lightning_fedq.comparison.bench.samples import Samples
         from lightning_fedq.data.models import Classifier
         from lightning_fedq.mechanisms.interface.ranges import FixedRange
 
+        option, target, tuning, seed = job[:4]
         assert option.mechanism is not None and tuning.rate is not None
         start = time.process_time()
         gc.collect()  # a Trainer and its data are a cycle
@@ -309,7 +373,7 @@ class Training(Task):
             secure_aggregation=MASKS if against is Adversary.SECAGG_SERVER else None,
             server_optimizer=FedAvgM,
             seed=seed,
-            privacy=target,
+            privacy=None if job.as_is else target,
             check_isolation=False,
         )
         with quiet():
@@ -319,8 +383,11 @@ class Training(Task):
             trainer = pl.Trainer(
                 max_epochs=self.rounds,
                 accelerator="cpu",
-                callbacks=[federated],
-                logger=False,
+                callbacks=[
+                    federated,
+                    *([WandbRounds()] if job.log and job.log.kind == "WandbLogger" else ()),
+                ],
+                logger=job.log.made() if job.log else False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,
                 enable_model_summary=False,
@@ -334,7 +401,7 @@ class Training(Task):
         coordinates = sum(record.num_received for record in records) * self.dim
         sent = sum(record.uplink_bits for record in records)
         noises = [10.0 ** (-record.snr_db / 10.0) for record in records]
-        return Result(
+        result = Result(
             tested["test_acc"],
             validated["val_acc"],
             (sent - sum(record.protocol_bits for record in records)) / coordinates,
@@ -343,23 +410,50 @@ class Training(Task):
             sum(noises) / len(noises) / self.rounds,
             repr(federated.mechanism),
             time.process_time() - start,
+            sum(record.downlink_bits for record in records)
+            / (sum(record.cohort_size for record in records) * self.dim),
         )
+        told(trainer.loggers, job, result)
+        return result
 
 
-class quiet:
+def told(loggers: Sequence[Any], job: Job, result: Result) -> None:
+    """Give loggers the settings and the figures of a run, by the names that the table has."""
+    figures = {
+        "score": result.score,
+        "epsilon_spent": job.option.epsilon,
+        "bits_up": result.bits,
+        "bits_keys": result.all_bits - result.bits,
+        "bits_down": result.down,
+        "bits_both_ways": None if result.down is None else result.all_bits + result.down,
+    }
+    known = {f"compare/{name}": v for name, v in figures.items() if v is not None and math.isfinite(v)}
+    for logger in loggers:
+        if type(logger).__name__ == "WandbLogger":
+            logger.experiment.config.update({"compare": dict(job.settings)})
+            logger.experiment.summary.update(known)
+            logger.experiment.finish()
+        else:
+            logger.log_hyperparams(dict(job.settings))
+            logger.log_metrics(known)
+            logger.finalize("success")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
     """Keep warnings and Lightning's lines of a hundred short runs off the screen."""
-
-    def __enter__(self) -> None:
-        self._logger = logging.getLogger("pytorch_lightning")
-        self._level = self._logger.level
-        self._logger.setLevel(logging.ERROR)
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
-        warnings.simplefilter("ignore")
-
-    def __exit__(self, *details: object) -> None:
-        self._warnings.__exit__(None, None, None)
-        self._logger.setLevel(self._level)
+    names = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def tasks(data: Path | None) -> Mapping[str, Task]:

@@ -1,8 +1,10 @@
-"""`fedq compare`: several runs in one table and one picture, or several mechanisms at one epsilon."""
+"""`fedq compare`: mechanisms at equal epsilon, or finished runs, in one table and one picture."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from lightning_fedq.commands.configs import find
@@ -29,12 +32,11 @@ from lightning_fedq.reports.runs import (
 )
 
 if TYPE_CHECKING:
+    from lightning_fedq.comparison.comparison import Comparison
     from lightning_fedq.mechanisms.interface import Adversary
     from lightning_fedq.privacy.report import PrivacyReport
-    from lightning_fedq.privacy.target import PrivacyTarget
 
-BASE = "digits_private"
-"""What `--mechanisms` train where no configuration is named."""
+OUT = Path("runs/compare")
 COLUMNS = (
     "rounds",
     "final",
@@ -74,7 +76,7 @@ def compare(
 
     The table is printed and returned.
 
-    The curve of a run without quantisation and privacy (`FedAvg`) is dashed, as what to compare with.
+    The curve of a run without a finite epsilon, `FedAvg`'s say, is dashed and grey: no winner.
 
     Args:
         runs: Run folders by name.
@@ -106,7 +108,7 @@ def compare(
         said = ", ".join(part for part in ("" if mechanism == name else mechanism, price) if part)
         label = f"{name} ({said})" if said else name
         curves[label] = rows
-        plain |= {label} if mechanism == "FedAvg" else set()
+        plain |= {label} if mechanism == "FedAvg" or privacy["epsilon"] == math.inf else set()
         cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"], "rounds": len(rows)}
         best = max(values) if mode == "max" else min(values)
         result = {"final": values[-1], "best": best, **privacy, **cost}
@@ -195,84 +197,152 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
         console.print(f"  {run}: {view}", highlight=False, soft_wrap=True)
 
 
-def _trained(
-    base: str, names: Sequence[str], target: PrivacyTarget, rounds: int | None, out: Path
-) -> dict[str, Path]:
-    """Train one configuration with several mechanisms at one target, and return run folders by name."""
-    # both import Lightning, and are only needed here
-    from lightning_fedq.commands.plan import same_target
-    from lightning_fedq.commands.run import resolve, run_config
+class _Told:
+    """A bar of the runs in a terminal, and the first line alone in a file."""
 
-    folders = {}
-    for name, (settings, reason) in same_target(base, names, target, rounds).items():
-        config = resolve([str(find(base))])
-        for key in ("privacy", "secure_aggregation"):
-            change_setting(config, f"Federated.{key}", None)
-        for key, value in settings.items():
-            change_setting(config, f"Federated.{key}", value)
-        if rounds is not None:
-            change_setting(config, "trainer.max_epochs", rounds)
-        if reason:
-            print(f"{name} trains without a target: {reason}", file=sys.stderr)
-        folders[name] = run_config(config, name, out)
-    return folders
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task: Any = None
+
+    def begins(self, words: str, runs: int) -> None:
+        """Say how long it may take."""
+        self._console.print(words, highlight=False)
+        self._task = self.bar.add_task("runs", total=runs)
+
+    def ran(self, row: Any) -> None:
+        """Move the bar."""
+        cell = row.cell
+        self.bar.update(
+            self._task, advance=1, description=f"{cell.mechanism}, ε {cell.epsilon:g}, seed {cell.seed}"
+        )
+
+
+def _compared(asked: Comparison, out: Path, processes: int, logger: Any, tune: bool) -> int:
+    """Run mechanisms at equal epsilon, and write table and picture. 1 where something is left out."""
+    console = Console(soft_wrap=True)
+    told = _Told(console)
+    with told.bar:
+        rows = asked.run(out, processes=processes, logger=logger, tune=tune, watcher=told)
+    task = asked.task
+    heads, lines = asked.table(rows)
+    title = (
+        f"{task.name}: {task.unit}, towards {asked.adversary.value}; {task.clients:,} clients, "
+        f"{task.dim:,} parameters, rounds: {task.rounds}, seeds: {len(asked.seeds)}"
+    )
+    shown = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    for place, head in enumerate(heads):
+        shown.add_column(head, overflow="fold", no_wrap=bool(place), justify="right" if place > 1 else "left")
+    for line in lines:
+        shown.add_row(*line, end_section=True)
+    wide = Console()
+    wide.width = max(wide.width, wide.measure(shown, options=wide.options.update(width=200)).maximum)
+    wide.print(shown)
+    console.print(
+        "A cell: mean ± deviation over seeds; bits a parameter up, message + keys and shares; R, noise over "
+        f"signal. down: bits a parameter down. ε: of a client over the run, at delta {task.delta:g}. "
+        f"{task.note}",
+        highlight=False,
+    )
+    write_rows(out / "table.csv", asked.lines(rows))
+    save_figure(asked.picture(rows), out / "compare.png", twin=True)
+    missing = asked.refused(rows)
+    for name, why in missing.items():
+        console.print(f"{name} is left out: {why}", highlight=False, markup=False)
+    files = [out / name for name in ("table.csv", "compare.png", *([logger] if logger else ()))]
+    console.print(*files, sep="\n", highlight=False)
+    if words := task.cost(out, asked.adversary):
+        console.print(words, highlight=False)
+    return int(bool(missing))
 
 
 def main(
     runs: Annotated[Sequence[str], "RUN"] = (),
     *,
     mechanisms: Annotated[Sequence[str], "NAME"] = (),
-    epsilon: float | None = None,
-    delta: float = 1e-5,
+    epsilon: Annotated[Sequence[float], "EPSILON"] = (),
+    seeds: int = 3,
+    on: Annotated[str | None, "TASK|CONFIG"] = None,
     adversary: Annotated[str | None, "WHO"] = None,
+    delta: float = 1e-5,
+    bare: bool = False,
+    tune: bool = False,
+    logger: Literal["wandb", "csv", "tensorboard"] | None = None,
+    jobs: Annotated[int | None, "N"] = None,
+    data: Path | None = None,
     monitor: str | None = None,
     mode: Literal["max", "min"] | None = None,
     rounds: int | None = None,
-    out: Path = Path("runs/compare"),
-) -> None:
-    """Train the given configurations (or read the given run folders) and put them into one table
-    and one picture: a metric against rounds, and against megabytes. With --mechanisms, train one
-    configuration with each of several mechanisms, all calibrated to one epsilon.
+    out: Path | None = None,
+) -> int:
+    """Compare mechanisms at equal epsilon: several epsilons and seeds, FedAvg above them, Gaussian
+    and Laplace noise as Opacus calibrates it beside them; score against epsilon and bits. Or put
+    finished runs, and configurations, into one table and one picture.
 
     Args:
-        runs: Configuration (a file or a name) or folder of a run; with --mechanisms one
-            configuration (default: digits_private).
-        mechanisms: Mechanisms to train with, such as CorBin.
-        epsilon: Target of the mechanisms over the run, for a client.
-        delta: Delta of the target.
-        adversary: Adversary towards whom epsilons are shown, and met by mechanisms: eavesdropper,
-            server, server_and_partner, client, secagg_server or outsider (default: outsider for
-            mechanisms, or whom each run was asked about).
-        monitor: Metric to compare (default: val_acc, or the first val_* there is).
+        runs: Folder of a run, or configuration (a file or a name), in place of --mechanisms.
+        mechanisms: Mechanisms by row, class or class path (default: all, where --epsilon is given).
+        epsilon: Targets over the run, for a client (default: 1 2 8).
+        seeds: Runs of a cell.
+        on: Task or configuration to train (default: digits). A wrong one lists the tasks.
+        adversary: Adversary that targets are against, and towards whom epsilons are shown: eavesdropper,
+            server, server_and_partner, client, secagg_server or outsider (default: secagg_server, or
+            whom each run was asked about).
+        delta: Delta of the targets.
+        bare: Leave the two baselines of Opacus out.
+        tune: Search for range and rate also where the shipped results have them.
+        logger: Logger that gets a run for every cell; wandb is offline unless WANDB_MODE says otherwise.
+        jobs: Runs at a time, in a process of one thread each (default: one a core; 1 with a GPU).
+        data: Folder with MNIST and cifar10, for the tasks on images.
+        monitor: Metric to compare (default: of a configuration's cells the test's; of runs val_acc, or the
+            first val_* there is).
         mode: Direction in which the metric is better (default: by name).
-        rounds: Rounds to train a configuration (default: its own).
-        out: Folder of table and picture.
+        rounds: Rounds to train (default: the task's or configuration's own).
+        out: Folder of table and picture, with --mechanisms one that goes on (default: runs/compare).
+
+    Examples:
+        fedq compare --mechanisms RotatedCoins GaussianNoise --epsilon 1 8 --seeds 3 --logger wandb
+        fedq compare --mechanisms "RotatedCoins, share 1/8" --on mine.yaml --out runs/mine
+        fedq compare runs/first runs/second
     """
-    # import torch, which whoever lists commands need not wait for
-    from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
+    # both import torch, which whoever lists commands need not wait for
+    from lightning_fedq.comparison.comparison import EPSILONS, Comparison
+    from lightning_fedq.privacy.target import adversary_named
 
     check_rounds(rounds)
-    if bool(mechanisms) != (epsilon is not None):
-        raise ValueError(
-            "--mechanisms and --epsilon go together: --mechanisms CorBin GaussianNoise --epsilon 8"
-        )
-    if not mechanisms and not runs:
-        raise ValueError("name the runs, or --mechanisms and --epsilon")
-    if mechanisms and len(runs) > 1:
-        raise ValueError(f"--mechanisms take one configuration, got {len(runs)}")
     asked = None if adversary is None else adversary_named(adversary)
-    out = fresh_folder(out)
+    if bool(runs) == bool(mechanisms or epsilon):
+        raise ValueError(
+            "name finished runs, or mechanisms: --mechanisms CorBin GaussianNoise --epsilon 1 8, and "
+            "--on CONFIG for a configuration of your own"
+        )
+    if not runs:
+        from lightning_fedq.comparison.configured import task_of
+
+        if jobs is not None and jobs < 1:
+            raise ValueError(f"--jobs must be >= 1, got {jobs}")
+        task = task_of(on or "digits", data, rounds, delta, monitor, mode)
+        if tune and task.rates == (None,):
+            raise ValueError(f"--tune searches rates, and {task.name} has none to search; leave --tune out")
+        asked = asked or adversary_named("secagg_server")
+        compared = Comparison.of(task, mechanisms, asked, epsilon or EPSILONS, seeds, not bare)
+        return _compared(compared, out or OUT, jobs or _cores(), logger, tune)
+    folder = fresh_folder(out or OUT)
     folders: dict[str, Path] = {}
-    if epsilon is not None:
-        asked = asked or adversary_named("outsider")
-        target = PrivacyTarget(epsilon, delta, asked)
-        folders = _trained(runs[0] if runs else BASE, mechanisms, target, rounds, out)
-        runs = ()
     for run in runs:
         path = Path(run)
         name = path.stem if path.stem not in folders else f"{path.stem}-{len(folders) + 1}"
-        folders[name] = path if path.is_dir() else _run(run, name, rounds, out)
-    compare(folders, monitor, out, mode, asked)
+        folders[name] = path if path.is_dir() else _run(run, name, rounds, folder)
+    compare(folders, monitor, folder, mode, asked)
+    return 0
+
+
+def _cores() -> int:
+    """Cores that this process may use, and 1 with a GPU."""
+    import torch  # seconds, and only needed here
+
+    return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
 
 
 def _run(config: str, name: str, rounds: int | None, out: Path) -> Path:

@@ -1,7 +1,6 @@
 """`fedq sweep`: what all runs of a search cost together, and the best of a random number of runs."""
 
 import copy
-import json
 import math
 import os
 import shutil
@@ -12,12 +11,17 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from lightning_fedq._lightning import callbacks_of
-from lightning_fedq.comparison.experiment import RunCost, cost_of, page_of_runs, page_of_winner
+from lightning_fedq.comparison.experiment import (
+    RunCost,
+    charged_by,
+    cost_of_config,
+    cost_of_folder,
+    page_of_runs,
+    page_of_winner,
+)
 from lightning_fedq.comparison.selection import NegativeBinomialTrials
 from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.reports.runs import fresh_folder, mode_of, read_rows, write_atomically
-from lightning_fedq.training.federation import Federation
 
 
 def cost(
@@ -34,57 +38,11 @@ def cost(
     Examples:
         fedq sweep cost runs/mine runs/mine-2 runs/mine-3
     """
-    costs = [_cost_of_folder(folder, delta) for folder in runs]
-    charges = [_charged(folder, cost) for folder, cost in zip(runs, costs, strict=True)]
+    costs = [cost_of_folder(folder, delta) for folder in runs]
+    charges = [charged_by(folder, cost) for folder, cost in zip(runs, costs, strict=True)]
     page = page_of_runs(costs, charges, delta, True, "Privacy of all runs of a search")
     write_atomically(out, page)
     print(f"{page}\n{out}")
-
-
-def _cost_of_folder(folder: Path, delta: float) -> RunCost:
-    """Cost of the run of a folder, by its configuration.
-
-    Raises:
-        ValueError: If the folder has none, or it is no federation's.
-    """
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise ValueError(
-            f"{folder} holds no config.yaml, since `fedq fit` did not start its run; give folders of those "
-            "that it did"
-        )
-    return _cost(str(path), delta)
-
-
-def _cost(config: str, delta: float) -> RunCost:
-    """Cost of a configuration that has not run.
-
-    Args:
-        config: Its file.
-
-    Raises:
-        ValueError: If nothing is federated, delta does not fit, or its target can't be met.
-    """
-    from lightning_fedq.commands.run import FedqCLI  # imports Lightning: not for --help
-
-    cli = FedqCLI(["--config", config], run=False)
-    federated = next((c for c in callbacks_of(cli.trainer) if isinstance(c, Federation)), None)
-    if federated is None:
-        raise ValueError(f"{config} has no Federated callback, and a sweep's cost is about federated runs")
-    return cost_of(federated, cli.trainer, cli.model, delta)
-
-
-def _charged(folder: Path, cost: RunCost) -> int:
-    """Rounds of the most charged client: what a run that has ended says, else all that it may have.
-
-    Its page is written when it ends, and the configuration when it begins, and again when it goes on.
-    """
-    page, config, table = (folder / name for name in ("privacy.json", "config.yaml", "metrics.csv"))
-    last = read_rows(table)[-1] if table.is_file() else {}
-    rounds = int(last.get("charged", last.get("round", 0)))
-    if page.is_file() and page.stat().st_mtime >= config.stat().st_mtime:
-        return max(rounds, int(json.loads(page.read_text())["rounds"]))
-    return max(rounds, cost.most_charges)
 
 
 def select(
@@ -152,7 +110,7 @@ class _Costs:
 
     def end(self, folder: Path) -> None:
         """Count the run that has ended with the rounds that it has had."""
-        self._charges[-1] = _charged(folder, self.costs[-1])
+        self._charges[-1] = charged_by(folder, self.costs[-1])
         self._write()
 
     def _write(self) -> None:
@@ -201,7 +159,7 @@ class _Selection:
         self._costs = {}
         for name, config in configs.items():
             with configuration_file(config) as path:
-                self._costs[name] = _cost(path, delta)
+                self._costs[name] = cost_of_config(path, delta)
         # refuses what nothing is known of, before anything is trained
         self._page = page_of_winner(list(self._costs.values()), trials, delta, list(configs), minutes)
 

@@ -1,37 +1,78 @@
-"""Results of the bench as Markdown tables and one picture, written into a marked part of a page."""
+"""Results of `fedq compare` on many tasks: tables and a picture of a page, and the reference checked.
+
+    python benchmarks/bench.py docs/bench.md --data DATA --tasks mean-unit-1024 digits mnist-linear
+    python benchmarks/bench.py --check 5
+
+The first writes the results that ship, and the cells of folders that are named, into the marked part of a
+page, and runs nothing. The second runs some cells of those that ship again: are they met bit for bit?
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_fedq.commands.resolver import candidates
 from lightning_fedq.comparison.bench.cells import (
     ABOUT_WORTHLESS,
+    TUNING_SEED,
     WORTHLESS,
-    Groups,
     Row,
-    grouped,
+    read,
+    reference,
     score_of,
-    without_privacy,
     word_of,
 )
-from lightning_fedq.comparison.bench.tasks import Task
+from lightning_fedq.comparison.bench.tasks import Job, Task, tasks as every_task
+from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.planning import GOOD, NEARLY
+from lightning_fedq.privacy.planning import GOOD, NEARLY, Option
 from lightning_fedq.reports.hand import legend, panels, series
 from lightning_fedq.reports.runs import save_figure, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BEGIN, END = "<!-- made by `fedq bench --tables` -->", "<!-- end of the bench's tables -->"
+Groups = dict[tuple[str, str, str, float], list[Row]]
+"""Rows by task, mechanism, adversary and epsilon."""
+BEGIN, END = "<!-- made by `benchmarks/bench.py` -->", "<!-- end of the bench's tables -->"
 _DRAWN, _LISTED = 5, 10
 """Mechanisms in a panel and in a table, the best ones at the largest epsilon."""
 _POINTS = 0.02
 """Accuracy that one gives for fewer bits."""
 _ON_LINE: dict[str, Any] = {"ha": "left", "va": "top", "fontsize": 8, "color": "0.5"}
+
+
+def grouped(rows: Iterable[Row]) -> Groups:
+    """Rows by the group of their cell, in their order, FedAvg's left out."""
+    found: Groups = {}
+    for row in rows:
+        if row.cell.epsilon < math.inf:
+            found.setdefault(row.cell.group, []).append(row)
+    return found
+
+
+def without_privacy(rows: Iterable[Row], task: str) -> str:
+    """Words on what FedAvg reaches in a task, none where it was not run."""
+    cells = [row for row in rows if row.cell.task == task and row.cell.epsilon == math.inf]
+    score = score_of(cells)
+    return "" if score is None else f"; {word_of(score)} without privacy, by FedAvg"
+
+
+def rerun(row: Row, task: Task) -> Row:
+    """Run one cell again, with the tuning that it had."""
+    cell = row.cell
+    if cell.epsilon == math.inf:
+        option, target = Option(cell.mechanism, FedAvg()), None
+    else:
+        who, setting = Adversary[cell.adversary.upper()], candidates(task.dim)[cell.mechanism]
+        option = task.option(cell.mechanism, setting, cell.epsilon, who)
+        target = task.problem(cell.epsilon, who).target
+    return Row(cell, task.run(Job(option, target, row.tuning, cell.seed)), row.tuning)
 
 
 def ranked(groups: Groups, task: str, adversary: str, smaller: bool) -> list[tuple[str, list[Row]]]:
@@ -48,6 +89,8 @@ def ranked(groups: Groups, task: str, adversary: str, smaller: bool) -> list[tup
         assert score is not None
         return -largest, score[0] if smaller else -score[0]
 
+    for rows in found.values():
+        rows.sort(key=lambda row: row.cell.epsilon)  # the last one is of the largest
     return sorted(((name, rows) for name, rows in found.items() if rows), key=lambda pair: place(pair[1]))
 
 
@@ -82,13 +125,15 @@ def tables(rows: Sequence[Row], known: Mapping[str, Task]) -> str:
             f"{about.clients:,} clients, {about.dim:,} parameters, rounds: {about.rounds}, seeds: {seeds}; "
             f"{about.unit}, {about.better} is better{without_privacy(rows, task)}.",
             "",
-            "| mechanism | bits a parameter | " + " | ".join(f"ε {e:g}" for e in epsilons) + " |",
+            f"| mechanism | bits a parameter at ε {epsilons[-1]:g} | "
+            + " | ".join(f"ε {e:g}" for e in epsilons)
+            + " |",
             "| --- | ---: |" + " ---: |" * len(epsilons),
         ]
         for name, of in found[:_LISTED]:
-            bits = [row.result.bits for row in of if row.result is not None][-1]
+            bits = [row.result.bits for row in of if row.cell.epsilon == epsilons[-1] and row.result]
             cells = [word_of(_at(of, epsilon), about) for epsilon in epsilons]
-            lines.append(f"| {name} | {bits:.2g} | " + " | ".join(cells) + " |")
+            lines.append(f"| {name} | {f'{bits[-1]:.2g}' if bits else '-'} | " + " | ".join(cells) + " |")
         lines.append("")
         if any(WORTHLESS in line for line in lines[-len(found[:_LISTED]) - 1 :]):
             lines += [ABOUT_WORTHLESS.replace(WORTHLESS, f"\\{WORTHLESS}") + ".", ""]
@@ -156,7 +201,7 @@ def write(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> Path:
     """
     text = tables(rows, known)
     if not text:
-        raise ValueError("there is no result to write; run `fedq bench`, or name --data for tasks on images")
+        raise ValueError("there is no result to write; name --cells FOLDER, or --data for tasks on images")
     old = path.read_text() if path.exists() else f"# Mechanisms at equal epsilon\n\n{BEGIN}\n{END}\n"
     before, begin, rest = old.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -169,3 +214,54 @@ def write(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> Path:
     write_atomically(path, f"{before}{BEGIN}\n\n{shown}\n\n{text}\n{END}{after}")
     save_figure(picture(rows, known), target, twin=True)
     return target
+
+
+def check(count: int, known: Mapping[str, Task]) -> int:
+    """Run some reference cells again. They are met if every figure but the time is the same."""
+    rows = [row for row in reference() if row.result is not None and row.cell.task in known]
+    drawn = rows[:: max(1, len(rows) // count)][:count]
+    wrong = 0
+    for row in drawn:
+        again, cell = rerun(row, known[row.cell.task]).result, row.cell
+        assert again is not None and row.result is not None
+        same = (again.score, again.bits) == (row.result.score, row.result.bits)
+        wrong += not same
+        name = f"{cell.task}, {cell.mechanism}, {cell.adversary}, epsilon {cell.epsilon:g}, seed {cell.seed}"
+        print(f"{name}: {'met' if same else f'{again.score!r} for {row.result.score!r} ({row.versions})'}")
+    print(f"{len(drawn) - wrong} of {len(drawn)} cells are met bit for bit")
+    return int(wrong > 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write tables, or check the reference."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("page", nargs="?", type=Path, help="page with a marked part")
+    parser.add_argument("--data", type=Path, help="folder with MNIST and cifar10")
+    parser.add_argument("--cells", nargs="*", type=Path, default=[], help="folders of `fedq compare`")
+    parser.add_argument("--tasks", nargs="*", default=[])
+    parser.add_argument("--adversaries", nargs="*", default=[])
+    parser.add_argument("--epsilons", nargs="*", type=float, default=[])
+    parser.add_argument("--check", type=int, metavar="N")
+    asked = parser.parse_args(argv)
+    known = every_task(asked.data)
+    if asked.check is not None or asked.page is None:
+        return check(asked.check or 5, known)
+    own = [
+        row for folder in asked.cells for row in read(folder / "cells.csv") if row.cell.seed != TUNING_SEED
+    ]
+    there = {row.cell.group for row in own}
+    rows = [
+        row
+        for row in (*own, *(row for row in reference() if row.cell.group not in there))
+        if (not asked.tasks or row.cell.task in asked.tasks)
+        and (not asked.adversaries or row.cell.adversary in asked.adversaries)
+        and (not asked.epsilons or row.cell.epsilon in asked.epsilons)
+    ]
+    print(asked.page, write(asked.page, rows, known), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

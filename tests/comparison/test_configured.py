@@ -1,0 +1,144 @@
+"""`fedq compare --on mine.yaml`: cells are the configuration's own runs; what all of them cost is written."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_fedq.cli import main
+from lightning_fedq.comparison import configured
+from lightning_fedq.comparison.bench.cells import read
+from lightning_fedq.comparison.comparison import Comparison
+from lightning_fedq.comparison.configured import task_of
+from lightning_fedq.reports.runs import read_rows
+from tests.test_cli import configuration
+
+ASKED = ["--mechanisms", "GaussianNoise", "--epsilon", "8", "--jobs", "1"]
+ON = ["--on", "small.yaml", "--delta", "1e-2"]
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration of two rounds, masked, with keys from a seed, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return changed(configuration(tmp_path, num_clients=10), seed=3)
+
+
+def changed(path: Path, **federated: Any) -> Path:
+    """The file with other arguments of `Federated`."""
+    config = yaml.safe_load(path.read_text())
+    of = config["trainer"]["callbacks"][0]["init_args"]
+    of.update({"secure_aggregation": {"run": "masked"}, **federated})
+    of["mechanism"] = {
+        "class_path": "lightning_fedq.mechanisms.GaussianNoise",
+        "init_args": {"clip_norm": 0.5, "noise_multiplier": 1.0},
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:the keys come from a seed")
+def test_cells_are_the_runs_that_fedq_fit_makes_of_their_configurations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Scores, bits and epsilon to the last digit; the person's module, data and clip."""
+    assert main(["compare", *ASKED, *ON, "--seeds", "2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "8 runs, 1 at a time: about " in said and "small: test_acc, towards the server behind" in said
+    assert "Keys come from a seed, so nothing here is private" in said
+    assert not Path("runs/compare/all_runs.md").exists()
+    with Path("runs/compare/table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8 and len({row["score"] for row in rows}) > 4
+    for row in rows:
+        if row["mechanism"] == "LaplaceNoise, by Opacus":
+            continue
+        name = row["mechanism"].replace(", ", "_").replace(" ", "_")
+        folder = (
+            Path("runs/compare/runs") / name / f"epsilon_{float(row['epsilon']):g}" / f"seed_{row['seed']}"
+        )
+        again = yaml.safe_load((folder / "config.yaml").read_text())
+        assert again["seed_everything"] == int(row["seed"])
+        again["trainer"]["callbacks"][-1]["init_args"].update(root="again", name=row["seed"])
+        Path("again.yaml").write_text(yaml.safe_dump(again))
+        before = set(Path().glob("again/*"))
+        assert main(["fit", "again.yaml"]) == 0
+        (made,) = set(Path().glob("again/*")) - before
+        last, was = (read_rows(each / "metrics.csv")[-1]["val_acc"] for each in (made, folder))
+        assert last == was
+        summary = yaml.safe_load((made / "summary.json").read_text())
+        assert summary["metrics"]["test_acc"] == float(row["score"])
+        assert summary["bits_per_parameter"] == float(row["bits_up"]) + float(row["bits_keys"])
+        assert ("clip_norm=0.5" in row["setting"]) == (row["mechanism"] != "FedAvg")
+        spent = float(row["epsilon_spent"])
+        assert spent <= 8.0 if row["mechanism"] != "FedAvg" else spent == math.inf
+
+
+def test_with_secret_keys_the_page_of_all_runs_is_there_before_the_first(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that began counts although it never ended, and the last line says what all have cost."""
+    changed(small, seed=None)
+    train, pages = configured.Configured._train, []
+
+    def watch(self: configured.Configured, config: dict[str, Any], name: str) -> Any:
+        pages.append(Path("runs/compare/all_runs.md").read_text())
+        if len(pages) == 4:
+            raise KeyboardInterrupt
+        return train(self, config, name)
+
+    monkeypatch.setattr(configured.Configured, "_train", watch)
+    assert main(["compare", *ASKED, *ON, "--seeds", "2", "--bare"]) == 130
+    assert "4 runs with the same clients add up" in pages[0]  # FedAvg's and those of the noise
+    assert len(read(Path("runs/compare/cells.csv"))) == 2
+    begun = Path("runs/compare/runs/GaussianNoise/epsilon_8/seed_0")
+    begun.mkdir(parents=True)  # as a killed run leaves it
+    (begun / "config.yaml").write_text("of a run that never ended")
+    assert main(["compare", *ASKED, *ON, "--seeds", "2", "--bare"]) == 0
+    said = capsys.readouterr().out.strip().splitlines()
+    assert "together, 3 runs have cost the same clients" in said[-1] and "at delta 0.01" in said[-1]
+    assert "The 3 runs of FedAvg hide nothing" in said[-1]  # one of them timed a round
+    assert len(read(Path("runs/compare/cells.csv"))) == 4
+    assert begun.with_name("seed_0-2").is_dir()
+    page = Path("runs/compare/all_runs.md").read_text()
+    one = float(next(line for line in said[-1].split() if line.replace(".", "").isdigit() and "." in line))
+    assert 16.0 < one < 24.0 and f"| {one:g} |" in page
+
+
+def test_from_python(small: Path, tmp_path: Path) -> None:
+    """The same objects, on two processes, with a score of one's own."""
+    task = task_of(str(small), delta=1e-2, monitor="val_loss")
+    asked = Comparison.of(task, ["GaussianNoise"], seeds=1, epsilons=[8])
+    rows = asked.run(tmp_path / "out", processes=2, logger="csv")
+    assert asked.task.better == "smaller" and asked.task.unit == "val_loss"
+    scores = [row.result.score for row in rows if row.result is not None]
+    assert len(scores) == 4 and all(score > 1.0 for score in scores)
+    for folder in (tmp_path / "out/csv").iterdir():
+        with (folder / "metrics.csv").open() as file:
+            found = [line["compare/score"] for line in csv.DictReader(file)]
+        assert next(float(score) for score in found if score) in scores
+    with pytest.raises(ValueError, match="compares val_loss, not val_acc; name another folder with --out"):
+        other = task_of(str(small), delta=1e-2, monitor="val_acc")
+        Comparison.of(other, ["GaussianNoise"], seeds=1, epsilons=[8]).run(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--on", "nothing.yaml"], "there is no task nothing.yaml; there are mean-unit-1024"),
+        (["--on", "small.yaml", "--tune"], "has none to search; leave --tune out"),
+        (["--on", "small.yaml", "--delta", "0.5"], "delta"),
+        ([*ON, "--monitor", "wer"], "no run has a metric wer; --monitor takes one of "),
+    ],
+)
+def test_wrong_arguments_are_answered_in_a_line(
+    arguments: Sequence[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *ASKED, *arguments]) == 2
+    assert words in capsys.readouterr().err
