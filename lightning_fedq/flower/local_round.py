@@ -250,7 +250,13 @@ class LocalRound(pl.Callback):
         check_setup(trainer, pl_module)
         run = self._measure if isinstance(self._task, int) else self.run_round
         run = self._train if isinstance(self._task, LaterRound) else run
-        install(trainer, run, lambda name, value: None, self._undo)
+
+        def work() -> int:
+            steps = run()
+            self._is_done = True
+            return steps
+
+        install(trainer, work, lambda name, value: None, self._undo)
         for one in (pl_module, *(c for c in trainer.callbacks if not knows_clients(c))):
             for hook in OF_THE_FIT:
                 if hasattr(one, hook):
@@ -523,7 +529,7 @@ class LocalRound(pl.Callback):
         steps = clock.end_round(clock.taken)
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
-        self._trainer.should_stop = self._is_done = True
+        self._trainer.should_stop = True
         return steps
 
     def _check_counts(self) -> None:

@@ -23,6 +23,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.states import State
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.held_out import num_held_out
+from lightning_fedq.data.loader import check_loader
 from lightning_fedq.flower.failures import Failures
 from lightning_fedq.flower.kept import NEVER, KeptState
 from lightning_fedq.flower.local_round import LaterRound, LocalRound, Told, check_counted, keeps_more
@@ -282,7 +283,7 @@ class RemoteClient:
             data = self._data()
             data.prepare_data()
             data.setup("fit")
-            held = len(data.train_dataloader().dataset)
+            held = len(check_loader(data.train_dataloader()).dataset)  # type: ignore[arg-type]
         except Exception as error:
             rank_zero_warn(f"{type(error).__name__}: {error}")
             raise RefusedError("the data can't be counted; the client's own log says why") from error
