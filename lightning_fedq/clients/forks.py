@@ -139,8 +139,7 @@ def _answer(work: Callable[[], Any], write: int) -> None:
     written: dict[str, None] = {}
     _of_this_fork.append(written)
     sys.addaudithook(functools.partial(_note_written, written))
-    save = torch.save  # opens files past Python
-    torch.save = lambda obj, f, *args, **kwargs: (_note(written, f), save(obj, f, *args, **kwargs))[1]
+    torch.save = functools.partial(_save_and_note, torch.save, written)  # which opens files past Python
     try:
         gc.disable()  # the collector would touch, and so copy, every page
         torch.set_num_threads(1)  # threads of the parent are not there
@@ -173,6 +172,13 @@ def _note(written: dict[str, None], file: Any) -> None:
         own = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}torchinductor_", f"{os.sep}.cache{os.sep}")
         if not name.startswith(("/dev/", "/proc/")) and not any(part in name for part in own):
             written[name] = None
+
+
+def _save_and_note(
+    save: Callable[..., None], written: dict[str, None], obj: Any, f: Any, *args: Any, **kwargs: Any
+) -> None:
+    _note(written, f)
+    save(obj, f, *args, **kwargs)
 
 
 def _sizes_of_open_files() -> dict[str, int]:
