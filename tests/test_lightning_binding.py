@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lightning_fedq._lightning import pl
 from tests.changed import changed
 
@@ -87,3 +89,63 @@ def test_the_other_package_from_the_command_to_the_fit(tmp_path):
     assert told in done.stderr
     accuracies = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("accuracy")]
     assert len(accuracies) == 2 and accuracies[0] == accuracies[1]
+
+
+ORDERS = {
+    "a library, then Lightning, then this": "import library\n{mine}\n{ours}",
+    "a library, then this, then Lightning": "import library\n{ours}\n{mine}",
+    "Lightning, then a library, then this": "{mine}\nimport library\n{ours}",
+    "this, then a library, then Lightning": "{ours}\nimport library\n{mine}",
+    "this, then Lightning": "{ours}\n{mine}",
+    "by a class of its own": "import library\nfrom own import Model\n{ours}\n{mine}",
+    "in a function": "import library\ndef main():\n    {mine}\n    {ours}\n    run(pl, Federated)\n",
+    "late": "import library\n{mine}\nimport lightning_fedq as fedq\n",
+}
+RUN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+def run(pl, Federated):
+    class Own(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(2, 2)
+        def training_step(self, batch, batch_idx):
+            return self.net(batch[0]).square().mean()
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+    from lightning_fedq.mechanisms import FedAvg
+    fed = Federated(FedAvg(), 2, seed=0)
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
+    trainer = pl.Trainer(max_epochs=1, callbacks=[fed], **quiet)
+    trainer.fit(Own(), DataLoader(TensorDataset(torch.ones(8, 2)), 2))
+    print("rounds", len(fed.records))
+"""
+ENDS = {"in a function": "main()", "late": "run(pl, fedq.Federated)"}
+
+
+def _programs():
+    """A process each, of which most only imports: three are enough between releases."""
+    quick = {("lightning.pytorch", order) for order in list(ORDERS)[1::3]}
+    for mine in ("lightning.pytorch", "pytorch_lightning"):
+        for order in ORDERS:
+            marks = () if (mine, order) in quick else pytest.mark.slow
+            yield pytest.param(mine, order, marks=marks, id=f"{mine}: {order}")
+
+
+@pytest.mark.parametrize(("mine", "order"), list(_programs()))
+def test_the_package_of_the_program_s_trainer_whatever_a_library_imports(mine, order, tmp_path):
+    other = "lightning.pytorch" if mine == "pytorch_lightning" else "pytorch_lightning"
+    (tmp_path / "library.py").write_text(f"import {other}\n")
+    (tmp_path / "own.py").write_text(f"import {mine} as pl\nclass Model(pl.LightningModule):\n    pass\n")
+    given = {"mine": f"import {mine} as pl", "ours": "from lightning_fedq.callbacks import Federated"}
+    program = RUN + ORDERS[order].format(**given) + "\n" + ENDS.get(order, "run(pl, Federated)")
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "rounds 1" in done.stdout, done.stderr[-2000:]

@@ -2,7 +2,7 @@
 
 Whatever is tried before the first round, on clients' data and by the user's code, would be the first to fill
 what lies outside of every object: globals, class attributes, caches, data sets. In a fork it is dropped with
-the process. Memory that processes share outlives it and is put back. Files stay.
+the process. Memory that processes share outlives it and is put back. Files stay, which is said.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import multiprocessing
 import os
 import pickle
 import signal
+import stat
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import torch
+
+from lightning_fedq._lightning import rank_zero_info
 
 T = TypeVar("T")
 
@@ -97,7 +100,7 @@ def in_fork(work: Callable[[], T]) -> T:
         >>> in_fork(lambda: seen.append(1) or len(seen)), seen
         (1, [])
     """
-    before = _shared_memory()
+    before, open_files = _shared_memory(), _sizes_of_open_files()
     read, write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -123,7 +126,9 @@ def in_fork(work: Callable[[], T]) -> T:
         code = os.waitstatus_to_exitcode(status)
         why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise ForkFailedError(f"a fork in which a training was tried ended by {why}")
-    value, error, text = pickle.loads(found)
+    value, error, text, written = pickle.loads(found)
+    grown = {name for name, size in _sizes_of_open_files().items() if open_files.get(name, size) != size}
+    _say_what_is_written(sorted({*written, *grown}))
     if error is not None:
         raise error from _InFork(text)
     return cast(T, value)
@@ -131,15 +136,19 @@ def in_fork(work: Callable[[], T]) -> T:
 
 def _answer(work: Callable[[], Any], write: int) -> None:
     """In the fork: work, answer and end, past whatever the parent has to clean up."""
+    written: dict[str, None] = {}
+    _of_this_fork.append(written)
+    sys.addaudithook(functools.partial(_note_written, written))
+    torch.save = functools.partial(_save_and_note, torch.save, written)  # which opens files past Python
     try:
         gc.disable()  # the collector would touch, and so copy, every page
         torch.set_num_threads(1)  # threads of the parent are not there
         multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # nor are its workers ours
         try:
             with warnings.catch_warnings(record=True):
-                found = pickle.dumps((work(), None, ""))
+                found = pickle.dumps((work(), None, "", list(written)))
         except BaseException as error:
-            found = pickle.dumps((None, _portable(error), traceback.format_exc()))
+            found = pickle.dumps((None, _portable(error), traceback.format_exc(), list(written)))
         for worker in multiprocessing.active_children():  # who would keep the pipe open
             worker.kill()
         with os.fdopen(write, "wb") as pipe:
@@ -148,6 +157,59 @@ def _answer(work: Callable[[], Any], write: int) -> None:
         sys.stderr.flush()
     finally:
         os._exit(0)  # no atexit and no finaliser, which are the parent's
+
+
+def _note_written(written: dict[str, None], event: str, args: tuple[Any, ...]) -> None:
+    """Note what Python opens to be written to, in an audit hook of a fork."""
+    if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
+        _note(written, args[0])
+
+
+def _note(written: dict[str, None], file: Any) -> None:
+    """Note a file, if it is one of the user's: no device and no cache of Python, Numba or torch."""
+    if isinstance(file, str | bytes | os.PathLike):
+        name = os.path.abspath(os.fsdecode(file))
+        own = (f"{os.sep}__pycache__{os.sep}", f"{os.sep}torchinductor_", f"{os.sep}.cache{os.sep}")
+        if not name.startswith(("/dev/", "/proc/")) and not any(part in name for part in own):
+            written[name] = None
+
+
+def _save_and_note(
+    save: Callable[..., None], written: dict[str, None], obj: Any, f: Any, *args: Any, **kwargs: Any
+) -> None:
+    _note(written, f)
+    save(obj, f, *args, **kwargs)
+
+
+def _sizes_of_open_files() -> dict[str, int]:
+    """Sizes of the files that this process has open, by name."""
+    found = {}
+    with suppress(OSError):
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                status = os.stat(f"/proc/self/fd/{number}")
+                if stat.S_ISREG(status.st_mode):
+                    found[os.readlink(f"/proc/self/fd/{number}")] = status.st_size
+    return found
+
+
+_said: set[str] = set()
+_of_this_fork: list[dict[str, None]] = []
+"""What has been written in this process, if it is a fork."""
+
+
+def _say_what_is_written(names: Sequence[str]) -> None:
+    """Say, once in a process, which files hooks write where they are only tried."""
+    for own in _of_this_fork:
+        own.update(dict.fromkeys(names))
+    if names and not _said and not _of_this_fork:
+        _said.update(names)
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        rank_zero_info(
+            "hooks that are tried before the first round, in forks that are dropped, have written to "
+            f"{shown}; files stay, and nothing in them is of a round yet: what is to be written once a round "
+            "belongs in on_round_end or a hook of validation"
+        )
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -213,7 +213,7 @@ def _mapped() -> Iterator[None]:
 
 
 def handling(trainer: Any) -> Callable[[Any], Any]:
-    """What a Trainer does with a batch before it is trained on."""
+    """All that a Trainer does with a batch before it is trained on."""
     before, transfer = trainer.lightning_module._on_before_batch_transfer, trainer.strategy.batch_to_device
     convert = trainer.precision_plugin.convert_input
     return lambda batch: transfer(before(convert(batch)))

@@ -164,7 +164,7 @@ def _known_obstacle(module: pl.LightningModule) -> str | None:
 
 
 def in_words(error: Exception) -> str:
-    """What an error of a trial says of a training step, in one line."""
+    """One line of what an error of a trial says of a training step."""
     first = str(error).strip().splitlines()[0] if str(error) else ""
     for part, words in _WORDS.items():
         if part in first:
@@ -253,8 +253,8 @@ def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bo
         return client
 
     def widened(batch: Any) -> Any:
-        is_16 = lambda t: t.is_floating_point() and t.dtype.itemsize == 2  # noqa: E731
-        return map_tensors(lambda t: t.float() if is_16(t) else t, batch) if wide else batch
+        narrow = (torch.float16, torch.bfloat16) if wide else ()
+        return map_tensors(lambda t: t.float() if t.dtype in narrow else t, batch)
 
     client = begun()
     trainer, module = client.trainer, client.module
@@ -289,7 +289,7 @@ def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bo
             return step(stack, batch, *args, buffers=changing, rows=rows)[1]
 
     def single(alone: Client, row: int) -> None:
-        """What the client of a row does by itself, with its own draws."""
+        """Take the step of a row's client by itself, with its own draws."""
         module, trainer = alone.module, alone.trainer
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
         seed_for_transforms(row)  # as the stack's turns

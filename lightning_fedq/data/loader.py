@@ -13,11 +13,12 @@ the collate_fn hold are re-seeded in the same way.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -43,18 +44,31 @@ _APART = 0x9E3779B97F4A7C15
 """Odd, so that the seeds of one client's batches differ."""
 
 
+def _is_sequence(loader: object) -> TypeGuard[Dataset[Any]]:
+    """Is it one of batches? Not text, a mapping, or a batch itself: a tensor or an array."""
+    has = functools.partial(hasattr, loader)
+    return has("__len__") and has("__getitem__") and not any(map(has, ("keys", "dtype", "encode")))
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
 def check_loader(loader: object) -> DataLoader[Any]:
-    """Return the loader if its samples can be dealt out to clients.
+    """Return the loader if its samples can be dealt out to clients, else a sequence of batches as one.
 
     Raises:
         TypeError: If it is not one DataLoader over a dataset with a length.
         ValueError: If its sampling can't be carried over to the clients.
     """
+    if not isinstance(loader, DataLoader) and _is_sequence(loader):
+        loader = DataLoader(loader, batch_size=None, collate_fn=_as_it_is)
     if not isinstance(loader, DataLoader):
         raise TypeError(
             f"train_dataloader must return torch DataLoaders to federate, got {type(loader).__name__}; "
-            "return one, or a dict or list of them; for batches of another library give every client a "
-            "DataLoader(an IterableDataset over its batches, batch_size=None), as "
+            "return one, or a dict or list of them. Batches of another library, of which each is dealt out "
+            "whole: DataLoader(list(batches), batch_size=None). Where they are a stream give every client "
+            "a DataLoader(an IterableDataset over its batches, batch_size=None), as "
             "FederatedDataModule(clients=[loader, ...]), with Federated(local_steps=...)"
         )
     if isinstance(loader.dataset, IterableDataset):

@@ -27,7 +27,7 @@ QUESTIONS = ("register", "ready", "evaluate", "shares", "masked", "confirm", "un
 """What a client is asked beside training, each a message of Flower's type `query.NAME`."""
 
 
-class _App(ClientApp):
+class _App(ClientApp):  # type: ignore[misc]
     """A client's app, whose process can tell its site which trainings have failed."""
 
     def __init__(self) -> None:

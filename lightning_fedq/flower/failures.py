@@ -34,7 +34,7 @@ class Failures:
             store.append("failed", {"round": round + 1, "error": words, "server_knows": told})
 
     def line(self) -> str:
-        """How many, and the last one's error. "" if there are none."""
+        """Number of them, and the last one's error. "" if there are none."""
         return (
             f"{self.failed} of {self.asked} trainings have failed here, {self._last}" if self.failed else ""
         )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -139,26 +139,35 @@ class Told(NamedTuple):
             ) from error
 
 
+class LaterRound(NamedTuple):
+    """A message of a later round that is tried before the first: two batches, from the module's own weights.
+
+    Args:
+        of_zeros: Put zeros in the place of the data's tensors.
+    """
+
+    of_zeros: bool = False
+    round: int = 1
+
+
 class LocalRound(pl.Callback):
     """One client's local training in one round.
 
     Args:
         number: The client's number in it.
         seed: Seed of data order and of the training's random numbers.
-        task: The round; None only looks at what would travel. A number measures the model after this round.
+        task: The round, or a later one to be tried; None only looks at what would travel. A number measures
+            the model after this round.
         weights: `(dim,)` the global model.
         told: What the client goes on with beside it.
         held_out_seed: Seed of the choice of samples that are measured on, and never trained on; None is
             `seed`.
-        tries: Is this a trial, of two batches at most?
-        of_zeros: Put zeros in the place of the data's tensors.
 
     Attributes:
         measured: By model, what validation logs, None where it is not defined.
         update: `(dim,)` local - global, once the fit is over; in a round of statistics the `(size,)` vector.
         state: What this client would keep, if the round counts.
         segments: Sizes of the segments of what travels, once the fit has begun.
-        weights: `(dim,)` where the client starts from: what the server sends, or what its module has.
         vector: What travels, once the fit has begun.
     """
 
@@ -174,16 +183,14 @@ class LocalRound(pl.Callback):
         federated: Federated,
         number: int,
         seed: int,
-        task: RoundTask | int | None,
+        task: RoundTask | LaterRound | int | None,
         weights: Tensor,
         told: Told | None = None,
         held_out_seed: int | None = None,
-        tries: bool = False,
-        of_zeros: bool = False,
     ) -> None:
-        self._told, self._federated, self._task, self.weights = told or Told({}), federated, task, weights
-        self._tries, self._of_zeros, self._is_done = tries, of_zeros, False
-        round = task.round if isinstance(task, RoundTask) else task or 0
+        self._told, self._federated, self._task, self._given = told or Told({}), federated, task, weights
+        round = task.round if isinstance(task, RoundTask | LaterRound) else task or 0
+        self._is_done = False
         self._planner = _OwnPlanner(1, seed, number=number)
         self._plan = self._planner.plan(round, federated.mechanism)
         self._held_out: HeldOut | None = None
@@ -247,7 +254,15 @@ class LocalRound(pl.Callback):
         if stage != "fit":
             return
         check_setup(trainer, pl_module)
-        install(trainer, self.run_round, lambda name, value: None, self._undo)
+        run = self._measure if isinstance(self._task, int) else self.run_round
+        run = self._train if isinstance(self._task, LaterRound) else run
+
+        def work() -> int:
+            steps = run()
+            self._is_done = True
+            return steps
+
+        install(trainer, work, lambda name, value: None, self._undo)
         for one in (pl_module, *(c for c in trainer.callbacks if not knows_clients(c))):
             for hook in OF_THE_FIT:
                 if hasattr(one, hook):
@@ -312,9 +327,8 @@ class LocalRound(pl.Callback):
             self._held, rule = dealt.work.held, self._rule
             if rule is not None:
                 rule.begin(dealt.work)
-            steps = 2 * self._tries
-            if rule is not None and self._task is None:
-                steps = 1
+            steps = int(rule is not None and self._task is None)  # only one is tried
+            steps = 2 if isinstance(self._task, LaterRound) else steps
             self._schedule = Schedule(self._planner, self._federated.mechanism, dealt.work, rule, steps)
             self._dealt = dealt.loader(self._stacks, self._schedule.longest)
         return self._dealt
@@ -366,7 +380,7 @@ class LocalRound(pl.Callback):
             else:
                 self._try_step(trainer, loader)
             self._check_watched(trainer, loader, {**trial.names, **self._metrics.names})
-            self.weights, self._is_done = self.vector.read(), True
+            self._is_done = True
             return
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
             raise RefusedError(
@@ -382,7 +396,8 @@ class LocalRound(pl.Callback):
                     "both sides need the same settings"
                 )
             show_statistic(pl_module, mean)
-        self.vector.show(self.weights)
+        if not isinstance(self._task, LaterRound):
+            self.vector.show(self._given)
         self._counting: list[Tensor] = [
             attrgetter(f"{name}.num_batches_tracked")(pl_module) for name in counting
         ]
@@ -511,42 +526,49 @@ class LocalRound(pl.Callback):
         """Refuse to train on a loader that is not the client's."""
         check_loader_is_ours(trainer, self._dealt)
 
+    def _measure(self) -> int:
+        """Measure the client. See `RoundLoop`."""
+        assert self._dealt is not None and isinstance(self._task, int)
+        evaluator = self._evaluator(self._trainer, self._worker, self._dealt)
+        values = {} if evaluator is None else evaluator.measure(self._task).values
+        self.measured = {
+            model: {name: known(float(value)) for name, value in found.items()}
+            for model, found in values.items()
+        }
+        self._trainer.should_stop = True
+        return 0
+
     def run_round(self) -> int:
-        """Train the client, or measure it. See `RoundLoop`."""
+        """Train the client, and note what it goes on with. See `RoundLoop`."""
+        steps = self._train()
+        opened, rule = self._worker.states.opened().get(0, {}), cast(Any, self._rule)
+        self.state = {**self._told.kept, **opened, "names": list(self.vector.own.names)}
+        if rule is not None:
+            self.state |= {self._account: rule.account, "loss_reduction": rule.loss_reduction}
+            rank_zero_info(f"round {self._plan.round + 1}: {rule.statement().line}")
+        return steps
+
+    def _train(self) -> int:
         clock, worker, vector = self._clock, self._worker, self.vector
         assert self._dealt is not None
-        if isinstance(self._task, int):
-            evaluator = self._evaluator(self._trainer, worker, self._dealt)
-            values = {} if evaluator is None else evaluator.measure(self._task).values
-            self.measured = {
-                model: {name: known(float(value)) for name, value in found.items()}
-                for model, found in values.items()
-            }
-            self._trainer.should_stop = True
-            return 0
         clock.begin_round()
         if self._told.trained is not None:  # the hooks of this round have run
             train_only(vector.module, self._trainer.optimizers, self._told.trained)
-        start = vector.read().to(torch.promote_types(self.weights.dtype, torch.float32))
+        start = vector.read().to(torch.promote_types(self._given.dtype, torch.float32))
         statistics = self._federated.local.statistics
         for stack, own in self._dealt.by_stack():
-            batches = map(_zeros_of, own) if self._of_zeros else own
+            of_zeros = isinstance(self._task, LaterRound) and self._task.of_zeros
+            batches = map(_zeros_of, own) if of_zeros else own
             if statistics is not None and self._plan.round < statistics.rounds:
                 self.update = worker.statistics(stack, batches, statistics.size)[0]
             else:
                 self.update = worker.train(stack, batches, start).updates[0]
                 self._check_counts()
         self._metrics.end_round()
-        opened = worker.states.opened().get(0, {})
-        self.state = {**self._told.kept, **opened, "names": list(vector.own.names)}
-        rule: Any = self._rule
-        if rule is not None:
-            self.state |= {self._account: rule.account, "loss_reduction": rule.loss_reduction}
-            rank_zero_info(f"round {self._plan.round + 1}: {rule.statement().line}")
         steps = clock.end_round(clock.taken)
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
-        self._trainer.should_stop = self._is_done = True
+        self._trainer.should_stop = True
         return steps
 
     def _check_counts(self) -> None:

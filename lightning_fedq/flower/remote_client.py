@@ -23,9 +23,10 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.states import State
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.held_out import num_held_out
+from lightning_fedq.data.loader import check_loader
 from lightning_fedq.flower.failures import Failures
 from lightning_fedq.flower.kept import NEVER, KeptState
-from lightning_fedq.flower.local_round import LocalRound, Told, check_counted, keeps_more
+from lightning_fedq.flower.local_round import LaterRound, LocalRound, Told, check_counted, keeps_more
 from lightning_fedq.flower.records import Fields, check_kinds
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.settings import (
@@ -153,8 +154,7 @@ class RemoteClient:
         check_hooks(module, local.statistics)
         counts = local.buffers == "share" and keeps_more(module)
         try:
-            with own_draws():
-                found = self._tried(module, None, torch.zeros(0))
+            found = self._tried(module, None)
         except RefusedError:
             raise
         except Exception as error:  # of the user's data, which say nothing to the server here
@@ -167,31 +167,29 @@ class RemoteClient:
             if counts:
                 rank_zero_warn(f"what travels was not tried out: {type(error).__name__}: {error}")
             return {}
-        self._try_a_later_message(found)
+        self._try_a_later_message()
         return {TRAVELS: str(sum(found.segments))} if counts else {}
 
-    def _tried(
-        self, module: pl.LightningModule, task: RoundTask | None, weights: Tensor, of_zeros: bool = False
-    ) -> LocalRound:
-        tries = LocalRound(self._federated, 0, 0, task, weights, tries=True, of_zeros=of_zeros)
-        return tries.run(module, self._data(), self._trainer)
+    def _tried(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
+        tried = LocalRound(self._federated, 0, 0, task, torch.zeros(0))
+        with own_draws():
+            return tried.run(module, self._data(), self._trainer)
 
-    def _try_a_later_message(self, found: LocalRound) -> None:
+    def _try_a_later_message(self) -> None:
         """Run what a message of the second round runs, on two batches. Nothing of it is kept.
 
         Raises:
             RefusedError: If it fails, and on zeros in the place of the data, too: by the code alone.
         """
-        parts = torch.zeros(len(found.segments), dtype=torch.float64)
-        task = RoundTask(1, 0, ((0,),), tuple(found.segments), parts, parts + 1.0)
         errors: list[Exception] = []
+        statistics = self._federated.local.statistics
+        round = max(1, 0 if statistics is None else statistics.rounds)  # the first one trains, too
         for of_zeros in (False, True):
             try:
-                with own_draws():
-                    self._tried(self._module(), task, found.weights, of_zeros)
+                self._tried(self._module(), LaterRound(of_zeros, round))
                 break
-            except RefusedError:
-                raise
+            except RefusedError:  # in words for both sides, which the message itself will say
+                return
             except Exception as error:
                 errors.append(error)
         if errors:
@@ -365,7 +363,7 @@ class RemoteClient:
             data = self._data()
             data.prepare_data()
             data.setup("fit")
-            held = len(data.train_dataloader().dataset)
+            held = len(check_loader(data.train_dataloader()).dataset)  # type: ignore[arg-type]
         except Exception as error:
             rank_zero_warn(f"{type(error).__name__}: {error}")
             raise RefusedError("the data can't be counted; the client's own log says why") from error

@@ -63,7 +63,7 @@ def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def map_tensors(function: Callable[[Tensor], Any], batch: Any) -> Any:
-    """A batch of what a function makes of each tensor; what else it holds is as it was."""
+    """A batch of what a function makes of each tensor, and of whatever else it holds as it was."""
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
@@ -110,7 +110,7 @@ def stacked(batches: Sequence[Any]) -> Any:
 
 
 def apart(batch: Any) -> list[Any]:
-    """What `stacked` was given: the batch of each client."""
+    """The batch of each client, as `stacked` was given them."""
     if isinstance(batch, UnequalBatches):
         return list(batch)
     number = next((len(leaf) for leaf in flat_batch(batch)[0] if isinstance(leaf, Tensor)), 0)

@@ -1,6 +1,6 @@
 """A federation over some ranks, as a program: DEVICES ROUNDS FOLDER and words.
 
-Words are "resume", "private", "target", "die0", "die1", "elsewhere" and "median".
+Words are "resume", "private", "target", "die0", "die1", "elsewhere", "median", and "hooks" on batches.
 """
 
 import hashlib
@@ -28,6 +28,15 @@ class Dies(pl.Callback):
         first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
         if f"die{RANK}" in sys.argv and first and (trainer.current_epoch, batch_idx) == (2, 1):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hooked(DigitsDataModule):
+    """Turns each client's pictures over by its own draws."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        inputs, labels = batch
+        assert labels.dim() == 1, "one client's"
+        return [inputs.flip(-1) if float(torch.rand(())) < 0.5 else inputs, labels]
 
 
 def accelerator():
@@ -69,8 +78,9 @@ def main():
         num_sanity_val_steps=0,
     )
     model = Classifier(MLP(in_features=64, hidden=[16]), lr=0.1, momentum=0.9)
+    data = Hooked if "hooks" in sys.argv else DigitsDataModule
     last = "last" if "resume" in sys.argv else None
-    trainer.fit(model, datamodule=DigitsDataModule(num_train=600, batch_size=32), ckpt_path=last)
+    trainer.fit(model, datamodule=data(num_train=600, batch_size=32), ckpt_path=last)
     assert fed.engine is not None
     assert fed.engine.weights.device.type == ("elsewhere" if "elsewhere" in sys.argv else "cpu")
     found = {

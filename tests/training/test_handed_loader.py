@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
@@ -99,3 +100,51 @@ def test_a_trainer_of_the_other_package_is_told_so():
     )
     with pytest.raises(ValueError, match=told):
         trainer.fit(BoringModel())
+
+
+class Whole:
+    """Batches of another library, which knows no DataLoader."""
+
+    def __init__(self):
+        self.batches = list(DataLoader(Digits(80).train_set(), batch_size=10))
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, number):
+        return self.batches[number]
+
+
+class Passes:
+    """The same, which can be iterated only."""
+
+    def __iter__(self):
+        return iter(Whole().batches)
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_a_sequence_of_batches_is_dealt_out_batch_by_batch(clients_per_step):
+    def trained(loader):
+        module = Classifier()
+        fed = Federated(FedAvg(), 4, seed=1, clients_per_step=clients_per_step)
+        make_trainer(fed).fit(module, loader, Digits().val_dataloader())
+        return weights_of(module)
+
+    expected = trained(DataLoader(Whole(), batch_size=None))
+    assert torch.equal(trained(Whole()), expected)
+    assert not torch.equal(expected, weights_of(Classifier()))
+
+
+def test_one_client_with_a_sequence_of_batches_is_the_plain_training():
+    plain, ours = Classifier(), Classifier()
+    make_trainer(max_epochs=1).fit(plain, Whole(), Digits().val_dataloader())
+    fed = Federated(FedAvg(), 1, seed=1)
+    make_trainer(fed, max_epochs=1).fit(ours, Whole(), Digits().val_dataloader())
+    torch.testing.assert_close(weights_of(ours), weights_of(plain), atol=1e-6, rtol=0)
+
+
+def test_what_can_be_iterated_only_is_told_the_line_that_works():
+    with pytest.raises(TypeError, match=r"DataLoader\(list\(batches\), batch_size=None\)"):
+        make_trainer(federated()).fit(Classifier(), Passes(), Digits().val_dataloader())
+    loader = DataLoader(list(Passes()), batch_size=None)
+    make_trainer(federated()).fit(Classifier(), loader, Digits().val_dataloader())

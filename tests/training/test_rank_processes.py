@@ -65,9 +65,11 @@ def result(folder, rank=0):
     return json.loads((folder / f"rank-{rank}.json").read_text())
 
 
-@pytest.mark.parametrize("rule", ["mean", pytest.param("median", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rule", ["mean", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("median", "hooks"))]
+)
 def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_on_the_cpu(rule, tmp_path):
-    for name, arguments in (("one", (1,)), ("two", (2, "elsewhere"))):
+    for name, arguments in (("one", (1,)), ("two", (2, *(["elsewhere"] if rule != "hooks" else [])))):
         (tmp_path / name).mkdir()
         code, said = run(arguments[0], 2, tmp_path / name, *arguments[1:], rule)
         assert code == 0, said[-2000:]
