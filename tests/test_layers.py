@@ -312,7 +312,7 @@ ROOMS = {
     "training clients rounds callbacks/federated.py": 14_290,
     # 4,150: rows of a person came (150); DPSGD's own loss on a grid is 43% tighter than the other and stays,
     # with the liars of the guide and the robust rules (540); every logger has the federation's settings (40);
-    # layers that hide samples' gradients, bags and batches that are sorted came (issue 66, 80)
+    # layers that hide samples' gradients, bags and batches that are sorted came (issue 66, 120)
     "callbacks algorithms dpsgd": 4_950,
     "flower": 4_100,
     # 3,200: repeated rows are seen (50); CIFAR-10 from folders serves the bench until that goes;

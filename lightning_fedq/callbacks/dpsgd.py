@@ -358,7 +358,7 @@ class DPSGD(pl.Callback):
         batch = fetch(held[tried])
         try:
             again = lambda: fetch(held[tried].flip(0))  # noqa: E731
-            found = loss_reduction(trainer, module, batch, again, SampleGradientHooks, self.loss_reduction)
+            found = loss_reduction(trainer, module, batch, SampleGradientHooks, self.loss_reduction, again)
         except Exception:
             check_layers(module)  # they fail in words of their own, on a batch of one say
             raise

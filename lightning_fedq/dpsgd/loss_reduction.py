@@ -60,9 +60,9 @@ def loss_reduction(
     trainer: Any,
     module: pl.LightningModule,
     batch: Any,
-    again: Callable[[], Any],
     hooks: type[SampleGradientHooks],
     before: Literal["mean", "sum"] | None = None,
+    again: Callable[[], Any] | None = None,
 ) -> Literal["mean", "sum"]:
     """Find out how `training_step` reduces the losses of a batch, on a copy of the module that logs nothing.
 
@@ -71,9 +71,9 @@ def loss_reduction(
     Args:
         module: Not trained, and not hooked into, yet.
         batch: Batch of `samples_to_try` samples, as the loader gives it.
-        again: Returns the batch that the loader makes of them in reverse.
         hooks: Give the gradients of samples.
         before: What was found at the first look, which stays where this one can't tell; None at the first.
+        again: Returns the batch that the loader makes of the samples in reverse. None is the batch reversed.
 
     Raises:
         ValueError: If it is neither, or another one than before, or can't be told at first, or if a row of
@@ -123,13 +123,13 @@ def loss_reduction(
         for part, trains in modes.items():  # dropout stays away, and Opacus hooks into what trains
             part.training = trains and any(True for _ in part.parameters(recurse=False))
         taken_off = hooks(probe, loss_reduction=reduction, strict=True)
-        _check_rows(probe, step, batch, lambda: arrived(again()))
+        _check_rows(probe, step, batch, None if again is None else lambda: arrived(again()))
         taken_off.remove_hooks()
     return reduction
 
 
 def _check_rows(
-    probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, again: Callable[[], Any]
+    probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, again: Callable[[], Any] | None
 ) -> None:
     """Refuse gradients of a batch, as it is and reversed, whose rows are not those of its samples.
 
@@ -159,7 +159,7 @@ def _check_rows(
     except RuntimeError:  # not sorted
         apart = False
     if not apart:
-        other = again()
+        other = backwards if again is None else again()
         if not _are_apart(probe, step, other, _alone(probe, step, other)):
             raise ValueError(_MIXED)
 

@@ -37,6 +37,7 @@ with extra("opacus", "DP-SGD"):
     from opacus.grad_sample import GradSampleHooks
     from opacus.layers.dp_rnn import RNNLinear
     from opacus.optimizers import DPOptimizer
+    from opacus.utils.module_utils import trainable_modules
 
 STEPS_PER_SIGMA = 2.0**14
 _MOST_STEPS = 1 << 24
@@ -331,10 +332,49 @@ def _of_bags(
     return {layer.weight: found.scatter_add_(1, words.unsqueeze(-1).expand_as(each), each)}
 
 
+def _of_pruned(sampler: Callable[..., Any]) -> Callable[..., dict[torch.Tensor, torch.Tensor]]:
+    """Gradients of the parameter behind each weight that torch's `prune` makes of it and a mask."""
+
+    def found(layer: torch.nn.Module, *passed: Any) -> dict[torch.Tensor, torch.Tensor]:
+        gradients: dict[torch.Tensor, torch.Tensor] = sampler(layer, *passed)
+        for mask in _masks(layer):
+            made = getattr(layer, mask.removesuffix("_mask"))
+            if made in gradients:
+                own = getattr(layer, mask.replace("_mask", "_orig"))
+                gradients[own] = gradients.pop(made) * getattr(layer, mask)
+        return gradients
+
+    return found
+
+
+def _masks(layer: torch.nn.Module) -> list[str]:
+    """Names of a layer's own masks of `torch.nn.utils.prune`, which training leaves as they are."""
+    names = [name for name, _ in layer.named_buffers(recurse=False) if name.endswith("_mask")]
+    return [name for name in names if hasattr(layer, name.replace("_mask", "_orig"))]
+
+
 class SampleGradientHooks(GradSampleHooks):  # type: ignore[misc]
     """Per-sample gradients of Opacus, of passes in which each row of a layer is the same sample's."""
 
-    GRAD_SAMPLERS: ClassVar = {**GradSampleHooks.GRAD_SAMPLERS, torch.nn.EmbeddingBag: _of_bags}
+    GRAD_SAMPLERS: ClassVar = {
+        kind: _of_pruned(sampler)
+        for kind, sampler in {**GradSampleHooks.GRAD_SAMPLERS, torch.nn.EmbeddingBag: _of_bags}.items()
+    }
+
+    @classmethod
+    def validate(cls, module: torch.nn.Module, *, strict: bool = False) -> list[NotImplementedError]:
+        """Refuse trained layers with buffers, as Opacus does, but for masks of pruned weights.
+
+        Raises:
+            NotImplementedError: If there are some, and `strict`.
+        """
+        masks = {id(layer.get_buffer(name)) for layer in module.modules() for name in _masks(layer)}
+        layers = [layer for _, layer in trainable_modules(module) if any(True for _ in layer.buffers())]
+        errors = zip(super().validate(module), layers, strict=True)
+        found = [error for error, layer in errors if any(id(b) not in masks for b in layer.buffers())]
+        if found and strict:
+            raise NotImplementedError(found)
+        return found
 
     def rearrange_grad_samples(self, *, module: torch.nn.Module, **settings: Any) -> Any:
         """Hand over one pass through a layer.
