@@ -1,10 +1,10 @@
 """Normalisation by released statistics: `python benchmarks/normalised.py`, with `FEDQ_DATA` set.
 
-MNIST with a linear model (7,850 parameters) and CIFAR-10 with two convolutions (6,106), 1,000 clients of 8
-and 20 images, one step a round on all of them, `RotatedCoins` behind counted masks at epsilon 8 over the whole
+MNIST with a linear model (7,850 parameters), CIFAR-10 with two convolutions (6,106), 1,000 clients of 8 and
+20 images, one step a round on all of them, `RotatedCoins` behind counted masks at epsilon 8 over the whole
 run, delta 1e-5. Images are in [0, 1]: left as they are, normalised by the constants that everybody knows, or
-by the mean and standard deviation of each channel that round 1 of 31 releases. Test accuracy of the last model
-for three learning rates, which clip at twice the rate. Keys are secret, so figures differ from run to run.
+by the mean and standard deviation of each channel that round 1 of 31 releases. Test accuracy of the last
+model for three learning rates, which clip at twice the rate. Keys are secret: figures differ from run to run.
 
 Before that, the error of these statistics by clients, epsilon and bound: root mean square of 20 keys.
 """
@@ -16,7 +16,6 @@ import math
 import sys
 import warnings
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -61,13 +60,15 @@ class Images(TensorDataModule):
     def __init__(self, name: Name) -> None:
         kind: Any = MNISTDataModule if name == "MNIST" else CIFAR10DataModule
         self.name, self.inner = name, kind()
+        self.kept: tuple[Tensor, Tensor, int] | None = None
         super().__init__(EACH[name], False, EACH[name] * CLIENTS, None, 0)
 
-    @cache  # noqa: B019 (two of them)
     def load(self) -> tuple[Tensor, Tensor, int]:
-        images, labels, tests = self.inner.load()
-        mean, std = (torch.tensor(part).view(-1, 1, 1) for part in CONSTANTS[self.name])
-        return images.mul_(std).add_(mean), labels, tests
+        if self.kept is None:
+            images, labels, tests = self.inner.load()
+            mean, std = (torch.tensor(part).view(-1, 1, 1) for part in CONSTANTS[self.name])
+            self.kept = images.mul_(std).add_(mean), labels, tests
+        return self.kept
 
 
 class Net(pl.LightningModule):

@@ -1,8 +1,8 @@
 """Who holds what, and the batches of each client."""
 
 from lightning_fedq.data.datamodule import FederatedDataModule
-from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition
-from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew, Sizes
+from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition, Sizes
+from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
 
 __all__ = [
     "IID",
