@@ -211,6 +211,19 @@ def test_a_run_in_which_no_statistic_is_released_ends_with_words(rounds):
     assert net.calls == 0 and federated.ledger.rounds == rounds
 
 
+@pytest.mark.parametrize("participation", ["random", "poisson", "allocated"])
+def test_secret_cohorts_tell_nobody_who_was_asked(participation, caplog):
+    mechanism = fedq.BandedGaussian(0.5, 2.0, band=1)
+    settings = {"cohorts": "secret", "seed": None, "diagnostics": False, "participation": participation}
+    with caplog.at_level("INFO"):
+        federated, trainer = fit(net := Net(), mechanism=mechanism, **settings)
+    assert net.calls == 1 and "4 numbers released, noise of" in caplog.text
+    assert math.isnan(federated.records[0].clip_rate) and federated.records[0].non_finite_clients == ()
+    plain, other = fit(Plain(), mechanism=mechanism, **{**settings, "statistics": None})
+    secret, expected = report_of(federated, trainer, 1e-3).secret, report_of(plain, other, 1e-3).secret
+    assert secret.epsilon_run == expected.epsilon_run < math.inf
+
+
 def test_own_draws_divide_by_the_expected_size_so_a_vector_is_centred():
     """The mean of a poisson cohort errs by who is there times the vector, and by nothing of a centred one."""
     settings = {"participation": "poisson", "cohorts": "secret", "seed": None}
