@@ -93,6 +93,7 @@ HOOKS = {
     "mean_error": ("from `noise_variance`", "the error depends on how alike the updates are"),
     "num_sent": ("`None`", "the largest coordinates of an update are sent, and no others"),
     "longest_update": ("`None`", "whole updates are clipped by their norm"),
+    "clipped_to": ("the range, or a norm around 0", "values are clipped elsewhere"),
     "covers_shorter": ("True", "a round may cost less for a longer vector"),
     "gaussian_error": ("False", "the error of the decoded mean is exactly Gaussian"),
     "group_sizes": ("all alone", "clients share randomness with each other"),

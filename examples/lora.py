@@ -70,17 +70,17 @@ class RowReader(pl.LightningModule):
         return torch.optim.SGD(trained, lr=self.lr)
 
 
-def trained_parameters(rank: int) -> int:
-    """Numbers that an adapter of this rank trains, in both blocks."""
-    return 2 * len(LAYERS) * rank * 2 * WIDTH
+def trained_parameters(rank: int, factors: int = 2) -> int:
+    """Numbers that an adapter of this rank trains, in both blocks, of both factors or of B alone."""
+    return 2 * len(LAYERS) * rank * factors * WIDTH
 
 
-def choose() -> tuple[int, int]:
+def choose(factors: int = 2) -> tuple[int, int]:
     """The fewest clients, and then the largest rank, within a fifth of the least noise over signal."""
     ratios = {}
     for clients in (1250, 2500, 5000):
         for rank in (2, 4, 8):
-            params = trained_parameters(rank)
+            params = trained_parameters(rank, factors)
             (option,) = plan(Problem(clients, params, ROUNDS, TARGET, MASKS), {"RotatedCoins": MECHANISM})
             ratios[clients, -rank] = option.ratio
             about = f"{params} parameters, {option.bits:.2f} bits each"
@@ -93,13 +93,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", default="data", help="folder with MNIST/raw (default: %(default)s)")
     parser.add_argument("--download", action="store_true", help="fetch MNIST if it is not there")
+    parser.add_argument("--freeze-a", action="store_true", help="train B alone, whose mean is exact")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches, not of keys")
     arguments = parser.parse_args()
     pl.seed_everything(arguments.seed, verbose=False)
 
     images, labels, num_test = MNISTDataModule(arguments.data, arguments.download).load()
     images = images[:, 0]
-    clients, rank = choose()
+    factors = 2 - arguments.freeze_a
+    clients, rank = choose(factors)
     public, private = slice(0, 10_000), slice(10_000, 10_000 + SAMPLES * clients)
     test = DataLoader(TensorDataset(images[-num_test:].flip(1), labels[-num_test:]), batch_size=1000)
     quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
@@ -113,6 +115,9 @@ def main() -> None:
     model.requires_grad_(False)
     config = LoraConfig(r=rank, lora_alpha=4 * rank, target_modules=LAYERS, lora_dropout=0.0)
     model.body = get_peft_model(model.body, config)
+    for name, parameter in model.named_parameters():
+        if arguments.freeze_a and "lora_A" in name:
+            parameter.requires_grad_(False)  # mean(B) A is mean(B A)
     model.lr, model.momentum = 0.4, 0.0
     federated = fedq.Federated(MECHANISM, num_clients=clients, privacy=TARGET, secure_aggregation=MASKS)
     held = DataLoader(
@@ -121,7 +126,7 @@ def main() -> None:
     pl.Trainer(max_epochs=ROUNDS, callbacks=[federated], **quiet).fit(model, held)
     after = pl.Trainer(**quiet).validate(model, test, verbose=False)[0]["val_acc"]
 
-    dim, last = trained_parameters(rank), federated.records[-1]
+    dim, last = trained_parameters(rank, factors), federated.records[-1]
     bits = (last.uplink_bits - last.protocol_bits) / last.num_received / dim
     keys = last.protocol_bits / last.num_received / 8 / 1000
     print(f"accuracy upside down: {before:.3f} as pretrained, {after:.3f} with the adapter of rank {rank}")

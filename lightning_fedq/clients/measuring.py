@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.fit import Client
+from lightning_fedq.clients.fit import Client, ClientFit
+from lightning_fedq.data.batches import Stack
 
 
 def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float]:
@@ -52,17 +53,18 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
     return logged.reduced()
 
 
-def statistics_of(copy: Client, batches: Iterable[Any], size: int) -> Tensor:
-    """Vector that a client's module makes of its batches, `(size,)`, without gradients.
+def statistics_of(fit: ClientFit, stack: Stack, batches: Iterable[Any], size: int) -> Tensor:
+    """Vector that a client's module makes of its batches, `(size,)`, in a copy and without gradients.
 
     Args:
-        copy: Copy of the user's fit, which is dropped afterwards.
+        stack: The client, one.
         batches: What it trains on.
         size: Numbers that are expected.
 
     Raises:
         ValueError: If there are others.
     """
+    copy = fit.copy(stack.training_seed, stack.clients, alone=True)
     module: Any = copy.module
     with torch.no_grad():
         found = torch.as_tensor(module.client_statistics(_given(copy, batch) for batch in batches))
@@ -71,7 +73,9 @@ def statistics_of(copy: Client, batches: Iterable[Any], size: int) -> Tensor:
             f"client_statistics returned shape {tuple(found.shape)}, and Statistics(size={size}) "
             f"releases ({size},); let both be the same"
         )
-    return found.detach().clone()
+    found = found.detach().clone()  # it may be a part of the copy
+    fit.drop(copy)
+    return found
 
 
 def _given(copy: Client, batch: Any) -> Any:

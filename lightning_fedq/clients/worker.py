@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.clients.correction import Corrected, Corrects
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
-from lightning_fedq.clients.measuring import measure, statistics_of
+from lightning_fedq.clients.measuring import measure
 from lightning_fedq.clients.stack import ClientStack, StackMemory
 from lightning_fedq.clients.states import ClientStates, Keeps
 from lightning_fedq.clients.vector import Vector, changed_of
@@ -156,18 +156,6 @@ class ClientWorker:
             found = measure(copy, chain([first], batches))
             self.fit.drop(copy)
         return found
-
-    def statistics(self, stack: Stack, batches: Iterator[Any], size: int) -> Tensor:
-        """Vector that a client makes of its batches, `(1, size)`, see `statistics_of`.
-
-        Args:
-            stack: The client, one.
-            size: Numbers that are expected.
-        """
-        copy = self.fit.copy(stack.training_seed, stack.clients, alone=True)
-        found = statistics_of(copy, batches, size)
-        self.fit.drop(copy)
-        return found[None]
 
     def forget_shapes(self) -> None:
         """The vector has changed, or the fit is over: free the memory of stacks."""

@@ -2,8 +2,8 @@
 
 from lightning_fedq.data.by_turn import ClientData
 from lightning_fedq.data.datamodule import FederatedDataModule
-from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition
-from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew, Sizes
+from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition, Sizes
+from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
 
 __all__ = [
     "IID",

@@ -163,38 +163,64 @@ def sizes_of(shares: Tensor, num_samples: int, least: int) -> Tensor:
     return torch.diff(cuts, prepend=cuts.new_zeros(1)) + least
 
 
-def check_positive_sizes(sizes: Sequence[float]) -> None:
-    """Refuse no sizes at all, and a client of none.
-
-    Raises:
-        ValueError: With the first of them.
-    """
-    if not sizes or not all(0 < size < math.inf for size in sizes):
-        raise ValueError(f"sizes must be > 0, one a client, got {tuple(sizes[:10])}")
-
-
-def given_sizes(sizes: Sequence[float], num_samples: int, num_clients: int) -> Tensor:
-    """Numbers of samples that a user gives, or of fractions the whole ones next to them, 1 at least.
+@dataclass(frozen=True)
+class Sizes(Partition):
+    """Given sizes: a random order of the samples, cut where the sizes say. `Dirichlet` takes them, too.
 
     Nothing is scaled in silence: sizes of a smaller set would be those of nobody.
 
+    Args:
+        sizes: One a client: numbers of samples, which sum to all there are, or fractions, which sum to 1 and
+            become the whole numbers next to them, 1 at least.
+
     Raises:
-        ValueError: With the cure.
+        ValueError: If one is not positive.
+
+    Examples:
+        >>> parts = Sizes((10, 30, 60)).split(None, 100, 3, torch.Generator().manual_seed(0))
+        >>> [len(part) for part in parts]
+        [10, 30, 60]
+        >>> Sizes((0.5, 0.3, 0.2)).counts(25, 3)
+        tensor([13,  7,  5])
     """
-    if len(sizes) != num_clients:
-        raise ValueError(f"there are {len(sizes)} sizes, and num_clients is {num_clients}; give one a client")
-    total = math.fsum(sizes)
-    if total == num_samples and all(size == int(size) for size in sizes):
-        return torch.tensor(sizes, dtype=torch.float64).long()
-    if abs(total - 1.0) > 1e-6:
-        raise ValueError(
-            f"sizes sum to {total:g}, there are {num_samples} samples; let them sum to that, in whole "
-            "numbers (torch.utils.data.Subset leaves samples out), or to 1, as fractions"
-        )
-    return sizes_of(torch.tensor(sizes, dtype=torch.float64) / total, num_samples, 1)
+
+    sizes: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(self.sizes))
+        check_fields(self)
+        if not self.sizes or not all(0 < size < math.inf for size in self.sizes):
+            raise ValueError(f"sizes must be > 0, one a client, got {self.sizes[:10]}")
+
+    def counts(self, num_samples: int, num_clients: int) -> Tensor:
+        """Numbers of samples, `(num_clients,)`.
+
+        Raises:
+            ValueError: If there are other clients or samples, with the cure.
+        """
+        given, total = torch.tensor(self.sizes, dtype=torch.float64), math.fsum(self.sizes)
+        if len(given) != num_clients:
+            raise ValueError(
+                f"there are {len(given)} sizes, and num_clients is {num_clients}; give one a client"
+            )
+        if total == num_samples and torch.equal(given, given.round()):
+            return given.long()
+        if abs(total - 1.0) > 1e-6:
+            raise ValueError(
+                f"sizes sum to {total:g}, there are {num_samples} samples; let them sum to that, in whole "
+                "numbers (torch.utils.data.Subset leaves samples out), or to 1, as fractions"
+            )
+        return sizes_of(given / total, num_samples, 1)
+
+    def split(
+        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        check_sizes(num_samples, num_clients)
+        order = torch.randperm(num_samples, generator=generator)
+        return list(torch.split(order, self.counts(num_samples, num_clients).tolist()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dirichlet(Partition):
     """Dirichlet partition: every class is shared out by its own draw from a symmetric Dirichlet law.
 
@@ -226,15 +252,17 @@ class Dirichlet(Partition):
 
     def __post_init__(self) -> None:
         if self.sizes is not None:
-            object.__setattr__(self, "sizes", tuple(self.sizes))
+            object.__setattr__(self, "sizes", Sizes(self.sizes).sizes)
         check_fields(self)
         check_positive(alpha=self.alpha)
         if self.least < 0:
             raise ValueError(f"least must be >= 0, got {self.least}")
-        if self.sizes is not None:
-            check_positive_sizes(self.sizes)
-            if self.least != 1:
-                raise ValueError(f"least={self.least} is for drawn sizes, and sizes are given; leave it out")
+        if self.sizes is not None and self.least != 1:
+            raise ValueError(f"least={self.least} is for drawn sizes, and sizes are given; leave it out")
+
+    def __repr__(self) -> str:
+        given = "" if self.sizes is None else f", sizes={self.sizes}"
+        return f"Dirichlet(alpha={self.alpha}, least={self.least}{given})"
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
@@ -247,7 +275,7 @@ class Dirichlet(Partition):
         if self.sizes is None:
             sizes = sizes_of((counts.double() / num_samples) @ shares, num_samples, self.least)
         else:
-            sizes = given_sizes(self.sizes, num_samples, num_clients)
+            sizes = Sizes(self.sizes).counts(num_samples, num_clients)
         return parts_of(_owners(shares, labels, sizes, generator), num_clients)
 
 

@@ -15,11 +15,9 @@ from lightning_fedq.data.columns import By, check_by, groups_of, in_words, value
 from lightning_fedq.data.partition import (
     Partition,
     check_least,
-    check_positive_sizes,
     check_sizes,
     deal_shards,
     dirichlet_shares,
-    given_sizes,
     parts_of,
     sizes_of,
 )
@@ -134,40 +132,6 @@ class QuantitySkew(Partition):
         rest = num_samples - num_clients * self.least
         sizes = sizes_of(dirichlet_shares(self.alpha, num_clients, generator), rest, 0) + self.least
         return list(torch.split(torch.randperm(num_samples, generator=generator), sizes.tolist()))
-
-
-@dataclass(frozen=True)
-class Sizes(Partition):
-    """Given sizes: a random order of the samples, cut where the sizes say. `Dirichlet` takes them, too.
-
-    Args:
-        sizes: One a client: numbers of samples, which sum to all there are, or fractions, which sum to 1.
-
-    Raises:
-        ValueError: If one is not positive.
-
-    Examples:
-        >>> parts = Sizes((10, 30, 60)).split(None, 100, 3, torch.Generator().manual_seed(0))
-        >>> [len(part) for part in parts]
-        [10, 30, 60]
-        >>> parts = Sizes((0.5, 0.3, 0.2)).split(None, 25, 3, torch.Generator().manual_seed(0))
-        >>> [len(part) for part in parts]
-        [13, 7, 5]
-    """
-
-    sizes: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(self.sizes))
-        check_fields(self)
-        check_positive_sizes(self.sizes)
-
-    def split(
-        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
-    ) -> list[Tensor]:
-        check_sizes(num_samples, num_clients)
-        sizes = given_sizes(self.sizes, num_samples, num_clients).tolist()
-        return list(torch.split(torch.randperm(num_samples, generator=generator), sizes))
 
 
 @dataclass(frozen=True, repr=False)

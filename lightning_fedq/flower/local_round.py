@@ -26,6 +26,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import knows_clients
+from lightning_fedq.clients.measuring import statistics_of
 from lightning_fedq.clients.states import State
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Rehearsed, Vector, train_only
@@ -560,7 +561,7 @@ class LocalRound(pl.Callback):
             of_zeros = isinstance(self._task, LaterRound) and self._task.of_zeros
             batches = map(_zeros_of, own) if of_zeros else own
             if statistics is not None and self._plan.round < statistics.rounds:
-                self.update = worker.statistics(stack, batches, statistics.size)[0]
+                self.update = statistics_of(self._fit, stack, batches, statistics.size)
             else:
                 self.update = worker.train(stack, batches, start).updates[0]
                 self._check_counts()

@@ -21,6 +21,7 @@ from lightning_fedq.rounds.parts import Tampering, UpdateTransform
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.record import RoundRecord
 from lightning_fedq.rounds.server import RoundServer
+from lightning_fedq.rounds.statistics import held
 
 
 class RoundEngine(RoundServer):
@@ -133,10 +134,7 @@ class RoundEngine(RoundServer):
         assert self.statistics is not None
         parts = self.mechanism, self._context, self.weights, self.target
         self.receive(clients, self.statistics.spread(vectors, *parts))
-        finite = torch.isfinite(vectors).all(1).tolist()
-        self.non_finite += [
-            client for client, is_finite in zip(clients, finite, strict=True) if not is_finite
-        ]
+        self.non_finite += [client for client, good in zip(clients, held(vectors), strict=True) if not good]
 
     def _check_shape(self, name: str, clients: Sequence[int], updates: Tensor) -> None:
         expected = len(clients), self.weights.numel()

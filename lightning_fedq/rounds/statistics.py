@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,16 +20,9 @@ from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.rounds.client import Target
 
 
-class _Places(NamedTuple):
-    """Where the copies lie: coordinate i holds `base + reach v`, v the number `i mod size` of the vector.
-
-    Args:
-        reach: `(copies, size)`, 0 where nothing lies.
-        base: `(copies, size)`.
-    """
-
-    reach: Tensor
-    base: Tensor
+def held(vectors: Tensor) -> Tensor:
+    """Which vectors float32 can hold, `(clients,)`."""
+    return (vectors.abs() <= torch.finfo(torch.float32).max).all(1)
 
 
 @dataclass(frozen=True)
@@ -92,12 +84,11 @@ class Statistics:
         """Updates that carry the vectors of clients, `(clients, dim)`.
 
         Args:
-            vectors: `(clients, size)`; one with a number that is not finite counts as zeros.
+            vectors: `(clients, size)`; one with what float32 can't hold, NaN too, counts as zeros.
             weights: `(dim,)` the model as clients were sent it.
             target: What is quantised.
         """
-        finite = torch.isfinite(vectors).all(1, keepdim=True)
-        unit = torch.where(finite, vectors.double() / self.bound, 0.0)
+        unit = torch.where(held(vectors)[:, None], vectors.double() / self.bound, 0.0)
         unit = unit / torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=1.0)
         reach, base = self._places(mechanism, context, weights.device)
         rows: Tensor = (base + reach * unit[:, None]).flatten(1)[:, : context.dim]
@@ -118,18 +109,21 @@ class Statistics:
         Args:
             variance: Bound on the variance of the mean of a round, one value a segment.
         """
-        reach = self._places(mechanism, context, variance.device).reach.square()
+        reach = self._places(mechanism, context, variance.device)[0].square()
         noise = (reach * self._copies(context.expand(variance).double())).sum(0) / reach.sum(0).square()
         return self.bound * math.sqrt(float(noise.max()))
 
-    def _places(self, mechanism: Mechanism, context: RoundContext, device: torch.device) -> _Places:
+    def _places(
+        self, mechanism: Mechanism, context: RoundContext, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Where the copies lie, `(copies, size)` each: at `base + reach v`, reach 0 where there is none."""
         longest = mechanism.longest_update(context.dim)
         base, reach = map(context.expand, mechanism.clipped_to(context))
         if longest is not None:
             # an l1 norm is told for normal coordinates; the worst of these is sqrt(pi / 2) longer
             whole = longest if mechanism.clips_norm else longest * math.sqrt(2.0 / math.pi)
             reach = torch.full((context.dim,), whole / math.sqrt(-(-context.dim // self.size)))
-        return _Places(*(self._copies(part.to(device, torch.float64)) for part in (reach, base)))
+        return self._copies(reach.to(device, torch.float64)), self._copies(base.to(device, torch.float64))
 
     def _copies(self, values: Tensor) -> Tensor:
         """`(dim,)` as `(copies, size)`, with zeros behind the last."""

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from lightning_fedq.training.settings import Clients, Local, Server
 
 
-def named_words(rule: object) -> str:
-    """A rule of the user's, by its name, or as its class says it: no address of this process."""
-    return str(getattr(rule, "__qualname__", None) or repr(rule))
-
-
 class Federation:
     """Base of `Federated`: all that parts of a fit and other callbacks need to know of it.
 
@@ -103,6 +98,7 @@ class Federation:
     def identity(self) -> dict[str, str]:
         """Fingerprint that a checkpoint must agree with, in words."""
         clients, local, server = self.clients, self.local, self.server
+        rule = clients.available
         return {
             "mechanism": repr(self.mechanism),
             "num_clients": str(clients.num_clients),
@@ -110,7 +106,7 @@ class Federation:
             "participation": clients.participation,
             "dropout_probability": str(clients.dropout_probability),
             **({} if clients.deadline is None else {"deadline": repr(clients.deadline)}),
-            **({} if clients.available is None else {"available": named_words(clients.available)}),
+            **({} if rule is None else {"available": getattr(rule, "__qualname__", type(rule).__name__)}),
             "weighting": server.weighting,
             "aggregator": repr(server.aggregator),
             "secure_aggregation": repr(server.secure_aggregation),

@@ -23,6 +23,7 @@ from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.forks import aside, why_no_forks
 from lightning_fedq.clients.hooks import say_who_is_copied
+from lightning_fedq.clients.measuring import statistics_of
 from lightning_fedq.clients.personal import say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step
 from lightning_fedq.clients.undo import Undo
@@ -522,9 +523,10 @@ class FederatedFit:
 
     def _train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> None:
         self.present = stack
-        if self.engine.reads_statistics:
-            size = self.engine.statistics.size  # type: ignore[union-attr]
-            self.engine.receive_statistics(stack.clients, self.worker.statistics(stack, batches, size))
+        statistics = self.engine.statistics
+        if statistics is not None and self.engine.reads_statistics:
+            vector = statistics_of(self.worker.fit, stack, batches, statistics.size)
+            self.engine.receive_statistics(stack.clients, vector[None])
             return
         trained = self.worker.train(stack, batches, weights)
         if trained.asks_to_stop:

@@ -92,9 +92,9 @@ class Trial:
             change: What becomes of a batch before it is looked at; None is itself.
         """
         with own_draws():
-            copy = self.fit.copy(stack.training_seed, stack.clients, alone=True)
             batches: Any = islice(self._loader().of_stack(stack), most)
-            return statistics_of(copy, batches if change is None else map(change, batches), size)
+            batches = batches if change is None else map(change, batches)
+            return statistics_of(self.fit, stack, batches, size)
 
 
 def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:

@@ -139,6 +139,7 @@ def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -
     for callback in writers:  # of something of clients' data, who say where it went
         yield callback.lets_out(trainer)
     yield (
-        "Metrics of validation and test, whose data count as public. What a module or another callback hands "
+        "Metrics of validation and test, whose data count as public. What a data module or `setup` computes "
+        "from all training rows is not counted (`statistics=` is). What a module or another callback hands "
         "to a logger, a file or the screen by itself (`self.logger.experiment`, `print`) is not seen here."
     )

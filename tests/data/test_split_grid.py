@@ -160,7 +160,7 @@ def test_the_cure_of_clients_that_hold_too_little_works():
     loader = DataLoader(data, batch_size=3, drop_last=True)
     generator = torch.Generator().manual_seed(0)
     for rule in (Dirichlet(0.1), QuantitySkew(0.1)):
-        with pytest.raises(ValueError, match=rf"use {type(rule).__name__}\(alpha=0.1, least=3"):
+        with pytest.raises(ValueError, match=rf"use {type(rule).__name__}\(alpha=0.1, least=3\)"):
             deal_out(loader, rule, 479, generator)
         cured = deal_out(loader, type(rule)(0.1, least=3), 479, generator)
         assert min(map(len, cured)) >= 3

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.data import Dirichlet
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -78,6 +79,38 @@ def test_a_stack_is_one_client_after_the_other(build):
     torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-3)
     assert torch.equal(found[1], found[2])
     assert not torch.equal(found[0], trained(Classifier(build(), adam)))
+
+
+class Factors(nn.Module):
+    """A frozen layer and a product of two factors beside it, as an adapter of `peft`."""
+
+    def __init__(self, freeze_a: bool) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(2)
+        self.layer = nn.Linear(64, 10).requires_grad_(False)
+        self.lora_A = nn.Parameter(torch.randn(4, 64, generator=generator) / 8, requires_grad=not freeze_a)
+        self.lora_B = nn.Parameter(torch.zeros(10, 4))
+
+    def forward(self, inputs):
+        return self.layer(inputs) + inputs @ self.lora_A.T @ self.lora_B.T
+
+
+@pytest.mark.parametrize("freeze_a", [False, True])
+def test_the_mean_of_an_adapter_is_exact_where_one_factor_is_frozen(freeze_a):
+    """Of the products that clients come to: both factors' means miss it by percents of the round's move."""
+    products = []
+
+    class Watched(Classifier):
+        def on_train_epoch_end(self):
+            products.append((self.backbone.lora_B @ self.backbone.lora_A).detach().clone())
+
+    module = Watched(Factors(freeze_a))
+    fed = Federated(FedAvg(), 5, seed=0, clients_per_step=1, partition=Dirichlet(0.3))
+    make_trainer(fed, max_epochs=3).fit(module, datamodule=Digits(100))
+    moved = torch.stack(products[-5:]).mean(0)
+    before = torch.stack(products[-10:-5]).mean(0)
+    error = (module.backbone.lora_B @ module.backbone.lora_A - moved).norm() / (moved - before).norm()
+    assert error < 1e-5 if freeze_a else error > 0.01
 
 
 def test_tied_weights_stay_tied():

@@ -283,11 +283,11 @@ def test_other_values_that_break_a_condition_are_refused_by_name(settings, words
 
 REFUSED = {"seed", "participation", "clients_per_round", "dropout_probability", "deadline", "privacy"}
 REFUSED |= {"weighting", "aggregator", "algorithm", "buffers", "local", "evaluate_clients", "check_isolation"}
-REFUSED |= {"diagnostics", "client_metrics", "ledger"}
+REFUSED |= {"diagnostics", "client_metrics", "ledger", "available"}
 REFUSED |= {"secure_aggregation", "target"}  # where clients draw for themselves
 TAKEN = {"mechanism", "num_clients", "cohorts", "partition", "labels", "local_epochs", "local_steps"}
 TAKEN |= {"clients_per_step", "ranges", "server_lr", "server_optimizer", "shared", "constraints"}
-TAKEN |= {"broadcast_bits"}
+TAKEN |= {"broadcast_bits", "statistics"}
 
 
 def test_every_argument_was_looked_at():

@@ -90,10 +90,10 @@ def test_the_mean_is_right_but_for_the_noise_of_a_round(mechanism):
         assert torch.stack(squares).mean() > 1.0 - 6.0 * math.sqrt(2.0 / error.numel())
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200, 1e30])
 @pytest.mark.parametrize("target", ["updates", "weights"])
 def test_a_vector_that_is_no_number_counts_as_zeros_and_its_client_is_named(target, bad):
-    vectors = torch.full((20, 4), 0.1)
+    vectors = torch.full((20, 4), 0.1).double()
     vectors[3, 1] = bad
     engine, _ = released(fedq.SubtractiveDither(bits=16), 0, vectors, target)
     expected = torch.full((4,), 0.1 * 19 / 20).double()
@@ -209,6 +209,19 @@ def test_a_run_in_which_no_statistic_is_released_ends_with_words(rounds):
     with pytest.raises(RuntimeError, match=f"none of {rounds} rounds .* too few for this test; they stay"):
         make_trainer(federated, Aborts(), max_epochs=4).fit(net, datamodule=Digits(400))
     assert net.calls == 0 and federated.ledger.rounds == rounds
+
+
+@pytest.mark.parametrize("participation", ["random", "poisson", "allocated"])
+def test_secret_cohorts_tell_nobody_who_was_asked(participation, caplog):
+    mechanism = fedq.BandedGaussian(0.5, 2.0, band=1)
+    settings = {"cohorts": "secret", "seed": None, "diagnostics": False, "participation": participation}
+    with caplog.at_level("INFO"):
+        federated, trainer = fit(net := Net(), mechanism=mechanism, **settings)
+    assert net.calls == 1 and "4 numbers released, noise of" in caplog.text
+    assert math.isnan(federated.records[0].clip_rate) and federated.records[0].non_finite_clients == ()
+    plain, other = fit(Plain(), mechanism=mechanism, **{**settings, "statistics": None})
+    secret, expected = report_of(federated, trainer, 1e-3).secret, report_of(plain, other, 1e-3).secret
+    assert secret.epsilon_run == expected.epsilon_run < math.inf
 
 
 def test_own_draws_divide_by_the_expected_size_so_a_vector_is_centred():
