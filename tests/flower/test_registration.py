@@ -172,7 +172,7 @@ def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock, tmp_pat
     with pytest.warns(UserWarning, match="node 104 refuses: no"):
         found.gather(600.0)
     assert sorted(found.nodes) == [0, 1, 2, 3] and 300.0 <= clock.now < 310.0
-    assert sum(kind == "register" for kind, _ in grid.log) == CLIENTS + 1  # asked once
+    assert sum(kind == "register" for kind, _ in grid.log) == CLIENTS + 5  # the stranger once a minute
 
 
 def test_the_commands_of_fedq_flower_init_name_flower_s_own_port():
@@ -182,3 +182,63 @@ def test_the_commands_of_fedq_flower_init_name_flower_s_own_port():
     assert f'address = "127.0.0.1:{PORT}"' in (server / "config.toml").read_text()
     assert f"https://127.0.0.1:{PORT};" in (server / "fleet_only.conf").read_text()
     assert f"--host 127.0.0.1 --port {PORT} " in (server / "fedq-superlink.service").read_text()
+
+
+@pytest.mark.parametrize("reconnects", [False, True])
+@pytest.mark.parametrize(
+    "says", [{"refused": "protocol is 6 here and 7 there"}, {"partition": 3, "key": b""}]
+)
+def test_who_refused_is_asked_again_every_minute_and_when_it_is_back(
+    says, reconnects, clock, tmp_path, recwarn
+):
+    """Both mistakes were put right and restarted, and the server waited on for ten minutes."""
+    cured, asked, sleep = [], [], clock.sleep
+
+    def refusing(kind, client, reply):
+        if client == 3 and not cured:
+            asked.append(clock.now)
+            reply.content = to_record(says)
+        return reply
+
+    apps, homes = clients(settings, tmp_path)
+    grid = LoopGrid(apps, homes, refusing)
+    away = []
+
+    def asleep(seconds):
+        sleep(seconds)
+        if clock.now > 130.0 and not cured:
+            cured.append(clock.now)
+            if reconnects:
+                away.append(grid.contexts.pop(103))
+        elif away:
+            grid.contexts[103] = away.pop()
+
+    clock.sleep = asleep
+    roster_of(grid, tmp_path, []).gather(600.0)
+    assert clock.now < (135.0 if reconnects else 190.0)
+    assert [round(at, -1) for at in asked] == [0, 60, 120]
+    said = [str(one.message) for one in recwarn if "node 103" in str(one.message)]
+    assert len(said) == 1 and said[0].endswith("it is asked again every minute")
+
+
+def test_a_question_is_lost_with_its_node_s_connection(clock, tmp_path):
+    """Its client was killed with the question in its hands: the node is back, and is asked again."""
+    lost, sleep = [1], clock.sleep
+
+    def silent_once(kind, client, reply):
+        return None if client == 3 and lost and lost.pop() else reply
+
+    apps, homes = clients(settings, tmp_path)
+    grid = LoopGrid(apps, homes, silent_once)
+    away = {}
+
+    def asleep(seconds):
+        sleep(seconds)
+        if 30.0 < clock.now < 60.0 and 103 in grid.contexts:
+            away[103] = grid.contexts.pop(103)
+        elif clock.now > 60.0:
+            grid.contexts |= away
+
+    clock.sleep = asleep
+    roster_of(grid, tmp_path, []).gather(600.0)
+    assert 60.0 < clock.now < 62.0
