@@ -209,7 +209,13 @@ class RemoteClients(Population):
         wait_for_enough(server, self._roster, self._federation.server.secure_aggregation)
 
     def _count(self, server: RemoteRoundServer, record: RoundRecord) -> None:
-        """Remember whose answers are in the sum. Each client is told with its next task."""
+        """Remember whose answers are in the sum. Each client is told with its next task.
+
+        Counters of batches advance as in a simulation, where every client takes as many.
+        """
+        if (batches := self._federation.local.local_steps) is not None:
+            left = self.clock.most_batches
+            self._federation.fit.vector.most_counted.fill_(batches if left is None else min(batches, left))
         if record.aborted or not record.num_received:
             self._in_vain.append(record.aborted or "nobody has answered")
         else:
