@@ -268,6 +268,8 @@ class RemoteClient:
         Raises:
             ValueError: If a setting differs, or there is no folder to keep keys in.
         """
+        if self._store is not None:
+            self._store.tidy()
         theirs = {name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)}
         check_deployable(self._federated)
         if found := differences(self.settings(), theirs):

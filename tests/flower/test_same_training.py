@@ -254,7 +254,7 @@ def normed(momentum=0.1):
 @pytest.mark.parametrize("steps, most", [(3, None), (3, 8), (None, None)])
 @pytest.mark.parametrize("buffers", ["share", "local"])
 def test_every_integer_buffer_is_the_simulation_s_or_excluded_by_name(steps, most, buffers, tmp_path):
-    """`num_batches_tracked` was 0 deployed, and 12 and 90 simulated; where nobody knows it the guide says so."""
+    """`num_batches_tracked` was 0 deployed, 12 and 90 simulated; where nobody knows it the guide says so."""
     new = lambda: federated(COIN, buffers=buffers, local_steps=steps)  # noqa: E731
     simulated, options = normed(), {} if most is None else {"max_steps": most}
     simulate(new(), ROUNDS, module=simulated, **options)
