@@ -27,6 +27,7 @@ class Exchange:
     def __init__(self, grid: Grid, timeout: float, warn: Callable[[str], None]) -> None:
         self._grid, self.timeout, self._warn = grid, timeout, warn
         self._failed: dict[int, str] = {}
+        self._registrations: set[str] = set()
 
     def online(self) -> list[int]:
         """Nodes that are connected now."""
@@ -63,20 +64,29 @@ class Exchange:
         more: dict[str, Any] = {"message_type": name, "group_id": group, "ttl": self.timeout}
         messages = [Message(to_record(fields), dst_node_id=node, **more) for node, fields in contents.items()]
         numbers = zip(self._grid.push_messages(messages), contents, strict=True)
-        return {number: node for number, node in numbers if number}
+        asked = {number: node for number, node in numbers if number}
+        if kind == "register":
+            self._registrations.update(asked)
+        return asked
 
     def pull(self, asked: dict[str, int]) -> dict[int, Fields]:
         """Answers that have come by now, by node. Their messages are taken out of `asked`."""
         answers: dict[int, Fields] = {}
         for reply in self._grid.pull_messages(list(asked)):
             # an error that the SuperLink makes up names no node, so replies are known by what they answer
-            node = asked.pop(reply.metadata.reply_to_message_id)
-            if (fields := self._read(node, reply)) is not None:
+            number = reply.metadata.reply_to_message_id
+            node, new = asked.pop(number), number in self._registrations
+            self._registrations.discard(number)
+            if (fields := self._read(node, reply, says=not new)) is not None:
                 answers[node] = fields
         return answers
 
-    def _read(self, node: int, reply: Message) -> Fields | None:
-        """Answer of one node. None is nothing that can be read, which is warned of."""
+    def _read(self, node: int, reply: Message, says: bool = True) -> Fields | None:
+        """Answer of one node. None is nothing that can be read, which is warned of.
+
+        Args:
+            says: Whether to warn of a refusal; of one to register the roster does.
+        """
         if reply.has_error():
             self._fail(node, reply.error.reason or f"error {reply.error.code}")
             return None
@@ -87,7 +97,8 @@ class Exchange:
             return None
         if "refused" in fields:
             words = _shown(fields["refused"])
-            self._warn(f"node {node} refuses: {words}")
+            if says:
+                self._warn(f"node {node} refuses: {words}")
             return {"refused": words, **({"accused": fields["accused"]} if "accused" in fields else {})}
         return fields
 

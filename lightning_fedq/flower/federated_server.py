@@ -41,6 +41,7 @@ from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.settings import (
     check_deployable,
     check_identities,
+    differences,
     fingerprint,
     of_each_client,
     only_simulated,
@@ -56,6 +57,8 @@ from lightning_fedq.training.population import Holdings, Population, Stacks
 from lightning_fedq.training.rehearsal import Findings
 from lightning_fedq.training.schedule import Schedule, idle
 from lightning_fedq.training.settings import Protection
+
+_SETTINGS = "settings"
 
 
 class RemoteRoundServer(RoundServer):
@@ -77,6 +80,11 @@ class RemoteRoundServer(RoundServer):
         """Wait for enough clients, and begin the round, see `RoundServer.start`."""
         self.ready()
         return super().start()
+
+    def _record(self, plan: RoundPlan) -> RoundRecord:
+        """Of real clients whoever has not answered has dropped out."""
+        record = super()._record(plan)
+        return replace(record, num_dropped=len(plan.cohort) - int(record.num_received))
 
     def finish(self) -> RoundRecord:
         """Ask, take what comes in time, and finish the round, see `RoundServer.finish`."""
@@ -209,7 +217,13 @@ class RemoteClients(Population):
         wait_for_enough(server, self._roster, self._federation.server.secure_aggregation)
 
     def _count(self, server: RemoteRoundServer, record: RoundRecord) -> None:
-        """Remember whose answers are in the sum. Each client is told with its next task."""
+        """Remember whose answers are in the sum. Each client is told with its next task.
+
+        Counters of batches advance as in a simulation, where every client takes as many.
+        """
+        if (batches := self._federation.local.local_steps) is not None:
+            left = self.clock.most_batches
+            self._federation.fit.vector.most_counted.fill_(batches if left is None else min(batches, left))
         if record.aborted or not record.num_received:
             self._in_vain.append(record.aborted or "nobody has answered")
         else:
@@ -390,8 +404,8 @@ class Deployment:
             module = self.module()
             check_counted(module, self.federated.local)
             exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
-            words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
-            words |= training_words(self.trainer, self.module)
+            settings = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
+            words = settings | training_words(self.trainer, self.module)
             if self.trainer.get("max_steps", -1) != -1 and self.federated.local.local_steps is None:
                 raise ValueError(
                     "max_steps counts steps of clients, and a server that does not see what they hold does "
@@ -399,7 +413,11 @@ class Deployment:
                 )
             rounds = rounds_of(self.trainer)
             roster = Roster(self.federated, exchange, store, words, self.directory, rounds)
+            if self.federated.kept_target is not None:  # which sets it for so many rounds
+                del settings["mechanism"]
+            _check_settings(store, settings)
             roster.gather(self.wait)
+            store.put(_SETTINGS, settings)
             server = FederatedServer(self.federated, exchange, roster, self.most_aborted)
             kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)
             given_callbacks = callbacks_in(given)
@@ -413,6 +431,20 @@ class Deployment:
             data = _NoData() if self.data is None else self.data()
             trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None)
             return trainer, server
+
+
+def _check_settings(store: Store, settings: dict[str, str]) -> None:
+    """Refuse a folder of other settings, before anybody is asked. Another release is none."""
+    own, kept = (
+        {**found, "lightning_fedq": "", "protocol": ""}
+        for found in (settings, store.get(_SETTINGS) or settings)
+    )
+    if found := differences(own, {name: value for name, value in kept.items() if name in own}):
+        raise ValueError(
+            f"{store.folder} is the folder of a federation with other settings ({found}); put these back, "
+            "or begin a new federation: another home for the server (server_app(home=...)) and another "
+            "fedq-home for each client; what both spend adds up"
+        )
 
 
 def _check_checkpoint(home: Path) -> None:

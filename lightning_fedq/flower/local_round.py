@@ -131,10 +131,13 @@ class Told(NamedTuple):
         try:
             vector = None if theirs is None else torch.frombuffer(bytearray(theirs), dtype=torch.float32)
             mean = None if statistic is None else torch.frombuffer(bytearray(statistic), dtype=torch.float32)
-            numbers = None if groups is None else json.loads(groups)
-            names = None if trained is None else list(map(str, json.loads(trained)))
-            return cls(kept, vector, numbers, names, mean)
-        except ValueError as error:
+            numbers = [[dict(group) for group in one] for one in json.loads(groups or "[]")]
+            names = [str(name) for name in json.loads(trained or "[]")]
+            if json.dumps(numbers) != (groups or "[]") or json.dumps(names) != (trained or "[]"):
+                raise ValueError("neither groups of numbers nor names")
+            given = None if groups is None else numbers, None if trained is None else names
+            return cls(kept, vector, *given, mean)
+        except (ValueError, TypeError) as error:
             raise RefusedError(
                 f"the server's message says nothing readable of its optimisers: {error}"
             ) from error

@@ -19,7 +19,7 @@ Fields = dict[str, Any]
 
 def to_record(fields: Fields) -> RecordDict:
     """Fields as the content of a Flower message."""
-    large = {name: value for name, value in fields.items() if isinstance(value, bytes) and len(value) > _LONG}
+    large = {name: value for name, value in fields.items() if _is_long(value)}
     arrays = {name: Array("uint8", (len(value),), _KIND, value) for name, value in large.items()}
     small = {name: value for name, value in fields.items() if name not in large}
     return RecordDict({_SMALL: ConfigRecord(small)} | ({_LARGE: ArrayRecord(arrays)} if arrays else {}))
@@ -31,12 +31,21 @@ def from_record(record: RecordDict) -> Fields:
     Raises:
         ValueError: If it is something else's content.
     """
-    if _SMALL not in record.config_records:
+    if _SMALL not in record.config_records or not {_SMALL, _LARGE}.issuperset(record):
         raise ValueError(f"no message of lightning_fedq: {sorted(record)}")
     small, large = record.config_records[_SMALL], record.array_records.get(_LARGE, {})
-    if any(array.stype != _KIND for array in large.values()):
+    found = {**small, **{name: array.data for name, array in large.items()}}
+    as_written = len(found) == len(small) + len(large) and not any(map(_is_long, small.values()))
+    for array in large.values():
+        told = (array.dtype, tuple(array.shape), array.stype)
+        as_written &= told == ("uint8", (len(array.data),), _KIND) and _is_long(array.data)
+    if not as_written:
         raise ValueError("arrays where bytes were expected; is the other side of the same version?")
-    return {**small, **{name: array.data for name, array in large.items()}}
+    return found
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, bytes) and len(value) > _LONG
 
 
 def bytes_in(fields: Fields, name: str) -> bytes:

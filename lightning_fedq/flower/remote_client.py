@@ -36,6 +36,7 @@ from lightning_fedq.flower.settings import (
     TRAVELS,
     RefusedError,
     check_deployable,
+    check_release,
     deployed_mechanism,
     differences,
     fingerprint,
@@ -306,9 +307,13 @@ class RemoteClient:
         Raises:
             ValueError: If a setting differs, or there is no folder to keep keys in.
         """
+        if self._store is not None:
+            self._store.tidy()
         theirs = {name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)}
         check_deployable(self._federated)
-        if found := differences(self.settings(), theirs):
+        own = self.settings()
+        check_release(own, theirs)
+        if found := differences(own, theirs):
             buffers = (
                 ". Where only the numbers that travel differ, training changes a buffer that the layers do "
                 "not tell the server of: use buffers='local' or 'frozen'"

@@ -66,6 +66,7 @@ class Roster:
         self._silent: set[int] = set()
         self._strangers: set[int] = set()
         self._refusing: dict[int, str] = {}
+        self._no_at: dict[int, float] = {}
         self._asked: dict[str, int] = {}
         self._nonces: dict[int, bytes] = {}
         self._known: dict[int, bytes] = {}
@@ -255,7 +256,8 @@ class Roster:
         That is as long as for an answer where a client is missing, and else a minute at most: a client may be
         back before its old node counts as gone.
         """
-        self._refusing.clear()  # asked again: what it refused for may be put right
+        for node in list(self._refusing):  # asked again: what it refused for may be put right
+            self._no_at.pop(node)
         new, again, began = self._ask_new(), self._ask_away(), time.monotonic()
         self._take_in()
         while new & set(self._asked) or again & set(self._asked_away):
@@ -269,10 +271,19 @@ class Roster:
             self._take_in()
 
     def _ask_new(self) -> set[str]:
-        """Ask nodes of which nothing is known. Return messages to wait for, none to a silent one."""
-        online = set(self._exchange.online())
+        """Ask nodes of which nothing is known, and every minute those that have refused or are no clients.
+
+        A node that has left is forgotten: if it comes back, the reason of its refusal may be put right.
+
+        Returns messages to wait for, none to a silent one.
+        """
+        online, now = set(self._exchange.online()), time.monotonic()
         self._silent &= online  # whoever was away and is back is waited for again
-        known = {*self.nodes.values(), *self._strangers, *self._refusing, *self._asked.values()}
+        self._asked = {number: node for number, node in self._asked.items() if node in online}
+        for gone in self._no_at.keys() - online:
+            self._forget(gone)
+        lately = {node for node, at in self._no_at.items() if now - at < _ASK_AGAIN}
+        known = {*self.nodes.values(), *lately, *self._asked.values()}
         new = sorted(online - known)
         if not new:
             return set()
@@ -283,7 +294,21 @@ class Roster:
             asked = {node: {**self._words, **public, "nonce": self._nonces[node]} for node in new}
         sent = self._exchange.push("register", asked, "register")
         self._asked |= sent
-        return {number for number, node in sent.items() if node not in self._silent}
+        return {number for number, node in sent.items() if node not in self._silent | self._strangers}
+
+    def _forget(self, node: int) -> None:
+        """A node's refusal, or that it is no client."""
+        self._no_at.pop(node, None)
+        self._refusing.pop(node, None)
+        self._strangers.discard(node)
+
+    def _turn_away(self, node: int, why: str) -> None:
+        """A node is no client, as long as it says the same."""
+        if node not in self._strangers:
+            rank_zero_warn(f"node {node}{why}; it is asked again every minute")
+        self._forget(node)
+        self._no_at[node] = time.monotonic()
+        self._strangers.add(node)
 
     def _take_in(self) -> None:
         """Give numbers to those who have answered by now, and name those who refuse."""
@@ -293,19 +318,25 @@ class Roster:
         self._silent |= asked - set(self._asked.values()) - set(answers)  # Flower answers for them
         for node in sorted(answers):
             if "refused" in answers[node]:
-                self._refusing[node] = str(answers[node]["refused"])
-                rank_zero_warn(f"node {node} refuses: {self._refusing[node]}")
+                words = str(answers[node]["refused"])
+                if self._refusing.get(node) != words:
+                    rank_zero_warn(f"node {node} refuses: {words}; it is asked again every minute")
+                self._forget(node)
+                self._refusing[node], self._no_at[node] = words, time.monotonic()
                 continue
             samples = number_in(answers[node], "samples")
             if self._federated.server.weighting == "samples" and (samples is None or samples < 1):
-                self._strangers.add(node)
-                rank_zero_warn(f"node {node} does not say how many samples it holds, at least one")
+                self._turn_away(node, " does not say how many samples it holds, at least one")
                 continue
-            client = self._number(node, answers[node])
+            try:
+                client = self._number(node, answers[node])
+            except ValueError as error:
+                self._turn_away(node, f": {error}")
+                continue
             if client is None:
-                self._strangers.add(node)
-                rank_zero_warn(f"node {node} is no client of this federation, or its number is taken")
+                self._turn_away(node, " is no client of this federation, or its number is taken")
                 continue
+            self._forget(node)
             self.nodes[client] = node
             if len(signature := bytes_in(answers[node], "signature")) == _SIGNATURE_BYTES:
                 self._signatures[client] = signature
@@ -313,7 +344,11 @@ class Roster:
                 self.samples[client] = samples
 
     def _number(self, node: int, answer: Fields) -> int | None:
-        """Whose node this is: by its key, else by its own number, else the next that is free."""
+        """Whose node this is: by its key, else by its own number, else the next that is free.
+
+        Raises:
+            ValueError: If its key, or a signature, does not verify.
+        """
         total, partition = self._federated.clients.num_clients, number_in(answer, "partition")
         if partition is None:
             return None
@@ -329,11 +364,7 @@ class Roster:
             client = partition if partition >= 0 else (free[0] if free else -1)
             if client not in free:
                 return None
-        try:
-            self._check_key(client, key, self._nonces.pop(node), answer)
-        except ValueError as error:
-            rank_zero_warn(f"node {node}: {error}")
-            return None
+        self._check_key(client, key, self._nonces.pop(node), answer)
         self._known[client] = key
         return client
 

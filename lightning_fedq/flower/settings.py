@@ -16,6 +16,8 @@ from lightning_fedq.rounds import ClientBudget
 from lightning_fedq.training.settings import Local
 
 PROTOCOL = "9"
+_LONGEST = 200
+"""Characters of a setting that are shown."""
 TRAVELS = "numbers that travel"
 DECLINED = "declined"
 """All that a server hears of a client whose own budget is spent."""
@@ -109,12 +111,33 @@ def rounds_of(trainer: Mapping[str, Any]) -> int:
     return int(said)
 
 
-def differences(own: dict[str, str], theirs: dict[str, Any]) -> str:
+def differences(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Differing settings by name, or ""."""
     return ", ".join(
-        f"{name} is {own.get(name)} here and {theirs.get(name)} there"
+        f"{name} is {_said(own, name)} here and {_said(theirs, name)} there"
         for name in (*own, *(set(theirs) - set(own)))
         if own.get(name) != theirs.get(name)
+    )
+
+
+def _said(words: Mapping[str, Any], name: str) -> str:
+    return str(words[name])[:_LONGEST] if name in words else "not known"
+
+
+def check_release(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuse another protocol by itself: what else differs is how releases say it.
+
+    Raises:
+        RefusedError: With the release to install.
+    """
+    if own.get("protocol") == (protocol := theirs.get("protocol", own.get("protocol"))):
+        return
+    release, mine = _said(theirs, "lightning_fedq"), _said(own, "lightning_fedq")
+    cure = f"install release {release}" if release != mine else "both are called so: install the very wheel"
+    raise RefusedError(
+        f"the server speaks protocol {str(protocol)[:_LONGEST]} (lightning_fedq {release}), this client "
+        f"protocol {own.get('protocol')} ({mine}); {cure} that the server runs (its folder wheels), "
+        "and start this client again: its folder stays as it is"
     )
 
 

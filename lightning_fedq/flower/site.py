@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from types import FrameType
 from typing import Any
 
@@ -153,14 +154,15 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
     stop = stop or threading.Event()
     say(f"waiting for messages at {site.node.address}")
     with closing(Queue(site.node)) as queue, _ends_with_failures(site.app):
-        down = False
+        down, worked = False, False
         while not stop.wait(pause):
             try:
                 delivery = queue.next()
             except httpx.HTTPError as error:
-                _check_status(error)
+                refused = _check_status(error, worked)
                 if not down:
-                    say(f"no SuperNode at {site.node.address} ({type(error).__name__}); waiting for it")
+                    none = f"no SuperNode at {site.node.address} ({type(error).__name__})"
+                    say(f"{refused or none}; waiting for it")
                 down = True
                 stop.wait(2.0)
                 continue
@@ -169,7 +171,7 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
                 raise SiteError(f"{known}: {error}") from error
             if down:
                 say("the SuperNode is back")
-            down = False
+            down, worked = False, True
             if delivery is None:
                 continue
             with delivery.alive():
@@ -190,15 +192,33 @@ def _ends_with_failures(app: ClientApp) -> Iterator[None]:
             say(failures.line())
 
 
-def _check_status(error: httpx.HTTPError) -> None:
-    """A SuperNode that is away comes back. One that says no will go on saying so."""
+def _check_status(error: httpx.HTTPError, worked: bool) -> str:
+    """Why a SuperNode says no. One that is away, or has taken the secret before, may say yes again.
+
+    Raises:
+        SiteError: If it will go on saying no.
+    """
     if not isinstance(error, httpx.HTTPStatusError) or error.response.status_code >= 500:
-        return
+        return ""
     status = error.response.status_code
-    cure = "is --secret the file of its --superexec-auth-secret-file?"
+    cure = f"is --secret the file of its --superexec-auth-secret-file, and {_clocks(error.response)}?"
     if status not in (401, 403):
         cure = "does it have --isolation process, and the version of flwr that is installed here?"
-    raise SiteError(f"the SuperNode refuses this process (HTTP {status}); {cure}") from None
+    no = f"the SuperNode refuses this process (HTTP {status}); {cure}"
+    if worked and status == 401:
+        return f"{no} It has been let in before"
+    raise SiteError(no) from None
+
+
+def _clocks(response: httpx.Response) -> str:
+    """What is to be asked of two clocks: a request is taken for some seconds by the SuperNode's."""
+    try:
+        theirs = parsedate_to_datetime(response.headers["date"]).timestamp()
+    except (KeyError, ValueError, TypeError):
+        return "are both machines' clocks right (timedatectl, NTP)"
+    ahead = round(time.time() - theirs)
+    apart = "on time with" if abs(ahead) < 2 else f"{abs(ahead)} s {'ahead of' if ahead > 0 else 'behind'}"
+    return f"is the clock right (timedatectl, NTP; this machine's is {apart} the SuperNode's)"
 
 
 @contextmanager

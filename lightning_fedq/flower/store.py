@@ -28,6 +28,11 @@ class Store:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def tidy(self) -> None:
+        """Take away drafts of processes that were killed. Nobody else may be writing."""
+        for draft in self.folder.glob("*.new"):
+            draft.unlink(missing_ok=True)
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Be the only process that works in the folder, whose new files nobody else can read.
@@ -47,6 +52,7 @@ class Store:
                     f"another server works in {self.folder}, and two would charge and overwrite each other's "
                     "rounds; stop the other one (flwr stop RUN), or give this federation a home of its own"
                 ) from error
+            self.tidy()
             yield
         finally:
             os.umask(before)

@@ -350,8 +350,13 @@ def agree(own: X25519PrivateKey, other: X25519PublicKey, salt: bytes, info: byte
         info: Binds it to the two parties; both must pass the same.
 
     Raises:
-        ValueError: If the shared secret is all zeros, which a public key of low order forces.
+        ValueError: If the shared secret is all zeros, which a public key of low order forces, or the key is
+            written in a second way, in which it passes for another one.
     """
+    if int.from_bytes(other.public_bytes_raw(), "little") >= 2**255 - 19:
+        raise ValueError(
+            "the peer's public key is not below 2^255 - 19, as X25519 writes it; refuse this peer"
+        )
     try:
         secret = own.exchange(other)
     except ValueError as error:

@@ -204,7 +204,7 @@ class Journal:
     def _create(self, header: bytes) -> None:
         """Make the file, which has its header from the first moment on."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        draft = draft_of(self.path)
         try:
             self._write(header, draft)
             os.link(draft, self.path)  # fails where there is a file, which a rename would replace
@@ -225,6 +225,17 @@ class Journal:
                 raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))
             os.fsync(file.fileno())
             return file.tell()
+
+
+def draft_of(path: Path) -> Path:
+    """Another name beside a file, from which it is renamed once it is whole."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def drop_drafts(path: Path) -> None:
+    """Take away what processes that were killed have left of `draft_of`. Nobody else may be writing."""
+    for draft in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 8}"):
+        draft.unlink(missing_ok=True)
 
 
 def is_of(path: Path, mechanism: str, num_clients: int) -> bool:

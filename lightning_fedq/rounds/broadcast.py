@@ -10,6 +10,7 @@ Privacy: what is sent is a function of the server's model, which adversaries are
 (post-processing). No claim changes, and none gets better.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,11 +70,20 @@ class Broadcast:
         """The model `(dim,)` in these bytes.
 
         Raises:
-            ValueError: If their number doesn't fit.
+            ValueError: If `pack` writes no such bytes.
         """
         head = 16 * len(segments)
         lines = np.frombuffer(stream[:head].ljust(head, b"\0"), "<f8").astype(np.float64).reshape(-1, 2)
         numbers = FixedLength(self.bits).unpack(stream[head:], sum(segments))
+        for part, (low, step) in zip(numbers.split_with_sizes(list(segments)), lines.tolist(), strict=True):
+            ends = 0, (2**self.bits - 1 if step > 0 else 0)
+            if (
+                not (math.isfinite(low) and 0 <= step < math.inf)
+                or (int(part.min()), int(part.max())) != ends
+            ):
+                raise ValueError(
+                    "a segment's levels run from its smallest to its largest value, other ones came"
+                )
         return self._values(_Levels(numbers.long(), torch.from_numpy(lines)), segments, dtype)
 
     def _levels(self, weights: Tensor, segments: tuple[int, ...]) -> _Levels:

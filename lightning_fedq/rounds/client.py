@@ -6,7 +6,6 @@
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
-from lightning_fedq.privacy.journal import Journal, signed
+from lightning_fedq.privacy.journal import Journal, draft_of, drop_drafts, signed
 from lightning_fedq.rounds.client_budget import ClientBudget, terms_of
 from lightning_fedq.rounds.messages import RoundTask, frame
 
@@ -103,6 +102,8 @@ class StreamLog:
             back must not use its old keys again.
         owner: Names the client and its federation; a file of somebody else is refused.
 
+    One process uses a log at a time; drafts that one has left which was killed are taken away.
+
     Attributes:
         last: Round and attempt of the last stream that was used. (-1, -1) if none was.
         charges: Streams that were used, which is what the client has paid for.
@@ -122,6 +123,7 @@ class StreamLog:
         self.terms: set[str] = set()
         self._owner, self._journal, self.lines_read = owner, None, 0
         if path is not None:
+            drop_drafts(path)
             self._journal = Journal(path, owner, 1, self._marked(path))
         self._read()
 
@@ -147,7 +149,7 @@ class StreamLog:
             "mechanisms": sorted(self.mechanisms),
             "terms": sorted(self.terms),
         }
-        new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        new = draft_of(path)
         with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(signed(known))
         # not synced: without it, or torn, the log is read from its start

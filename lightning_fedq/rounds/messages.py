@@ -150,8 +150,15 @@ class RoundTask:
         """Read `to_bytes`.
 
         Raises:
-            ValueError: If it is no task, or cut off.
+            ValueError: If it is no task, or `to_bytes` writes none like it.
         """
+        task = cls._read(data)
+        if task.to_bytes() != data:
+            raise ValueError("no task of a round: a server writes it otherwise; is it of the same version?")
+        return task
+
+    @classmethod
+    def _read(cls, data: bytes) -> RoundTask:
         try:
             (length,) = _LENGTH.unpack_from(data, 4)
             start = 8 + length

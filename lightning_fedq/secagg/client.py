@@ -61,6 +61,7 @@ from lightning_fedq.secagg.shamir import (
     Entropy,
     element_bytes,
     free_element,
+    is_element,
     random_element,
     values_at,
 )
@@ -336,7 +337,7 @@ class Client:
         pair = b""
         for number, kind in enumerate(_KINDS):
             # empty, so 0, where shares are free
-            missing = corrections[number * SHARE_BYTES : (number + 1) * SHARE_BYTES]
+            missing = _halves(corrections)[number]
             share = self._computed(kind, owner, self.client) + int.from_bytes(missing, "big")
             pair += element_bytes(share % PRIME)
         return pair
@@ -367,7 +368,8 @@ class Client:
                 free = self._is_free(places[self.client] - places[owner])
                 corrections = b"" if free else reader.take(wire.CORRECTION_BYTES)
                 confirmed = reader.take(wire.CONFIRMATION_BYTES)
-                if confirmed == wire.confirmation(self._pair_keys[owner], owner, self.client, corrections):
+                wanted = wire.confirmation(self._pair_keys[owner], owner, self.client, corrections)
+                if confirmed == wanted and (free or all(map(is_element, _halves(corrections)))):
                     self._held[owner] = self._computed_shares(owner, corrections)
                 else:
                     # it is masked with all the same, or the other one's mask would stay in the sum
@@ -475,3 +477,8 @@ class Client:
             signature = reader.take(wire.SIGNATURE_BYTES)
             wire.verify(self._directory.get(client), signature, statement, stage, client)
         reader.end()
+
+
+def _halves(corrections: bytes) -> tuple[bytes, bytes]:
+    """Of each of the two secrets."""
+    return corrections[:SHARE_BYTES], corrections[SHARE_BYTES:]

@@ -30,7 +30,7 @@ from lightning_fedq.secagg.errors import (
 )
 from lightning_fedq.secagg.graph import is_connected, is_free, neighbours
 from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
-from lightning_fedq.secagg.shamir import SHARE_BYTES, Entropy, is_element, reconstruct
+from lightning_fedq.secagg.shamir import NO_SHARE, SHARE_BYTES, Entropy, is_element, reconstruct
 from lightning_fedq.secagg.terms import Terms
 
 _EXPECTED = {
@@ -285,8 +285,10 @@ class Server:
     def _take_opening(self, reader: Reader, client: int) -> None:
         opened = {owner: reader.take(SHARE_BYTES) for owner in sorted((*self._partners[client], client))}
         reader.end()
+        if strange := [o for o, share in opened.items() if share != NO_SHARE and not is_element(share)]:
+            raise MessageError(f"the share of client {strange[0]} is no element", self.stage, client)
         for owner, share in opened.items():
-            if not is_element(share):  # it holds none
+            if share == NO_SHARE:
                 continue
             self._openings.setdefault(owner, {})[client + 1] = share  # at point 0 is the secret
 

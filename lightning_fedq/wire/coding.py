@@ -29,8 +29,9 @@ class Code(ABC):
         """Read `count` symbols back.
 
         Raises:
-            UndecodableError: If the stream is not one of `count` symbols, whatever its bytes are. A server
-                misses whoever sent it; any other error ends the server as a bug of this code.
+            UndecodableError: If the stream is not one that `pack` writes of `count` symbols, whatever its
+                bytes are. A server misses whoever sent it; any other error ends the server as a bug of this
+                code.
         """
 
     @abstractmethod
@@ -89,6 +90,8 @@ class FixedLength(Code):
             raise UndecodableError(
                 f"{count} symbols of {width} bits need {(count * width + 7) // 8} bytes, got {len(stream)}"
             )
+        if (padding := -count * width % 8) and stream[-1] & (1 << padding) - 1:
+            raise UndecodableError(f"the {padding} bits behind {count} symbols of {width} bits are not zeros")
         bits = np.unpackbits(np.frombuffer(stream, np.uint8), count=count * width).reshape(count, width)
         if width == 1 and not self.signed:
             return torch.from_numpy(bits.reshape(-1))

@@ -198,9 +198,10 @@ class ConditionalRange(Code):
         body = self._body(symbols)
         return body + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little")
 
-    def _body(self, symbols: Tensor) -> bytes:
+    def _body(self, symbols: Tensor, scales: list[int] | None = None) -> bytes:
+        """What a checksum follows, with the scales of a message that came, or those of its symbols."""
         values = as_array(symbols)
-        scales, low_bits = self._scales(values), [np.zeros(0, np.uint8)]
+        scales, low_bits = self._scales(values) if scales is None else scales, [np.zeros(0, np.uint8)]
         coder, model = constriction.stream.queue.RangeEncoder(), _gaussian()
         high = np.empty(_CHUNK, np.int32)
         for part, mean, std, raw, total in self._models(scales):
@@ -222,7 +223,9 @@ class ConditionalRange(Code):
         if zlib.crc32(stream).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
             raise UndecodableError("the checksum of the message is wrong; it is truncated or corrupted")
         if stream[:1] == b"\x01":
-            return Elias(delta=True).unpack(stream[1:], count)
+            symbols = Elias(delta=True).unpack(stream[1:], count)
+            self._check_scales(symbols, None)
+            return symbols
         place = 1 + 2 * len(self.segments)
         if stream[:1] != b"\x00" or len(stream) < place:
             raise UndecodableError(
@@ -238,22 +241,40 @@ class ConditionalRange(Code):
             )
         low_bits, used = np.unpackbits(np.frombuffer(stream[place:end], np.uint8)), 0
         decoder = constriction.stream.queue.RangeDecoder(np.frombuffer(stream[end:], "<u4").astype(np.uint32))
-        model, symbols = _gaussian(), np.empty(count, np.int64)
+        model, values = _gaussian(), np.empty(count, np.int64)
         for part, mean, std, raw, total in self._models(scales):
             try:
-                symbols[part] = decoder.decode(model, mean, std)
+                values[part] = decoder.decode(model, mean, std)
             except AssertionError as error:  # how constriction says that no encoder gives these words
                 raise UndecodableError(
                     f"{len(stream)} bytes hold words that {count} symbols of these steps never give"
                 ) from error
             if total:
-                _copy_raw(symbols[part], raw, low_bits[used : used + total], True)
+                _copy_raw(values[part], raw, low_bits[used : used + total], True)
                 used += total
         if not decoder.maybe_exhausted():
             raise UndecodableError(
                 f"{len(stream)} bytes hold more than {count} symbols of these steps; wrong dither"
             )
-        return torch.from_numpy(symbols)
+        symbols = torch.from_numpy(values)
+        self._check_scales(symbols, scales)
+        if self._body(symbols, scales) != stream:
+            raise UndecodableError(f"{len(stream)} bytes hold {count} symbols and are not what these pack to")
+        return symbols
+
+    def _check_scales(self, symbols: Tensor, scales: list[int] | None) -> None:
+        """Refuse other scales than those of the symbols, which another machine may round the other way.
+
+        Args:
+            scales: Those that came; None where they came without, as symbols that do not fit the model.
+        """
+        own = self._scales(as_array(symbols))
+        if scales is None:
+            # what fits these fits all that a client may have found
+            if self._body(symbols, [scale - 1 for scale in own])[:1] == b"\x00":
+                raise UndecodableError("symbols that fit the model came as if they did not")
+        elif any(abs(scale - other) > 1 for scale, other in zip(scales, own, strict=True)):
+            raise UndecodableError(f"the scales {scales[:5]} are not those of the symbols, {own[:5]}")
 
     def num_bits(self, symbols: Tensor) -> int:
         # the stream is made, not estimated

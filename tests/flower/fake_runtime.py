@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -60,6 +61,10 @@ class FakeRuntime(ThreadingHTTPServer):
     Args:
         jobs: What it hands out.
         refuses: Status of every answer to `acquire-task`, or 0.
+
+    Attributes:
+        lately: Statuses of the first answers to it; 200 has no task.
+        late: Seconds by which its clock, which answers name, is behind; None names none.
     """
 
     daemon_threads = True
@@ -67,6 +72,8 @@ class FakeRuntime(ThreadingHTTPServer):
     def __init__(self, *jobs: Job, refuses: int = 0) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.jobs, self.refuses, self.begun, self.requests = list(jobs), refuses, 0, 0
+        self.lately: list[int] = []
+        self.late: int | None = None
         self.stop = threading.Event()
         self.address = f"127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
@@ -92,7 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests += 1
         status, answer = self.answer(name, body)
         content = b"" if answer is None else answer.SerializeToString()
-        self.send_response(status)
+        self.send_response_only(status)
+        if self.server.late is not None:
+            self.send_header("date", formatdate(time.time() - self.server.late, usegmt=True))
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -100,6 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self, name, body):
         server = self.server
         if name == "acquire-task":
+            if server.lately:
+                status = server.lately.pop(0)
+                return status, None if status != 200 else runtime_pb2.AcquireTaskResponse()
             if server.refuses:
                 return server.refuses, None
             if server.begun == len(server.jobs):

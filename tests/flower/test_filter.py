@@ -94,6 +94,7 @@ def test_sites_get_through(outside, path):
         *("/v1/runtime/acquire-task", "/v1/runtime/get-nodes", "/docs", "/openapi.json", "/health", "/"),
         *("/v1/fleet/register-node", "/v1/fleet/../control/start-run", "/v1/fleet/%2e%2e/control/start-run"),
         *("/v1/fleet/..%2fcontrol/start-run", "//v1/control/start-run", "/V1/FLEET/pull-messages"),
+        *("/v1/fleet/register-node/", "/v1/fleet/register-node?x=1", "/v1/fleet//register-node/"),
         *("/v1/fleet;/../control/start-run", "/v1/fleet", "/v1/fleet/x/../../control/start-run"),
     ],
 )

@@ -12,7 +12,7 @@ from lightning_fedq.flower.settings import fingerprint
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import training_words
 from lightning_fedq.mechanisms import CorBin
-from tests.flower.loop import CLIENTS, LoopGrid, clients, federated, module
+from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module
 
 pytestmark = pytest.mark.filterwarnings("ignore:node:UserWarning")
 HOUR = 3600.0
@@ -172,7 +172,7 @@ def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock, tmp_pat
     with pytest.warns(UserWarning, match="node 104 refuses: no"):
         found.gather(600.0)
     assert sorted(found.nodes) == [0, 1, 2, 3] and 300.0 <= clock.now < 310.0
-    assert sum(kind == "register" for kind, _ in grid.log) == CLIENTS + 1  # asked once
+    assert sum(kind == "register" for kind, _ in grid.log) == CLIENTS + 5  # the stranger once a minute
 
 
 def test_the_commands_of_fedq_flower_init_name_flower_s_own_port():
@@ -182,3 +182,118 @@ def test_the_commands_of_fedq_flower_init_name_flower_s_own_port():
     assert f'address = "127.0.0.1:{PORT}"' in (server / "config.toml").read_text()
     assert f"https://127.0.0.1:{PORT};" in (server / "fleet_only.conf").read_text()
     assert f"--host 127.0.0.1 --port {PORT} " in (server / "fedq-superlink.service").read_text()
+
+
+@pytest.mark.parametrize("reconnects", [False, True])
+@pytest.mark.parametrize(
+    "says", [{"refused": "protocol is 6 here and 7 there"}, {"partition": 3, "key": b""}]
+)
+def test_who_refused_is_asked_again_every_minute_and_when_it_is_back(
+    says, reconnects, clock, tmp_path, recwarn
+):
+    """Both mistakes were put right and restarted, and the server waited on for ten minutes."""
+    cured, asked, sleep = [], [], clock.sleep
+
+    def refusing(kind, client, reply):
+        if client == 3 and not cured:
+            asked.append(clock.now)
+            reply.content = to_record(says)
+        return reply
+
+    apps, homes = clients(settings, tmp_path)
+    grid = LoopGrid(apps, homes, refusing)
+    away = []
+
+    def asleep(seconds):
+        sleep(seconds)
+        if clock.now > 130.0 and not cured:
+            cured.append(clock.now)
+            if reconnects:
+                away.append(grid.contexts.pop(103))
+        elif away:
+            grid.contexts[103] = away.pop()
+
+    clock.sleep = asleep
+    roster_of(grid, tmp_path, []).gather(600.0)
+    assert clock.now < (135.0 if reconnects else 190.0)
+    assert [round(at, -1) for at in asked] == [0, 60, 120]
+    said = [str(one.message) for one in recwarn if "node 103" in str(one.message)]
+    assert len(said) == 1 and said[0].endswith("it is asked again every minute")
+
+
+def test_a_question_is_lost_with_its_node_s_connection(clock, tmp_path):
+    """Its client was killed with the question in its hands: the node is back, and is asked again."""
+    lost, sleep = [1], clock.sleep
+
+    def silent_once(kind, client, reply):
+        return None if client == 3 and lost and lost.pop() else reply
+
+    apps, homes = clients(settings, tmp_path)
+    grid = LoopGrid(apps, homes, silent_once)
+    away = {}
+
+    def asleep(seconds):
+        sleep(seconds)
+        if 30.0 < clock.now < 60.0 and 103 in grid.contexts:
+            away[103] = grid.contexts.pop(103)
+        elif clock.now > 60.0:
+            grid.contexts |= away
+
+    clock.sleep = asleep
+    roster_of(grid, tmp_path, []).gather(600.0)
+    assert 60.0 < clock.now < 62.0
+
+
+@pytest.mark.parametrize(
+    "release, cure", [("0.9.9", "install release 0.9.9"), (None, "install the very wheel")]
+)
+def test_another_protocol_is_named_by_itself_with_the_release_to_install(release, cure, clock, tmp_path):
+    """It listed pairs that looked alike, and both called themselves 0.2.0."""
+    grid, warned = grid_of(tmp_path, 4), []
+    found = roster_of(grid, tmp_path, warned)
+    found._words |= {"setting protocol": "7"}
+    found._words.pop("setting algorithm", None)
+    if release is not None:
+        found._words["setting lightning_fedq"] = release
+    with pytest.warns(UserWarning), pytest.raises(RuntimeError) as refused:
+        found.gather(0.0)
+    words = str(refused.value)
+    assert "the server speaks protocol 7" in words and cure in words and "folder stays as it is" in words
+    assert "algorithm" not in words
+
+
+def test_a_setting_that_one_side_lacks_is_said_so(clock, tmp_path):
+    found = roster_of(grid_of(tmp_path, 4), tmp_path, [])
+    del found._words["setting local_steps"]
+    found._words["setting mechanism"] = "x" * 10_000
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(RuntimeError, match="is None here and not known there") as refused,
+    ):
+        found.gather(0.0)
+    assert len(str(refused.value)) < 2_000
+
+
+def test_an_old_home_with_new_settings_is_named(tmp_path):
+    """It was told a simulation's cure, after 20 lines of trace."""
+    make = lambda epsilon=4.0: federated(CorBin(epsilon), seed=None)  # noqa: E731
+    grid = LoopGrid(*clients(make, tmp_path))
+    deployment(make(), 1, tmp_path).run(grid)
+    asked = len(grid.log)
+    with pytest.raises(
+        ValueError, match=r"other settings \(mechanism is CorBin\(epsilon=3.0.*another home for the server"
+    ):
+        deployment(make(3.0), 2, tmp_path).run(grid)
+    assert len(grid.log) == asked
+    one = Store(tmp_path / "server")
+    one.put("settings", {**one.get("settings"), "lightning_fedq": "0.1", "protocol": "7"})  # of an upgrade
+    _, server = deployment(make(), 2, tmp_path).run(grid)
+    assert [record.num_received for record in server.records] == [4, 4]
+
+
+def test_who_has_not_answered_has_dropped_out(tmp_path):
+    """`num_dropped` was 0 with three answers of four."""
+    make = lambda: federated(CorBin(epsilon=4.0), seed=None)  # noqa: E731
+    lost = lambda kind, client, reply: None if (kind, client) == ("train", 1) else reply  # noqa: E731
+    _, server = deployment(make(), 1, tmp_path).run(LoopGrid(*clients(make, tmp_path), lost))
+    assert [(record.num_received, record.num_dropped) for record in server.records] == [(3, 1)]

@@ -1,6 +1,7 @@
 """What trains in a simulation trains the same on real clients, or is named before anybody is charged."""
 
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -227,6 +228,48 @@ def test_a_deployment_ends_with_the_weights_of_the_simulation(name, tmp_path):
     assert torch.equal(server.engine.weights, expected.engine.weights)
     for path in tmp_path.glob("client-*/state*.pt"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+class Counts(torch.nn.Module):
+    """Counts what it has seen in an integer that is no counter of a normalisation layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+        return x
+
+
+def normed(momentum=0.1):
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(8, momentum=momentum)
+    layers = [torch.nn.Flatten(), torch.nn.Linear(64, 8), Counts(), norm, torch.nn.Linear(8, 10)]
+    return Classifier(torch.nn.Sequential(*layers))
+
+
+@pytest.mark.filterwarnings("ignore:training changed backbone.2.seen:UserWarning")
+@pytest.mark.parametrize("steps, most", [(3, None), (3, 8), (None, None)])
+@pytest.mark.parametrize("buffers", ["share", "local"])
+def test_every_integer_buffer_is_the_simulation_s_or_excluded_by_name(steps, most, buffers, tmp_path):
+    """`num_batches_tracked` was 0 deployed, 12 and 90 simulated; where nobody knows it the guide says so."""
+    new = lambda: federated(COIN, buffers=buffers, local_steps=steps)  # noqa: E731
+    simulated, options = normed(), {} if most is None else {"max_steps": most}
+    simulate(new(), ROUNDS, module=simulated, **options)
+    apps = [
+        client_app(normed, own_digits, new(), trainer={"accelerator": "cpu", **options})
+        for _ in range(CLIENTS)
+    ]
+    one = deployment(new(), ROUNDS, tmp_path, module=normed)
+    one.trainer.update(options)
+    trainer, _ = one.run(LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)]))
+    found, expected = trainer.lightning_module.state_dict(), simulated.state_dict()
+    differ = [name for name, value in expected.items() if not torch.equal(found[name], value)]
+    assert differ == ([] if steps else ["backbone.3.num_batches_tracked"])
+    guide = Path(__file__).parents[2] / "docs" / "deployment.md"
+    assert "`num_batches_tracked`" in guide.read_text().partition("```")[0]
 
 
 def test_a_lost_answer_is_forgotten_and_everybody_goes_on(tmp_path):

@@ -150,6 +150,21 @@ def test_a_no_of_the_supernode_stops_it(status, words):
             site.serve(here, pause=0.001)
 
 
+@pytest.mark.parametrize(
+    "late, said", [(None, "are both machines' clocks"), (30, "is 30 s ahead"), (-9, "9 s behind")]
+)
+def test_a_no_that_once_was_a_yes_is_waited_out(late, said, capsys):
+    """A SuperNode 30 s behind its client ended it for good, and the words blamed the secret's file."""
+    honest = Job()
+    with FakeRuntime(honest) as server:
+        server.lately, server.late = [200, 401, 401], late
+        here = site.Site(local_app([]), runtime.SuperNode(server.address, SECRET), {})
+        site.serve(here, pause=0.001, stop=server.stop)
+    assert honest.ended == "completed"
+    out = capsys.readouterr().out
+    assert out.count("HTTP 401") == 1 and said in out and "NTP" in out and "It has been let in before" in out
+
+
 # ---- the command, in a process of its own ---------------------------------------------------------------
 
 

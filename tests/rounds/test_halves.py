@@ -282,8 +282,7 @@ def test_a_symbol_that_the_mechanism_cannot_send_is_refused():
     server, _ = deployed(fedq.JoPEQ(epsilon=1.0, levels=5))
     server.start()
     context, public = server._context, PublicRandomness(server.keys, 0)
-    size = len(server.mechanism.code(context).pack(torch.zeros(DIM, dtype=torch.int64)))
-    junk = frame(0, b"\xff" * size, context, public)
+    junk = frame(0, server.mechanism.code(context).pack(torch.full((DIM,), 7)), context, public)
     refused(server, junk, MalformedMessageError, "symbols that the mechanism can't send")
 
 

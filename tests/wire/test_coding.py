@@ -113,6 +113,7 @@ def test_any_bytes_are_read_or_refused_by_one_error(code):
         except UndecodableError:
             continue
         read += 1
+        assert code.pack(symbols) == stream  # no other bytes are read
         assert symbols.shape == (COUNT,) and code.num_bits(symbols) >= 0
     assert code.unpack(code.pack(honest(code, rng)), COUNT).shape == (COUNT,)
 

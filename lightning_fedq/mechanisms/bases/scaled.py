@@ -102,7 +102,7 @@ class ScaledLevels(Mechanism):
         # a finite scale, and levels in their range
         scale = symbols[:1].int().view(torch.float32)
         inside = int(symbols[1:].abs().max()) <= self.largest_level
-        return bool(torch.isfinite(scale)) and bool(scale >= 0) and inside
+        return bool(torch.isfinite(scale)) and not bool(torch.signbit(scale)) and inside
 
     def lever(self, client: int, context: RoundContext) -> float:
         return math.inf
