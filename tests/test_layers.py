@@ -319,8 +319,10 @@ ROOMS = {
     # data opened by turn (105), data sets dealt out as the training's (95) came
     "data": 3_460,
     "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_800,
-    # 5,200: one command compares, with Opacus's baselines, processes, loggers; configurations to come
-    "audit comparison": 5_660,
+    # 5,200: bench, results_page and markdown went (530); seeds, epsilons, loggers, resumption and the picture of
+    # `fedq compare` (660), configurations with the account of all runs (310), Opacus's baselines (130) and
+    # processes (100) came
+    "audit comparison": 6_010,
     "leakage": 1_700,
 }
 TESTS, WORDS = 67_400, 80_000

@@ -67,8 +67,10 @@ def resolved(names: Sequence[str], params: int, *, target: bool = True) -> Resol
             every = candidates(params) if every is None else every
             if name in every:
                 rows[name] = every[name]
+            elif "," in name:
+                left_out[name] = f"there is no row of this name.{nearest(name, every)} `fedq plan` lists them"
             else:
-                left_out[name] = f"{error}{'' if 'Did you mean' in str(error) else nearest(name, every)}"
+                left_out[name] = str(error)
             continue
         if not found and names:
             left_out[name] = _why(kind)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from lightning_fedq.imports import lazily
 
 if TYPE_CHECKING:
-    from lightning_fedq.comparison.comparison import Comparison, Watcher
+    from lightning_fedq.comparison.comparison import Comparison
 
-__all__ = ["Comparison", "Watcher"]
+__all__ = ["Comparison"]
 __getattr__, __dir__ = lazily(__name__)

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -60,14 +60,8 @@ class Group(NamedTuple):
         return self.cells[0].mechanism
 
 
-class Watcher:
-    """Is told what a comparison does. This one keeps it to itself."""
-
-    def begins(self, words: str, runs: int) -> None:
-        """So many runs are to come, and `words` say how long they may take."""
-
-    def ran(self, row: Row) -> None:
-        """One run has ended."""
+def silent(*told: object) -> None:
+    """Listen to nothing."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +149,8 @@ class Comparison:
         processes: int = 1,
         logger: Logger | None = None,
         tune: bool = False,
-        watcher: Watcher | None = None,
+        begins: Callable[[str, int], None] = silent,
+        ran: Callable[[Row], None] = silent,
     ) -> list[Row]:
         """Run every cell that the folder does not hold yet, and return all that were asked for.
 
@@ -165,7 +160,8 @@ class Comparison:
                 that asks for several stands behind `if __name__ == "__main__"`).
             logger: Logger that gets a run for every cell.
             tune: Search for range and rate also where the results that ship have them.
-            watcher: Is told what happens.
+            begins: Listener that is told how long it may take, in words, and how many runs are to come.
+            ran: Listener that is given the row of each run as it ends.
 
         Returns:
             A row a cell; one without a result says why.
@@ -176,7 +172,7 @@ class Comparison:
         """
         if logger is not None and not self.task.trains:
             raise ValueError(f"{self.task.name} trains nothing that could be logged; leave --logger out")
-        watcher, facts, table = watcher or Watcher(), self._facts(out, tune), out / CELLS
+        facts, table = self._facts(out, tune), out / CELLS
         rows = read(table)
         there = {row.cell: row for row in rows if row.cell.seed != TUNING_SEED}
         tried = {(row.cell.group, row.tuning): row for row in rows if row.cell.seed == TUNING_SEED}
@@ -198,7 +194,7 @@ class Comparison:
         names = [*(cell.mechanism for cell, _ in searches), *(cell.mechanism for _, cell in missing)]
         seconds = self._seconds(names, facts)
         processes = 1 if seconds < 2.0 * _STARTS else max(min(processes, len(names)), 1)
-        watcher.begins(_how_long(len(names), len(searches), processes, seconds), len(names))
+        begins(_how_long(len(names), len(searches), processes, seconds), len(names))
 
         def play(jobs: Sequence[tuple[Cell, Job]]) -> Iterator[Row]:
             for place, found in results(self.task, [job for _, job in jobs], processes):
@@ -209,7 +205,7 @@ class Comparison:
                     spent = job.option.epsilon if found.spent is None else found.spent
                     row = Row(cell, replace(found, spent=spent), job.tuning)
                     append(table, [row])
-                watcher.ran(row)
+                ran(row)
                 yield row
 
         tried |= {(row.cell.group, row.tuning): row for row in play(searches)}
@@ -353,8 +349,14 @@ class Comparison:
         lines = []
         if above := of.get((ABOVE, math.inf)):
             cell = f"{word_of(score_of(above), self.task)}\n{_mean(above, 'all_bits'):.3g} bits"
-            down = f"{_mean(above, 'down'):.3g}"
-            lines.append([f"{ABOVE}, no finite ε", _by(ABOVE), down, *[cell] * len(self.epsilons)])
+            lines.append(
+                [
+                    f"{ABOVE}, no finite ε",
+                    _by(ABOVE),
+                    f"{_mean(above, 'down'):.3g}",
+                    *[cell] * len(self.epsilons),
+                ]
+            )
         for name in self._ranked(of):
             found = [self._cell(of.get((name, e), []), e, old.get((name, e), [])) for e in self.epsilons]
             down = _mean(
@@ -424,7 +426,7 @@ class Comparison:
             found.append({name: "" if value is None else value for name, value in line.items()})
         return found
 
-    def picture(self, rows: Sequence[Row], note: str = "") -> Figure:
+    def picture(self, rows: Sequence[Row]) -> Figure:
         """The score against epsilon, against bits up and against bits both ways. Bars are one deviation.
 
         FedAvg, which has no finite epsilon, is a grey line or star that says so.
@@ -434,9 +436,9 @@ class Comparison:
         best = [name for name in ranked if name not in NAMES][:_DRAWN]
         names = [name for name in ranked if name in best or name in NAMES]
         hidden = len(ranked) - len(names)
-        title = f"{self.task.name}: epsilon towards {self.adversary.value},\nseeds: {len(self.seeds)}"
+        title = f"{self.task.name}: epsilon towards {self.adversary.value}; seeds: {len(self.seeds)}"
         title += f"; the best {_DRAWN}, {hidden} more in the table" if hidden else ""
-        figure, drawn = panels(3, f"{title}{note and chr(10)}{note}", height=4.0)
+        figure, drawn = panels(3, title, height=4.0)
         by_epsilon, by_up, by_both = drawn
         for place, name in enumerate(names):
             known = [epsilon for epsilon in self.epsilons if (name, epsilon) in of]
@@ -457,18 +459,18 @@ class Comparison:
             score, bits = (score_of(above) or (math.nan, 0.0))[0], _mean(above, "all_bits")
             label = f"{ABOVE}: no privacy, no finite ε"
             by_epsilon.axhline(score, color="0.5", linestyle="--", label=label)
-            for axes, x in ((by_up, bits), (by_both, bits + _mean(above, "down"))):
-                axes.plot([x], [score], color="0.5", marker="*", markersize=9, linestyle="")
-                shift = {"textcoords": "offset points", "xytext": (-8, -3), "ha": "right"}
-                axes.annotate("FedAvg, no finite ε", (x, score), color="0.5", fontsize=8, **shift)
+            for axes, at in ((by_up, bits), (by_both, bits + _mean(above, "down"))):
+                axes.plot([at], [score], color="0.5", marker="*", markersize=9, linestyle="")
+                shift: dict[str, Any] = {"textcoords": "offset points", "xytext": (3, 7), "ha": "right"}
+                axes.annotate("FedAvg, no finite ε", (at, score), color="0.5", fontsize=8, **shift)
         by_epsilon.set_xscale("log", base=2)
         by_epsilon.set_xticks(self.epsilons, [f"{epsilon:g}" for epsilon in self.epsilons])
         by_epsilon.set(xlabel=f"ε of a client over the run, delta {self.task.delta:g}", ylabel=unit)
         by_up.set(xlabel="bits a parameter up, keys included (small numbers: ε)", ylabel=unit)
         by_both.set(xlabel="bits a parameter up and down (small numbers: ε)", ylabel=unit)
         for axes in drawn:
-            if not self._grows:
-                axes.set_yscale("log")
+            axes.set_yscale("linear" if self._grows else "log")
+            axes.margins(y=0.12)
         for axes in (by_up, by_both):
             axes.set_xlim(left=0.0)
         legend(by_epsilon)

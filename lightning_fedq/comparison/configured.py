@@ -84,7 +84,7 @@ def task_of(
         sizes, federated, clip = sizes_of(path, "fedq compare")
     sizes |= {} if rounds is None else {"rounds": rounds}
     if "rounds" not in sizes:
-        raise ValueError(f"{on} names no number of rounds; give --rounds, or trainer.max_epochs")
+        raise ValueError(f"{on} sets no number of rounds; give --rounds")
     with quiet():
         config = resolve([path])
     config["trainer"]["max_epochs"] = sizes["rounds"]

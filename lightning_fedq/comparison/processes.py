@@ -36,16 +36,16 @@ def results(task: Task, jobs: Sequence[Job], processes: int) -> Iterator[tuple[i
     at_work: dict[Any, tuple[Any, int]] = {}  # by connection: a process, and the place of its job
     try:
         for _ in range(min(processes, len(jobs))):
-            here, there = fresh.Pipe()
+            mine, there = fresh.Pipe()
             process = fresh.Process(target=_serve, args=(there, pl.__name__))
             process.start()
             there.close()  # or its end would not be seen here
             place, job = next(waiting)
-            here.send(task)
-            here.send(job)
-            at_work[here] = process, place
+            mine.send(task)
+            mine.send(job)
+            at_work[mine] = process, place
         while at_work:
-            here = wait(list(at_work))[0]
+            here: Any = wait(list(at_work))[0]
             process, place = at_work[here]
             try:
                 found = here.recv()
@@ -65,8 +65,8 @@ def results(task: Task, jobs: Sequence[Job], processes: int) -> Iterator[tuple[i
                 here.send(following[1])
             yield place, found
     finally:
-        for here, (process, _) in at_work.items():
-            here.close()
+        for mine, (process, _) in at_work.items():
+            mine.close()
             process.terminate()
 
 

@@ -21,7 +21,7 @@ from lightning_fedq.comparison import comparison as module
 from lightning_fedq.comparison.baselines import gaussian_by_opacus, laplace_by_opacus
 from lightning_fedq.comparison.bench.cells import read
 from lightning_fedq.comparison.bench.tasks import KAPPA, RANGES, Job, MeanEstimation, Result, Training
-from lightning_fedq.comparison.comparison import Comparison, Watcher
+from lightning_fedq.comparison.comparison import Comparison
 from tests.callbacks.test_wandb_rounds import finished_records_of
 
 MEAN = "mean-unit-1024"
@@ -87,10 +87,8 @@ def test_it_goes_on_where_it_stopped(small: Counts, tmp_path: Path, monkeypatch:
     done = len(Counts.runs)
     assert len(more.run(tmp_path / "stopped")) == 3 + 6
     assert len(Counts.runs) == done + 1 + 1 + 3 + 3
-    told = Watcher()
-    told.begins = lambda words, runs: said.append((words, runs))  # type: ignore[method-assign]
     said: list[tuple[str, int]] = []
-    more.run(tmp_path / "stopped", watcher=told)
+    more.run(tmp_path / "stopped", begins=lambda words, runs: said.append((words, runs)))
     assert said == [("every run is there", 0)]
 
 

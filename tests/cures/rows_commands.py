@@ -15,6 +15,7 @@ from lightning_fedq.commands import plan as plan_command
 from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.plan import candidates
 from lightning_fedq.comparison.commands.compare import compare
+from lightning_fedq.comparison.configured import task_of
 from lightning_fedq.data.datasets import CIFAR10DataModule
 from lightning_fedq.mechanisms import CorBin
 from tests.cures.rows import fed, fit, row
@@ -100,6 +101,12 @@ def emptied(*arguments):
     """The folder's files deleted, and the cell again."""
     shutil.rmtree("out", ignore_errors=True)
     compared(*arguments)
+
+
+def scored(kept, asked):
+    """A configuration's runs go on in a folder that is of a metric."""
+    task = task_of(small(), delta=1e-2, monitor=asked)
+    task.begin(Path("scored"), (), {"monitor": kept})
 
 
 def plan(*arguments):
@@ -200,6 +207,16 @@ row(
     lambda: compared("--out", "other"),
 )
 row("{} trains nothing that could be logged; leave --logger out", lambda: emptied("--logger", "csv"), emptied)
+row(
+    "{} sets no number of rounds; give --rounds",
+    lambda: task_of(small(rounds=-1)),
+    lambda: task_of(small(rounds=-1), rounds=1),
+)
+row(
+    "{} compares {}, not {}; name another folder with --out",
+    lambda: scored("val_loss", "val_acc"),
+    lambda: scored("val_loss", "val_loss"),
+)
 row("{} has none to search; leave --tune out", lambda: emptied("--tune"), emptied)
 row(
     "an epsilon must be > 0 and finite, got {}; FedAvg, which has no finite one, always runs",

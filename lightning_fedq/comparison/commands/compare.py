@@ -164,17 +164,16 @@ def _privacy_of(
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     """Print rows as a table, numbers with four digits. Names are never cut."""
     shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    of_runs = all("verdict" in row for row in table)  # other tables have columns of their own
-    hidden = ("verdict", "view", "downlink_megabytes", "seconds") if of_runs else ()  # the files have them
+    hidden = ("verdict", "view", "downlink_megabytes", "seconds")  # the files have them
     for column in [column for column in table[0] if column not in hidden]:
         shown.add_column(
             HEADS.get(column, column), no_wrap=True, justify="left" if column == "run" else "right"
         )
     for row in table:
         cells = {name: f"{v:.4g}" if isinstance(v, float) else str(v) for name, v in row.items()}
-        if of_runs and isinstance(row["epsilon"], float):
+        if isinstance(row["epsilon"], float):
             cells["epsilon"] = f"{format_epsilon(row['epsilon'])} {row['verdict']}"
-        if of_runs and isinstance(row["R"], float):
+        if isinstance(row["R"], float):
             cells["R"] = f"{row['R']:.2g}" if row["R"] > 1e-6 else "0"
         shown.add_row(*(cell for name, cell in cells.items() if name not in hidden))
     console = Console()
@@ -182,8 +181,6 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
         console.width, console.measure(shown, options=console.options.update(width=500)).maximum
     )
     console.print(shown)
-    if not of_runs:
-        return
     from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
 
     views = {row["run"]: str(row["view"]) for row in table}
@@ -224,7 +221,7 @@ def _compared(asked: Comparison, out: Path, processes: int, logger: Any, tune: b
     console = Console(soft_wrap=True)
     told = _Told(console)
     with told.bar:
-        rows = asked.run(out, processes=processes, logger=logger, tune=tune, watcher=told)
+        rows = asked.run(out, processes=processes, logger=logger, tune=tune, begins=told.begins, ran=told.ran)
     task = asked.task
     heads, lines = asked.table(rows)
     title = (
