@@ -45,9 +45,10 @@ _APART = 0x9E3779B97F4A7C15
 
 
 def _is_sequence(loader: object) -> TypeGuard[Dataset[Any]]:
-    """Is it one of batches? Not text, a mapping, or a batch itself: a tensor or an array."""
+    """Is it one of batches? Not what Lightning takes for several loaders, text, or a batch itself."""
     has = functools.partial(hasattr, loader)
-    return has("__len__") and has("__getitem__") and not any(map(has, ("keys", "dtype", "encode")))
+    is_other = isinstance(loader, list | tuple) or any(map(has, ("keys", "dtype", "encode")))
+    return has("__len__") and has("__getitem__") and not is_other
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -222,7 +222,10 @@ def test_files_that_are_written_in_forks_are_said_once(way, name, tmp_path, capl
     monkeypatch.setattr(Writes, "folder", tmp_path)
     fed = Federated(FedAvg(), 3, seed=0, check_isolation=True)
     with caplog.at_level("INFO"):
-        make_trainer(fed, max_epochs=2).fit(Writes(), datamodule=Data())
+        module = Writes()
+        make_trainer(fed, max_epochs=2).fit(module, datamodule=Data())
+    if module.log_file is not None:
+        module.log_file.close()
     told = [message for message in caplog.messages if "in forks that are dropped" in message]
     assert len(told) == 1 and f"have written to {tmp_path / name};" in told[0]
 
