@@ -299,29 +299,33 @@ def test_no_global_random_numbers():
 # Lines of .py that a room may have: what comes brings its lines. docs/layout.md says what each room is for.
 # Where a room has more than was decided, the comment says what was decided and why it is not reached.
 ROOMS = {
-    # 16,200: two rules of the contract and a mixture's loud terms came (190), Z and A2 stay
-    "mechanisms functional": 16_400,
+    # 16,200: two rules of the contract and a mixture's loud terms came (190), Z and A2 stay; where values are
+    # clipped (20, issue 69)
+    "mechanisms functional": 16_420,
     # 6,300: one count of colluders (110), journals beside and the document's facts (state, bits, origin) came
-    "privacy reports": 6_550,
+    "privacy reports": 6_560,
     # 4,250: graph and threshold follow the law of colluders
     "keys secagg wire": 4_300,
     # 13,900: journal of any checkpoint, ranks from the environment, clocks and float sums came; `self.log` is
-    # caught in five places for five reasons
-    "training clients rounds callbacks/federated.py": 14_150,
+    # caught in five places for five reasons. Issue 69: statistics before training (390), who trains (30) and
+    # who is available (85), 505 more than what the room had
+    "training clients rounds callbacks/federated.py": 14_650,
     # 4,150: rows of a person came (150); DPSGD's own loss on a grid is 43% tighter than the other and stays,
     # with the liars of the guide and the robust rules (540)
     "callbacks algorithms dpsgd": 4_850,
     "flower": 4_100,
-    # 3,200: repeated rows are seen (50); CIFAR-10 from folders serves the bench until that goes
-    "data": 3_350,
+    # 3,200: repeated rows are seen (50); CIFAR-10 from folders serves the bench until that goes; given sizes
+    # (65, issue 69)
+    "data": 3_420,
     "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_800,
     # 5,200: the bench goes with the comparison to come
     "audit comparison": 5_300,
     "leakage": 1_700,
 }
-TESTS, WORDS = 66_500, 80_000
+TESTS, WORDS = 67_500, 80_000
 """Lines of tests/, and words of README.md and the pages of docs/. Of tests 62,000 were decided; cures for 52
-refusals that no row had, laws of colluders, journals, rows of a person and the document came."""
+refusals that no row had, laws of colluders, journals, rows of a person and the document came; 1,000 of issue
+69: the law of a released mean for every mechanism, kills, clients that fail, rules of who is there."""
 OVER = "{}: {} where {} are allowed; bring the lines, or change the number in the same commit and say why"
 
 
