@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -54,6 +55,7 @@ class Sampling:
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
 
+    @lru_cache(maxsize=8)  # noqa: B019 (a report asks twenty times)
     def lottery(self, rounds: int, cohort: int) -> tuple[int, float]:
         """Most rounds in which a client may be drawn, and the largest chance that it is, in one of them."""
         if self.available is None:
