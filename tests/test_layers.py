@@ -303,7 +303,7 @@ ROOMS = {
     # type are taken apart and put together in one place (60, issue 66)
     "mechanisms functional": 16_460,
     # 6,300: one count of colluders (110), journals beside and the document's facts (state, bits, origin) came
-    "privacy reports": 6_550,
+    "privacy reports": 6_560,
     # 4,250: graph and threshold follow the law of colluders
     "keys secagg wire": 4_300,
     # 13,900: journal of any checkpoint, ranks from the environment, clocks and float sums came; `self.log` is

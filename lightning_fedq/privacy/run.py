@@ -7,11 +7,12 @@ whoever describes a run has to say each thing, so the weakest adversary is never
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, get_args
 
-import numpy as np
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
@@ -54,14 +55,14 @@ class Sampling:
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
 
+    @lru_cache(maxsize=8)  # noqa: B019 (a report asks twenty times)
     def lottery(self, rounds: int, cohort: int) -> tuple[int, float]:
         """Most rounds in which a client may be drawn, and the largest chance that it is, in one of them."""
         if self.available is None:
             return rounds, cohort / self.num_clients
-        named = [np.asarray(self.available(round), dtype=np.int64) for round in range(rounds)]
-        if not named:
-            return 0, 0.0
-        return int(np.bincount(np.concatenate(named)).max()), cohort / min(map(len, named))
+        named = [self.available(round) for round in range(rounds)]
+        often = Counter(client for one in named for client in one).values()
+        return max(often, default=0), cohort / min(map(len, named), default=cohort)
 
     @property
     def own_draws(self) -> bool:

@@ -292,8 +292,15 @@ def test_a_second_fit_of_the_federation_releases_nothing_again():
     assert net.calls == 1 and federated.engine.round == 3
 
 
-def test_what_training_rounds_tell_of_is_not_said_of_statistics(recwarn):
-    """All clients' statistics point one way, and are no updates that the noise drowns."""
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_what_updates_tell_is_not_said_of_statistics(rounds, monkeypatch):
+    """All clients' statistics point one way, and are no updates that noise drowns: training is looked at."""
+    looked = []
+    see = lambda self, record: looked.append(record.round)  # noqa: E731
+    monkeypatch.setattr("lightning_fedq.training.privacy_target.KeptTarget.check_direction", see)
+    monkeypatch.setattr("lightning_fedq.training.fit.warn_of_noise", lambda record, last: see(None, record))
     target = fedq.PrivacyTarget(50.0, 1e-5, Adversary.SERVER)
-    fit(Net(), mechanism=fedq.GaussianNoise(clip_norm=0.5, noise_multiplier=0.1), privacy=target, rounds=2)
-    assert not [one for one in recwarn if "lies in one direction" in str(one.message)]
+    for privacy, expected in ((target, [2] if rounds == 2 else [1, 2]), (None, [rounds])):
+        looked.clear()
+        fit(Net(), mechanism=GAUSSIAN, privacy=privacy, statistics=Statistics(4, 0.3, rounds))
+        assert looked == expected
