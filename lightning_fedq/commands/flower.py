@@ -1,4 +1,4 @@
-"""`fedq flower`: `init` writes an app for `flwr run`, `wheels` packs it, `client` runs one that is installed."""
+"""`fedq flower`: `init` writes an app for `flwr run`, `wheels` packs it, `client` runs it where installed."""
 
 from __future__ import annotations
 
