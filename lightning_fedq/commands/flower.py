@@ -1,14 +1,19 @@
-"""`fedq flower`: `init` writes an app that starts with `flwr run`, `client` runs an installed app only."""
+"""`fedq flower`: `init` writes an app for `flwr run`, `wheels` packs it, `client` runs it where installed."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import platform
 import re
 import stat
+import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
+
+from lightning_fedq import __version__
 
 PYPROJECT = """\
 [build-system]
@@ -288,7 +293,52 @@ def client(
     return 0
 
 
-main = {"init": init, "client": client}
+def wheels(app: Path, *, into: Path | None = None, constraint: Path | None = None) -> int:
+    """Build the folder of wheels that a server and sites install, which have no index.
+
+    It holds this library, the app and all that both need, in the versions that are installed here: for
+    machines with this Python and this kind of processor.
+
+    Args:
+        app: Folder of the app.
+        into: Folder of the wheels (default: wheels in the app's).
+        constraint: Versions to take in place of those that are installed here.
+    """
+    folder = app / "wheels" if into is None else into
+    if not (app / "pyproject.toml").is_file():
+        print(f"error: {app} has no pyproject.toml; name the folder of `fedq flower init`", file=sys.stderr)
+        return 2
+    folder.mkdir(parents=True, exist_ok=True)
+    versions = folder / "constraints.txt"
+    versions.write_text(_installed() if constraint is None else constraint.read_text())
+    source = Path(__file__).parents[2]
+    ours = f"lightning-fedq[flower]=={__version__}"
+    if (source / "pyproject.toml").is_file():  # installed from its repository
+        ours = f"lightning-fedq[flower] @ {source.as_uri()}"
+    build = [sys.executable, "-m", "pip", "wheel", "--wheel-dir", str(folder), "--constraint", str(versions)]
+    done = subprocess.run([*build, ours, str(app.resolve())], check=False)
+    if done.returncode != 0:
+        print("error: pip has built no wheels; its words are above", file=sys.stderr)
+        return 2
+    found = sorted(folder.glob("*.whl"))
+    version = ".".join(map(str, sys.version_info[:2]))
+    print(
+        f"{len(found)} wheels in {folder}, for Python {version} on {platform.system()} {platform.machine()}"
+    )
+    return 0
+
+
+def _installed() -> str:
+    """Versions of what is installed here, ours and what comes from a folder aside."""
+    found = {
+        one.metadata["Name"]: one.version
+        for one in metadata.distributions()
+        if one.metadata["Name"] != "lightning-fedq" and one.read_text("direct_url.json") is None
+    }
+    return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
+
+
+main = {"init": init, "wheels": wheels, "client": client}
 
 
 def _address(address: str, secure: bool) -> str:

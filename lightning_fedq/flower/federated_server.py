@@ -133,6 +133,7 @@ class RemoteClients(Population):
         most_aborted: int,
     ) -> None:
         super().__init__(federation)
+        self._federated = federation
         self._most_aborted, self._in_vain = most_aborted, list[str]()
         for callback in trainer.callbacks:
             if only_simulated(callback):
@@ -223,7 +224,7 @@ class RemoteClients(Population):
         """
         if (batches := self._federation.local.local_steps) is not None:
             left = self.clock.most_batches
-            self._federation.fit.vector.most_counted.fill_(batches if left is None else min(batches, left))
+            self._federated.fit.vector.most_counted.fill_(batches if left is None else min(batches, left))
         if record.aborted or not record.num_received:
             self._in_vain.append(record.aborted or "nobody has answered")
         else:

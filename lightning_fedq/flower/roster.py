@@ -191,7 +191,7 @@ class Roster:
         self._away.pop(client, None)
 
     def away(self, client: int) -> str:
-        """Why a client that is connected does not count as there; "" if it does."""
+        """Why a client that is connected does not count as there, "" if it does."""
         node, why = self._away.get(client, (None, ""))
         return why if node == self.nodes.get(client) else ""
 

@@ -211,7 +211,7 @@ def _check_status(error: httpx.HTTPError, worked: bool) -> str:
 
 
 def _clocks(response: httpx.Response) -> str:
-    """What is to be asked of two clocks: a request is taken for some seconds by the SuperNode's."""
+    """Question about two clocks, since a request is taken for some seconds of the SuperNode's."""
     try:
         theirs = parsedate_to_datetime(response.headers["date"]).timestamp()
     except (KeyError, ValueError, TypeError):

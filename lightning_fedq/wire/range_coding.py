@@ -199,7 +199,7 @@ class ConditionalRange(Code):
         return body + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little")
 
     def _body(self, symbols: Tensor, scales: list[int] | None = None) -> bytes:
-        """What a checksum follows, with the scales of a message that came, or those of its symbols."""
+        """A message without its checksum, with the scales of one that came, or those of its symbols."""
         values = as_array(symbols)
         scales, low_bits = self._scales(values) if scales is None else scales, [np.zeros(0, np.uint8)]
         coder, model = constriction.stream.queue.RangeEncoder(), _gaussian()

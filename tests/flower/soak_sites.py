@@ -29,7 +29,7 @@ from lightning_fedq.commands.flower import write_app
 from lightning_fedq.privacy.journal import Journal
 from tests.changed import changed
 from tests.flower.machines import example
-from tests.flower.steps import blocks, federation, set_up
+from tests.flower.steps import blocks, federation, pack, set_up
 
 WEIGHTS = {"fedq-supernode": 0.35, "fedq-client": 0.35, "fedq-superexec": 0.15, "fedq-superlink": 0.15}
 """Chance of each to be the one that is killed."""
@@ -58,6 +58,7 @@ class Soak:
             changed(server_app.read_text(), ("round_timeout=600", f"round_timeout={timeout}"))
         )
         steps = blocks((app / "deploy" / "STEPS.txt").read_text())
+        pack(folder, app, steps)
         self.server, self.sites = federation(folder, app, sites)
         self.steps, self.count = steps, Counter[str]()
         self.over = threading.Event()
@@ -67,8 +68,6 @@ class Soak:
         """Type the steps on all machines."""
         steps, sites = dict(self.steps), len(self.sites)
         print(len(set_up(self.server, self.sites[:1], steps)), "characters of set-up", flush=True)
-        site_steps = steps["2. EACH SITE"].splitlines(keepends=True)
-        steps["2. EACH SITE"] = "".join(line for line in site_steps if "/opt/fedq" not in line)
         for number, one in enumerate(self.sites[1:], start=1):  # the same packages, installed once
             (one.folder / "opt").symlink_to(self.sites[0].folder / "opt")
             shutil.copy(self.server.folder / "etc" / "server.pem", one.shell / "server.pem")

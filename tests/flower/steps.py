@@ -1,8 +1,9 @@
 """The machines of `deploy/STEPS.txt` as folders of this one, on which its commands are typed as they stand.
 
-What is other than on a real machine: its folders and ports have other names, `apt-get`, `useradd`, `chown`
-and `systemctl` are stand-ins (the last starts the units, `units.py`), and packages come from the
-environment that runs the tests, not from an index.
+What is other than on a real machine: its folders and ports have other names, and `apt-get`, `useradd`,
+`chown` and `systemctl` are stand-ins (the last starts the units, `units.py`). Packages come from the folder
+of wheels that `fedq flower wheels` has built. Of the dependencies these wheels are hollow: name, version,
+requirements and commands of what is installed here, whose code is found here once all is installed.
 """
 
 import os
@@ -13,22 +14,24 @@ import site
 import subprocess
 import sys
 import textwrap
+import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import psutil
+from packaging.requirements import Requirement
 
 from tests.flower import units
 from tests.flower.machines import example
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("flwr", "flower-superlink", "flower-superexec", "flower-supernode", "flwr-serverapp", "fedq")
 
 
 def blocks(steps):
     """Commands of each section of the steps, by the section's first word."""
     found, name = dict[str, str](), ""
     for line in steps.splitlines():
-        if heading := re.match(r"(1\. THE SERVER|2\. EACH SITE|3\. AN OPERATOR|A FIRST TRY)", line):
+        if heading := re.match(r"(0\. WHERE|1\. THE SERVER|2\. EACH SITE|3\. AN OPERATOR|A FIRST TRY)", line):
             name = heading.group(1)
         elif line.startswith("with these lines"):
             name = "config"
@@ -70,18 +73,22 @@ class Machine:
         return text
 
     def _stand_ins(self):
-        places = [str(ROOT), *(place for place in site.getsitepackages() if Path(place).is_dir())]
+        places = " ".join(place for place in site.getsitepackages() if Path(place).is_dir())
         start = f"setsid {sys.executable} {units.__file__} {self.units}/$each.service"
         start += " </dev/null >/dev/null 2>&1 &"
-        made = f"""\
-            {sys.executable} "$@"
-            printf '%s\\n' {" ".join(places)} > "$(echo $3/lib/python*/site-packages)/parent.pth"
-            for tool in {" ".join(TOOLS)}; do
-                (echo "#!$3/bin/python"; tail -n +2 {Path(sys.executable).parent}/$tool) > $3/bin/$tool
-                chmod 755 $3/bin/$tool
+        code = f"printf '%s\\n' {places} > $(echo {self.folder}/opt/lib/python*/site-packages)/parent.pth"
+        begun = f"{self.units}/$each.begun"
+        enable = f"""\
+            {code}
+            shift 2
+            for each in "$@"; do
+                [ -f {begun} ] || {{ touch {begun}; {start} echo $! >> {self.folder}/pids; }}
             done"""
-        enable = f'shift 2; for each in "$@"; do {start} echo $! >> {self.folder}/pids; done'
-        commands = {"python3": made, "systemctl": f"if [ $1 = enable ]; then {enable}; fi"}
+        python = f'exec {sys.executable} "$@"'
+        commands = {
+            "python3": python,
+            "systemctl": f"if [ $1 = enable ]; then\n{textwrap.dedent(enable)}\nfi",
+        }
         for name in ("apt-get", "useradd", "chown", *commands):
             path = self.folder / "bin" / name
             path.write_text("#!/bin/bash\n" + textwrap.dedent(commands.get(name, "exit 0")) + "\n")
@@ -99,7 +106,6 @@ class Machine:
             "VAR": str(self.folder / "var"),
             "OMP_NUM_THREADS": "1",
             "PIP_NO_INDEX": "1",
-            "PIP_NO_DEPS": "1",
             "PIP_QUIET": "1",
             "PIP_NO_BUILD_ISOLATION": "0",  # of pip's settings, which turns it off
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
@@ -147,12 +153,66 @@ class Machine:
                 continue
 
 
+def hollow_wheels(folder):
+    """Wheels of all that is installed here and needed there, without code."""
+    wanted, found = ["lightning-fedq[flower]"], dict[str, metadata.Distribution]()
+    while wanted:
+        one = Requirement(wanted.pop())
+        here = metadata.distribution(one.name)
+        key = f"{one.name.lower()}{sorted(one.extras)}"
+        if key in found:
+            continue
+        found[key] = here
+        for words in here.requires or ():
+            each = Requirement(words)
+            extras = [{"extra": extra} for extra in one.extras] or [{"extra": ""}]
+            if each.marker is None or any(each.marker.evaluate(extra) for extra in extras):
+                wanted.append(f"{each.name}[{','.join(each.extras)}]" if each.extras else each.name)
+    for here in found.values():
+        name, version = re.sub(r"[-_.]+", "_", here.metadata["Name"]), here.version
+        if name == "lightning_fedq":
+            continue
+        inside = f"{name}-{version}.dist-info"
+        wheel = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        files = {"METADATA": here.read_text("METADATA"), "WHEEL": wheel}
+        files["entry_points.txt"] = here.read_text("entry_points.txt") or ""
+        with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+            for file, text in files.items():
+                archive.writestr(f"{inside}/{file}", text)
+            archive.writestr(f"{inside}/RECORD", "".join(f"{inside}/{n},,\n" for n in [*files, "RECORD"]))
+
+
+def pack(folder, app, steps):
+    """Step 0, whose index is a folder."""
+    index = folder / "index"
+    index.mkdir()
+    hollow_wheels(index)
+    own = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_NO_BUILD_ISOLATION": "0", "PIP_QUIET": "1"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", steps["0. WHERE"]],
+        env={**os.environ, **own, "PATH": path},
+        cwd=app.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout)
+    return done.stdout
+
+
 def federation(folder, app, sites):
     """A server and its sites, none of which has anything yet."""
     taken = {"443": str(example.free_port()), "8000": str(example.free_port())}
     server = Machine(folder / "server", app, taken)
     return server, [
-        Machine(folder / f"site-{n}", app, {**taken, "9094": str(example.free_port()), "N=0": f"N={n}"})
+        Machine(
+            folder / f"site-{n}",
+            app,
+            {**taken, "9094": str(example.free_port()), "setup.sh N": f"setup.sh {n}"},
+        )
         for n in range(sites)
     ]
 

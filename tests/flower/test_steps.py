@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("flwr")
 from lightning_fedq.commands.flower import write_app
 from tests.flower.machines import example
-from tests.flower.steps import Machine, blocks, federation, set_up
+from tests.flower.steps import Machine, blocks, federation, pack, set_up
 from tests.flower.units import settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -61,9 +61,30 @@ def test_the_files_name_this_app_and_this_server(tmp_path):
     assert set(texts) == {path.name for path in DEPLOY.rglob("*") if path.is_file()}
     assert "--app my_clinic.client_app:app" in texts["fedq-client.service"]
     assert "--superlink 10.0.0.1:443" in texts["fedq-supernode.service"]
-    assert "subjectAltName=IP:10.0.0.1,DNS:localhost" in texts["STEPS.txt"]
-    assert "pip install ./my-clinic" in texts["STEPS.txt"]
+    assert "fedq flower wheels my-clinic\n" in texts["STEPS.txt"]
+    server = (app / "deploy" / "server" / "setup.sh").read_text()
+    assert "subjectAltName=IP:10.0.0.1,DNS:localhost" in server
+    for script in (server, (app / "deploy" / "site" / "setup.sh").read_text()):
+        assert "--no-index --find-links wheels --upgrade 'lightning-fedq[flower]' my-clinic\n" in script
     assert not any("my_app" in text or "server.example" in text for text in texts.values())
+
+
+def test_four_sites_take_few_commands():
+    """97 were typed."""
+    steps = blocks((DEPLOY / "STEPS.txt").read_text())
+    typed = {name: len(words.strip().splitlines()) for name, words in steps.items()}
+    once = ("0. WHERE", "1. THE SERVER", "3. AN OPERATOR")
+    assert sum(typed[name] for name in once) + 4 * typed["2. EACH SITE"] <= 40
+
+
+@pytest.mark.parametrize(
+    "script", sorted(DEPLOY.rglob("*.sh")), ids=lambda path: f"{path.parent.name} {path.stem}"
+)
+def test_a_script_prints_itself_before_it_acts_and_is_sound(script):
+    lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
+    assert lines[:2] == ["set -eu", 'cat "$0"']
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    assert not any(line.split()[:1] in (["read"], ["select"]) for line in lines)  # it asks nothing
 
 
 @needs_nginx
@@ -73,14 +94,12 @@ def test_the_steps_letter_by_letter(folder):
     app = folder / "my_app"
     write_app(app, clients=SITES, server="localhost")
     steps = blocks((app / "deploy" / "STEPS.txt").read_text())
+    print(pack(folder, app, steps))
     server, sites = federation(folder, app, SITES)
     try:
         print(set_up(server, sites, steps))
-        operator = steps["3. AN OPERATOR"].splitlines(keepends=True)
-        register = next(line for line in operator if "register" in line)
-        at = operator.index(register)
-        operator[at:at] = [register.replace("site-0", f"site-{n}") for n in range(1, SITES)]
-        print("== operator\n" + server.type("".join(operator), timeout=1500))
+        print("== again\n" + server.type(steps["1. THE SERVER"]))  # typed twice: nothing changes
+        print("== operator\n" + server.type(steps["3. AN OPERATOR"], timeout=1500))
         home = server.folder / "var" / "lib" / "flower" / "fedq-server"
         assert (home / "runs" / "deployed" / "summary.json").exists(), server.logs()
         records = example.checkpoint_of(home)["records"]
