@@ -315,13 +315,13 @@ ROOMS = {
     # 4,150: rows of a person came (150); DPSGD's own loss on a grid is 43% tighter than the other and stays,
     # with the liars of the guide and the robust rules (540); every logger has the federation's settings (40);
     # layers that hide samples' gradients, bags and batches that are sorted came (issue 66, 120)
-    "callbacks algorithms dpsgd": 5_010,
+    "callbacks algorithms dpsgd": 5_020,
     # 4,100: issue 68: who is away, rounds that were agreed, refusers that are asked again, clocks, wheels
     "flower": 4_560,
     # 3,200: repeated rows are seen (50); data opened by turn (105, issue 67), data sets dealt out as the
     # training's (95, issue 66) and given sizes (65, issue 69) came
     "data": 3_640,
-    "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_830,
+    "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_860,
     # 5,200: bench, results_page and markdown went (530); seeds, epsilons, loggers, resumption and the picture
     # of `fedq compare` (660), configurations with the account of all runs (310), Opacus's baselines (130) and
     # processes (100) came
