@@ -315,7 +315,7 @@ ROOMS = {
     # 3,200: repeated rows are seen (50); CIFAR-10 from folders serves the bench until that goes
     "data": 3_350,
     "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_800,
-    # 5,200: bench, results_page and markdown went (530); seeds, epsilons, loggers, resumption and the picture of
+    # 5,200: bench, results_page and markdown went (530); seeds, epsilons, loggers, resumption and picture of
     # `fedq compare` (660), configurations with the account of all runs (310), Opacus's baselines (130) and
     # processes (100) came
     "audit comparison": 6_010,
