@@ -315,9 +315,9 @@ class Comparison:
         }
         path = out / SETTINGS
         if not path.exists():
-            append(out / CELLS, [])  # refuses a disk that is full, and a file that is no table
-            if read(out / CELLS):
+            if (out / CELLS).exists() and read(out / CELLS):
                 raise ValueError(f"{out} holds runs of no known settings; name another folder with --out")
+            append(out / CELLS, [])  # refuses a disk that is full
             return {**asked, "id": os.urandom(6).hex()}
         try:
             there = dict(json.loads(path.read_text()))

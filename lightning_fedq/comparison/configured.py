@@ -304,15 +304,13 @@ class Configured(Task):
             runs = self._write(out)
         rest = [run for run in runs if not _is_plain(run[0])]
         found = composed(*_apart(rest), who, self.delta)
-        price = (
-            found if isinstance(found, str) else f"epsilon {format_epsilon(found)} at delta {self.delta:g}"
-        )
         plain = len(runs) - len(rest)
         above = f" The {plain} runs of FedAvg hide nothing, whatever it is." if plain else ""
-        return (
-            f"{out / ALL_RUNS}: together, {len(rest)} runs have cost the same clients, towards {who.value}: "
-            f"{price}.{above}"
-        )
+        page, many = out / ALL_RUNS, f"{len(rest)} runs with the same clients"
+        if isinstance(found, str):
+            return f"{page}: {many} do not add up towards {who.value}: {found}.{above}"
+        price = f"epsilon {format_epsilon(found)} at delta {self.delta:g}"
+        return f"{page}: {many} have cost them, towards {who.value}, {price} together.{above}"
 
 
 def _apart(runs: Sequence[tuple[RunCost, int]]) -> tuple[list[RunCost], list[int]]:

@@ -102,7 +102,7 @@ def test_with_secret_keys_the_page_of_all_runs_is_there_before_the_first(
     (begun / "config.yaml").write_text("of a run that never ended")
     assert main(["compare", *ASKED, *ON, "--seeds", "2", "--bare"]) == 0
     said = capsys.readouterr().out.strip().splitlines()
-    assert "together, 3 runs have cost the same clients" in said[-1] and "at delta 0.01" in said[-1]
+    assert "3 runs with the same clients have cost them" in said[-1] and "at delta 0.01" in said[-1]
     assert "The 3 runs of FedAvg hide nothing" in said[-1]  # one of them timed a round
     assert len(read(Path("runs/compare/cells.csv"))) == 4
     assert begun.with_name("seed_0-2").is_dir()
