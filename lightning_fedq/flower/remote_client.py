@@ -331,11 +331,11 @@ class RemoteClient:
         for name, found in ((name, fields[name]) for name in self._wanted("register")):
             if len(found) != 32:
                 raise ValueError(f"the field {name!r} must be 32 bytes, {len(found)} came")
-        answer: Fields = {**self.ready(fields), "partition": self._partition}
+        answer: Fields = {**self._check_room(), "partition": self._partition}
         if self._federated.server.weighting == "samples":
             answer["samples"] = self._counted()
         if self._federated.seed is None:
-            secrets, federation = self._own_secrets(fields), fields["federation"]
+            secrets, federation = self._own_secrets(fields, registers=True), fields["federation"]
             key = answer["key"] = secrets.public_key
             nonce = fields["nonce"]
             answer["proof"] = registration_proof(secrets.secret, fields["server"], federation, key, nonce)
@@ -350,8 +350,23 @@ class RemoteClient:
         """Say that this client answers again, after a round in which it has failed. Trains nothing.
 
         Raises:
-            RefusedError: If its folder takes nothing more.
+            RefusedError: If its folder takes nothing more, or has lost its keys.
         """
+        if self._federated.seed is None:
+            self._kept_keys()
+        return self._check_room()
+
+    def _kept_keys(self) -> dict[str, Any]:
+        """The keys with which this client has registered."""
+        store = self._folder(_KEYS_AND_LOG)
+        if (kept := store.get(_KEYS)) is None:
+            raise RefusedError(
+                f"{store.folder} holds no keys, and this client has registered: it was emptied, or is "
+                "another folder; put it back, for without it nobody can be this client any more"
+            )
+        return kept
+
+    def _check_room(self) -> Fields:
         if self._store is not None:
             try:
                 self._store.put_bytes(_PROBE, bytes(_ROOM))
@@ -384,10 +399,10 @@ class RemoteClient:
             )
         return self._store
 
-    def _own_secrets(self, fields: Fields) -> ClientSecrets:
+    def _own_secrets(self, fields: Fields, registers: bool = False) -> ClientSecrets:
         """Drawn at the first registration with a federation, and the same ever after."""
         store, federation = self._folder(_KEYS_AND_LOG), fields["federation"]
-        kept = store.get(_KEYS)
+        kept = store.get(_KEYS) if registers else self._kept_keys()
         if kept is None:
             new = ClientSecrets.draw()
             # no key of the server's that is none is kept

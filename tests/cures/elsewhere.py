@@ -23,6 +23,15 @@ TESTED = {
     "these settings measure nothing; give both sides evaluate_clients": (
         "flower/test_measured.py::test_what_cannot_be_is_refused_before_anybody_is_charged"
     ),
+    "is the folder of a federation with other settings ({}); put these back": (
+        "flower/test_registration.py::test_an_old_home_with_new_settings_is_named"
+    ),
+    "this client answers {} at most; give both sides' trainers the same max_epochs": (
+        "flower/test_bounds.py::test_a_deployment_says_its_rounds"
+    ),
+    "holds no keys, and this client has registered: it was emptied": (
+        "flower/test_away.py::test_a_folder_that_is_emptied_in_mid_run_is_named"
+    ),
     "the data are a stream (an IterableDataset)": "flower/test_engines.py::test_each_feature_over_flower",
     "this round freezes {}, which has been trained, and real clients": (
         "flower/test_unfreezing.py::test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged"

@@ -16,6 +16,7 @@ from lightning_fedq.flower.settings import (
     check_identities,
     deployed_mechanism,
     own_budget,
+    rounds_of,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import LDPQ, CorBin
@@ -104,6 +105,11 @@ row(
     lambda: own_budget(
         private(CorBin(1.0)), PrivacyTarget(8.0, delta=1e-5, adversary=Adversary.SERVER_AND_PARTNER), False
     ),
+)
+row(
+    "rounds at most, got {}; say fewer max_epochs",
+    lambda: rounds_of({"max_epochs": 1 << 21}),
+    lambda: rounds_of({"max_epochs": 100}),
 )
 row(
     "works on the clients of a simulation; a real client trains one round at a time and keeps nothing",

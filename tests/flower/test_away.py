@@ -125,3 +125,28 @@ def test_one_who_stays_silent_is_left_alone(clock, tmp_path):
     _, server = deployment(make(), 4, tmp_path).run(grid)
     assert [record.num_received for record in server.records] == [3] * 4
     assert grid.log.count(("train", 2)) == grid.log.count(("ready", 2)) == 1
+
+
+def test_a_folder_that_is_emptied_in_mid_run_is_named(clock, tmp_path):
+    """New keys were drawn for it, which nobody knows, and kept. Put back, it is the same client."""
+    grid = LoopGrid(*clients(make, tmp_path))
+    home, safe = tmp_path / "client-2", tmp_path / "safe"
+
+    def tamper(kind, client, reply):
+        if kind == "unmask" and client == 3:
+            done = grid.log.count((kind, client))
+            if done == 1:
+                home.rename(safe)
+                home.mkdir()
+            elif done == 3:
+                home.rmdir()
+                safe.rename(home)
+                clock.now += 60.0
+        return reply
+
+    grid.tamper = tamper
+    with pytest.warns(
+        UserWarning, match="client-2 holds no keys, and this client has registered: it was emptied"
+    ):
+        _, server = deployment(make(), 5, tmp_path).run(grid)
+    assert [record.num_received for record in server.records] == [4, 3, 3, 4, 4]
