@@ -51,6 +51,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "wire.coding": ("Code", "FixedLength"),
     "keys.randomness": ("ClientRandomness", "PublicRandomness"),
     "mechanisms.interface.ranges": ("RangeRule",),
+    "comparison": ("Comparison",),
     "data": ("Partition",),
     "mechanisms.contract_suite": ("check_mechanism",),
 }

@@ -307,7 +307,7 @@ def test_wrong_arguments_are_answered_in_a_line(
 def test_images_need_a_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("FEDQ_DATA", raising=False)
     assert main(["compare", "--mechanisms", "CorBin", "--on", "mnist-linear"]) == 2
-    assert "those on images need --data FOLDER" in capsys.readouterr().err
+    assert "a task on images, and those need --data FOLDER" in capsys.readouterr().err
 
 
 def test_a_logger_has_a_run_for_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
