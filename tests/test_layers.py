@@ -302,10 +302,11 @@ ROOMS = {
     # 16,200: two rules of the contract and a mixture's loud terms came (190), Z and A2 stay; batches of any
     # type are taken apart in one place (60, issue 66), where values are clipped (20, issue 69)
     "mechanisms functional": 16_480,
-    # 6,300: one count of colluders (110), journals beside and the document's facts (state, bits, origin) came;
-    # who is available (20, issue 69)
+    # 6,300: one count of colluders (110), journals beside and the document's facts (state, bits,
+    # origin) came; who is available (20, issue 69)
     "privacy reports": 6_570,
-    # 4,250: graph and threshold follow the law of colluders; decoders refuse what no encoder writes (issue 68)
+    # 4,250: graph and threshold follow the law of colluders; decoders refuse what no encoder
+    # writes (issue 68)
     "keys secagg wire": 4_340,
     # 13,900: journal of any checkpoint, ranks from the environment, clocks and float sums came; `self.log` is
     # caught in five places for five reasons; weights are no checkpoint, sizes of clients compared (25, 67).

@@ -160,7 +160,8 @@ def composed(
     found = accountant.get_epsilon(delta)
     if found == math.inf and len(accountant.losses) > 1:  # a grid that is too narrow for wide losses
         share = delta / len(accountant.losses)
-        found = sum(ClaimAccountant({k: n}).get_epsilon(share) for k, n in accountant.losses.items())
+        kinds = [(kind._replace(loss=kind.loss.by_itself), n) for kind, n in accountant.losses.items()]
+        found = sum(ClaimAccountant({kind: n}).get_epsilon(share) for kind, n in kinds)
     return found
 
 

@@ -15,8 +15,10 @@ from lightning_fedq.comparison.commands import sweep
 from lightning_fedq.comparison.experiment import RunCost, composed, of_winner
 from lightning_fedq.comparison.selection import NegativeBinomialTrials, run_profile, selection_epsilon
 from lightning_fedq.functional.divergences import gaussian_epsilon
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, Slack, Unit
 from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss
+from lightning_fedq.privacy.planning import context_of
 from tests.test_cli import configuration
 
 # Lightning's command line calls what jsonargparse has deprecated
@@ -52,6 +54,23 @@ def test_runs_compose():
     found = composed(runs, [3] * 5, Adversary.OUTSIDER, 1e-5)
     assert found == pytest.approx(gaussian_epsilon(15**0.5 / 2.0, 1e-5), rel=1e-3)
     assert found > composed(runs[:1], [3], Adversary.OUTSIDER, 1e-5)
+
+
+def test_kinds_that_no_grid_holds_together_add_up_in_epsilon_and_delta():
+    """Basic composition, each kind at its share of delta: an upper bound of what a grid says where it can."""
+
+    def of(mechanism):
+        claims = mechanism.claims(context_of(mechanism, 20, 4060))
+        (claim,) = [claim for claim in claims if claim.adversary is Adversary.SERVER]
+        return RunCost("M", {Adversary.OUTSIDER: claim}, 3)
+
+    def together(*runs, delta=1e-5):
+        return composed(runs, [3] * len(runs), Adversary.OUTSIDER, delta)
+
+    coins, noise, wide = of(LDPQ(0.5)), of(GaussianNoise(1.0, noise_multiplier=0.3)), cost(GaussianLoss(0.15))
+    apart = [together(one, delta=5e-6) for one in (coins, noise, wide)]
+    assert together(coins, noise) == apart[0] + apart[1] < math.inf, "no grid"
+    assert max(apart) < together(coins, wide) < apart[0] + apart[2], "a grid, which is tighter"
 
 
 def test_a_claim_that_is_none_is_said():
