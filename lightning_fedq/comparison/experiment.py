@@ -8,7 +8,7 @@ selection (`privacy.selection`); one of a fixed number pays for all, too.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,14 @@ class RunCost:
         mechanism: The mechanism, calibrated.
         claims: Claim towards each adversary, or why its runs are not added up here.
         most_charges: Rounds of a client, at most.
+        chances: Chance towards each adversary, paid from delta, that a claim is not what was run: too many
+            drop out or collude, masks are opened. None of it hangs on clients' data.
     """
 
     mechanism: str
     claims: Mapping[Adversary, PrivacyClaim | str]
     most_charges: int
+    chances: Mapping[Adversary, float] = field(default_factory=dict)
 
 
 def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
@@ -87,9 +90,8 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
             claims[who] = f"its claim is {claim.neighbours.name}, which is not added up here"
         elif len(mechanism.protection_groups(planner.num_clients)) > 1:
             claims[who] = "clients have epsilons of their own"
-        elif whole.available(claim) < delta:
-            claims[who] = "a part of delta pays for dropouts or colluders, in every run anew"
-    return RunCost(repr(mechanism), claims, most)
+    chances = {who: delta - whole.available(claim) for who, claim in whole.claims().items()}
+    return RunCost(repr(mechanism), claims, most, chances)
 
 
 def cost_of_folder(folder: Path, delta: float) -> RunCost:
@@ -143,7 +145,8 @@ def composed(
 ) -> float | str:
     """Epsilon towards who sees every run, or why there is none.
 
-    Kinds of runs that no grid can hold together add up in epsilon and delta.
+    Kinds of runs that no grid can hold together add up in epsilon and delta. The chances of all runs are paid
+    first, from half of delta at most.
 
     Args:
         costs: Costs of the runs that were made.
@@ -151,15 +154,19 @@ def composed(
         adversary: Adversary that sees every run.
     """
     accountant = ClaimAccountant()
+    made = [cost for cost, rounds in zip(costs, charges, strict=True) if rounds]
+    left = delta - sum(cost.chances.get(adversary, 0.0) for cost in made)
+    if left < 0.5 * delta:
+        return "more than half of delta pays for dropouts or colluders, in every run anew"
     for cost, rounds in zip(costs, charges, strict=True):
         claim = cost.claims[adversary]
         if isinstance(claim, str):
             return claim
         if rounds:
             accountant.step(claim.loss, claim.compositions, rounds, claim.slack)
-    found = accountant.get_epsilon(delta)
+    found = accountant.get_epsilon(left)
     if found == math.inf and len(accountant.losses) > 1:  # a grid that is too narrow for wide losses
-        share = delta / len(accountant.losses)
+        share = left / len(accountant.losses)
         kinds = [(kind._replace(loss=kind.loss.by_itself), n) for kind, n in accountant.losses.items()]
         found = sum(ClaimAccountant({kind: n}).get_epsilon(share) for kind, n in kinds)
     return found
@@ -178,6 +185,8 @@ def of_winner(costs: Sequence[RunCost], trials: NegativeBinomialTrials, delta: f
     losses, whole, slack = [], [], Slack()
     for cost in costs:
         claim = cost.claims[Adversary.OUTSIDER]
+        if cost.chances.get(Adversary.OUTSIDER):
+            claim = "a part of delta pays for dropouts, in every run anew"
         if isinstance(claim, str):
             raise ValueError(f"nothing is known of the winner towards an outsider: {claim}")
         whole.append((claim.loss, claim.compositions * cost.most_charges))

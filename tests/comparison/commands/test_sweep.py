@@ -4,26 +4,34 @@ import math
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from lightning_fedq.callbacks import Federated
 from lightning_fedq.cli import main
 from lightning_fedq.commands import run
 from lightning_fedq.comparison.commands import sweep
-from lightning_fedq.comparison.experiment import RunCost, composed, of_winner
+from lightning_fedq.comparison.experiment import RunCost, composed, cost_of, of_winner
 from lightning_fedq.comparison.selection import NegativeBinomialTrials, run_profile, selection_epsilon
 from lightning_fedq.functional.divergences import gaussian_epsilon
-from lightning_fedq.mechanisms import LDPQ, GaussianNoise
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedCoins
 from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, Slack, Unit
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss
 from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.described import run_to_come
+from tests.digits_run import Classifier, make_trainer
 from tests.test_cli import configuration
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 
+TRIALS = NegativeBinomialTrials(0.0, 0.1)
 NOISE = {
     "class_path": "lightning_fedq.mechanisms.GaussianNoise",
     "init_args": {"clip_norm": 1.0, "noise_multiplier": 2.0},
@@ -71,6 +79,32 @@ def test_kinds_that_no_grid_holds_together_add_up_in_epsilon_and_delta():
     apart = [together(one, delta=5e-6) for one in (coins, noise, wide)]
     assert together(coins, noise) == apart[0] + apart[1] < math.inf, "no grid"
     assert max(apart) < together(coins, wide) < apart[0] + apart[2], "a grid, which is tighter"
+
+
+def of_sums(**settings):
+    """A run of RotatedCoins behind masks, and its account at delta 1e-5."""
+    settings = {"secure_aggregation": SecAgg(max_corrupt=0.02, max_dropout=0.02), **settings}
+    federated = Federated(RotatedCoins(clip_norm=1.0, epsilon=1.0), 100, **settings)
+    trainer, module = make_trainer(federated, max_epochs=3, logger=False), Classifier()
+    account = Account(run_to_come(federated, federated.mechanism, 650, 3, 0), 1e-5)
+    return cost_of(federated, trainer, module, 1e-5), account
+
+
+def test_chances_of_all_runs_are_paid_from_delta():
+    """Union bound: what is left of delta is for the sum of the losses."""
+    who = Adversary.SECAGG_SERVER
+    run, account = of_sums(clients_per_round=50)
+    paid = 1e-5 - account.available(account.claims()[who])
+    assert 0.0 < run.chances[who] == paid < 1e-6, "colluders of a drawn cohort"
+    assert composed([run], [3], who, 1e-5) == account.epsilon(who, 3, secret=False)
+    twice = composed([run, run], [3, 3], who, 1e-5)
+    claim = account.claims()[who]
+    assert twice == spent(claim.loss, 1e-5 - 2 * paid, rounds=6, compositions=claim.compositions).epsilon
+    many = int(0.5e-5 / paid) + 1
+    said = "more than half of delta pays for dropouts or colluders, in every run anew"
+    assert composed([run] * many, [3] * many, who, 1e-5) == said
+    with pytest.raises(ValueError, match="a part of delta pays for dropouts"):
+        of_winner([replace(cost(GaussianLoss(2.0)), chances={Adversary.OUTSIDER: 5e-6})], TRIALS, 1e-5)
 
 
 def test_a_claim_that_is_none_is_said():
