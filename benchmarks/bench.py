@@ -1,6 +1,7 @@
 """Results of `fedq compare` on many tasks: tables and a picture of a page, and the reference checked.
 
-    python benchmarks/bench.py docs/bench.md --data DATA --tasks mean-unit-1024 digits mnist-linear
+    python benchmarks/bench.py benchmarks/results/mechanisms.md --data DATA \\
+        --tasks mean-unit-1024 digits mnist-linear
     python benchmarks/bench.py --check 5
 
 The first writes the results that ship, and the cells of folders that are named, into the marked part of a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -196,3 +197,22 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="is no table of `fedq compare`; name another folder"):
             read(table)
         assert table.read_text() == text
+
+
+def test_the_page_that_chooses_takes_the_bits_of_the_epsilon_that_it_names():
+    """It had the score at epsilon 8 beside the bits at 4."""
+    page = (ROOT / "docs" / "guides" / "choose_a_mechanism.md").read_text()
+    known = {
+        (r.cell.mechanism, r.cell.seed): r.result
+        for r in reference()
+        if r.cell.epsilon == 8.0
+        and r.result
+        and (r.cell.task, r.cell.adversary) == ("digits", "secagg_server")
+    }
+    for name, before, bits in (
+        ("RotatedCoins", "digits, 479 clients, epsilon 8: ", "{:.1f} bits"),
+        ("GaussianNoise", "`GaussianNoise` ", "{:.0f}"),
+    ):
+        found = [result for (of, _), result in known.items() if of == name]
+        score, deviation = statistics.mean(r.score for r in found), statistics.stdev(r.score for r in found)
+        assert f"{before}{score:.3f} ± {deviation:.1g} at {bits.format(found[0].bits)}" in page
