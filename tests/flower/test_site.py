@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,7 +152,7 @@ def test_a_no_of_the_supernode_stops_it(status, words):
 
 
 @pytest.mark.parametrize(
-    "late, said", [(None, "are both machines' clocks"), (30, "is 30 s ahead"), (-9, "9 s behind")]
+    "late, said", [(None, "are both machines' clocks"), (30, "is (29|30|31) s ahead"), (-9, "(8|9) s behind")]
 )
 def test_a_no_that_once_was_a_yes_is_waited_out(late, said, capsys):
     """A SuperNode 30 s behind its client ended it for good, and the words blamed the secret's file."""
@@ -162,7 +163,12 @@ def test_a_no_that_once_was_a_yes_is_waited_out(late, said, capsys):
         site.serve(here, pause=0.001, stop=server.stop)
     assert honest.ended == "completed"
     out = capsys.readouterr().out
-    assert out.count("HTTP 401") == 1 and said in out and "NTP" in out and "It has been let in before" in out
+    assert (
+        out.count("HTTP 401") == 1
+        and re.search(said, out)
+        and "NTP" in out
+        and "It has been let in before" in out
+    )
 
 
 # ---- the command, in a process of its own ---------------------------------------------------------------
