@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, ReloadBest
-from lightning_fedq.comparison.commands.compare import print_table
 from lightning_fedq.data.datasets import CIFAR10DataModule
 from lightning_fedq.data.models import Classifier
 from lightning_fedq.reports.runs import fresh_folder, write_rows, write_summary
@@ -317,7 +319,17 @@ class Rows:
         """Write `summary.json`, print the table and the verdicts, return the summary."""
         summary = {"settings": self._settings, "verdicts": list(verdicts), "table": self.rows}
         write_summary(self.folder / "summary.json", summary)
-        print_table([{n: v for n, v in row.items() if not n.endswith(CURVE)} for row in self.rows], title)
+        shown = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+        names = [name for name in self.rows[0] if not name.endswith(CURVE)]
+        for name in names:
+            shown.add_column(name, no_wrap=True, justify="right")
+        for row in self.rows:
+            cells = [row.get(name, "") for name in names]
+            shown.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
+        console = Console()
+        wide = console.measure(shown, options=console.options.update(width=500)).maximum
+        console.width = max(console.width, wide)
+        console.print(shown)
         for line in verdicts:
             print(line)
         print(f"{self.folder / 'table.csv'}\n{self.folder / 'summary.json'}")

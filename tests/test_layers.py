@@ -316,7 +316,7 @@ ROOMS = {
     # 4,150: rows of a person came (150); DPSGD's own loss on a grid is 43% tighter than the other and stays,
     # with the liars of the guide and the robust rules (540); every logger has the federation's settings (40);
     # layers that hide samples' gradients, bags and batches that are sorted came (issue 66, 120)
-    "callbacks algorithms dpsgd": 5_020,
+    "callbacks algorithms dpsgd": 5_030,
     # 4,100: issue 68: who is away, rounds that were agreed, refusers that are asked again, clocks, wheels
     "flower": 4_560,
     # 3,200: repeated rows are seen (50); data opened by turn (105, issue 67), data sets dealt out as the

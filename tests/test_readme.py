@@ -152,6 +152,7 @@ def test_python_block(place, text, folder, monkeypatch):
         "data": DigitsDataModule(batch_size=16),
         "dataset_a": digits,
         "load_b": lambda: digits,
+        "open_shard": lambda name: digits,
         "val_set": digits,
     }
     exec(compile(text, place, "exec"), yours)

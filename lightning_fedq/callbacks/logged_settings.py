@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,12 @@ def settings_of(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
     """Settings of a federation that has its server: plain values by name."""
     engine, target, mechanism = federation.engine, federation.privacy_target, federation.mechanism
     assert engine is not None
-    names: list[str] = [one.name for one in fields(mechanism)] if is_dataclass(mechanism) else []
     protecting = protecting_samples(callbacks_of(trainer))
     return {
         "version": version("lightning_fedq"),
         "mechanism": repr(mechanism),
         "mechanism_name": type(mechanism).__name__,
-        "mechanism_settings": {name: _plain(getattr(mechanism, name)) for name in names},
+        "mechanism_settings": _settings_in(repr(mechanism)),
         "epsilon": None if target is None else target.epsilon,
         "delta": delta_of(federation, trainer),
         "adversary": None if target is None else target.against.name.lower(),
@@ -69,5 +68,17 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _plain(value: object) -> object:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+def _settings_in(shown: str) -> dict[str, Any]:
+    """Arguments of a class in its `repr`, plain values or as they are shown; none where it is no call."""
+    try:
+        call = ast.parse(shown, mode="eval").body
+    except SyntaxError:
+        return {}
+    return {str(one.arg): _plain(one.value) for one in getattr(call, "keywords", [])}
+
+
+def _plain(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)

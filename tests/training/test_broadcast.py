@@ -149,5 +149,5 @@ def test_what_is_refused():
     with pytest.raises(TypeError, match="broadcast_bits must be an integer"):
         Federated(FedAvg(), 2, broadcast_bits=2.5)
     chain = Federated(FedAvg(), 4, seed=1, broadcast_bits=8)
-    with pytest.raises(ValueError, match="and no broadcast_bits"):
+    with pytest.raises(ValueError, match="no broadcast_bits"):
         make_trainer(chain, Langevin(0.1)).fit(Classifier(), Digits())
