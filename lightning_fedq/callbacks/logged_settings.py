@@ -69,7 +69,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _settings_in(shown: str) -> dict[str, Any]:
-    """Arguments of a class in its `repr`, plain values or as they are shown; none where it is no call."""
+    """Arguments of a class in its `repr`, plain values or as they are shown."""
     try:
         call = ast.parse(shown, mode="eval").body
     except SyntaxError:

@@ -182,13 +182,20 @@ def _save_and_note(
 
 
 def _sizes_of_open_files() -> dict[str, int]:
-    """Sizes of the files that this process has open, by name."""
-    found = {}
+    """Sizes of the files that this process has open, by name.
+
+    Where output goes to a file, others write to that, too: the shell, and what else it runs.
+    """
+    found, streams = {}, set()
+    for number in (0, 1, 2):
+        with suppress(OSError):
+            status = os.fstat(number)
+            streams.add((status.st_dev, status.st_ino))
     with suppress(OSError):
         for number in os.listdir("/proc/self/fd"):
             with suppress(OSError):
                 status = os.stat(f"/proc/self/fd/{number}")
-                if stat.S_ISREG(status.st_mode):
+                if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in streams:
                     found[os.readlink(f"/proc/self/fd/{number}")] = status.st_size
     return found
 

@@ -230,6 +230,18 @@ def test_files_that_are_written_in_forks_are_said_once(way, name, tmp_path, capl
     assert len(told) == 1 and f"have written to {tmp_path / name};" in told[0]
 
 
+def test_output_that_goes_to_a_file_is_nobody_s_hook(tmp_path):
+    """`python train.py > log 2>&1`: whatever the shell runs writes there, too."""
+    code = (
+        "import logging, os; from lightning_fedq.clients.forks import in_fork\n"
+        "logging.basicConfig(level='INFO'); in_fork(lambda: os.write(1, b'a step'))"
+    )
+    with (tmp_path / "log").open("w") as log:
+        subprocess.run([sys.executable, "-c", code], stdout=log, stderr=log, check=True)
+    said = (tmp_path / "log").read_text()
+    assert "a step" in said and "have written" not in said
+
+
 def test_a_fork_that_writes_nothing_says_nothing(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("lightning_fedq.clients.forks._said", set())
     (tmp_path / "read.txt").write_text("a")
