@@ -1,8 +1,8 @@
 """Ray Train's workers against one process: `python benchmarks/ray_train.py`, 30 s.
 
-It wants `pip install 'ray[train]'`. Two workers of a local Ray train a federation as its ranks, and end with one
-process's weights, bit for bit, or the exit status is 1. A job of its own, for once a week: Ray is no dependency
-and not in the suite.
+It wants `pip install 'ray[train]'`. Two workers of a local Ray train a federation as its ranks, and end with
+one process's weights, bit for bit, or the exit status is 1. A job of its own, for once a week: Ray is no
+dependency and not in the suite.
 """
 
 import sys
