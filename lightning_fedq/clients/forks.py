@@ -182,21 +182,28 @@ def _save_and_note(
 
 
 def _sizes_of_open_files() -> dict[str, int]:
-    """Sizes of the files that this process has open, by name.
+    """Sizes of the files that this process has open and whoever started it has not, by name.
 
-    Where output goes to a file, others write to that, too: the shell, and what else it runs.
+    Where output goes to a file, others write to that, too.
     """
-    found, streams = {}, set()
+    files = _open_files("/proc/self/fd")
+    others = {(one.st_dev, one.st_ino) for one in _open_files(f"/proc/{os.getppid()}/fd").values()}
     for number in (0, 1, 2):
         with suppress(OSError):
-            status = os.fstat(number)
-            streams.add((status.st_dev, status.st_ino))
+            stream = os.fstat(number)
+            others.add((stream.st_dev, stream.st_ino))
+    return {name: one.st_size for name, one in files.items() if (one.st_dev, one.st_ino) not in others}
+
+
+def _open_files(folder: str) -> dict[str, os.stat_result]:
+    """Regular files among a process's descriptors, by name."""
+    found = {}
     with suppress(OSError):
-        for number in os.listdir("/proc/self/fd"):
+        for number in os.listdir(folder):
             with suppress(OSError):
-                status = os.stat(f"/proc/self/fd/{number}")
-                if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in streams:
-                    found[os.readlink(f"/proc/self/fd/{number}")] = status.st_size
+                status = os.stat(f"{folder}/{number}")
+                if stat.S_ISREG(status.st_mode):
+                    found[os.readlink(f"{folder}/{number}")] = status
     return found
 
 
