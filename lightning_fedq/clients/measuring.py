@@ -20,6 +20,7 @@ from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.fit import Client, ClientFit
+from lightning_fedq.clients.stack import handling
 from lightning_fedq.data.batches import Stack
 
 
@@ -33,6 +34,7 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
         What `validation_step` and the hooks log, by name.
     """
     module, trainer, logged = copy.module, copy.trainer, _Logged()
+    handle = handling(trainer)
     trainer.validating = True
     module.log = logged  # type: ignore[method-assign]
     for part in module.modules():
@@ -44,7 +46,7 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
     module.on_validation_epoch_start()
     further = _further_arguments(module)
     for number, (batch, logged.batch_size) in enumerate(batches):
-        batch = _given(copy, batch)
+        batch = handle(batch)
         module.on_validation_batch_start(batch, number)
         outputs = trainer.strategy.validation_step(batch, *(number, 0)[:further])
         module.on_validation_batch_end(outputs, batch, number)
@@ -67,7 +69,7 @@ def statistics_of(fit: ClientFit, stack: Stack, batches: Iterable[Any], size: in
     copy = fit.copy(stack.training_seed, stack.clients, alone=True)
     module: Any = copy.module
     with torch.no_grad():
-        found = torch.as_tensor(module.client_statistics(_given(copy, batch) for batch in batches))
+        found = torch.as_tensor(module.client_statistics(map(handling(copy.trainer), batches)))
     if found.shape != (size,):
         raise ValueError(
             f"client_statistics returned shape {tuple(found.shape)}, and Statistics(size={size}) "
@@ -76,12 +78,6 @@ def statistics_of(fit: ClientFit, stack: Stack, batches: Iterable[Any], size: in
     found = found.detach().clone()  # it may be a part of the copy
     fit.drop(copy)
     return found
-
-
-def _given(copy: Client, batch: Any) -> Any:
-    batch = copy.trainer.precision_plugin.convert_input(batch)
-    batch = copy.module._on_before_batch_transfer(batch, dataloader_idx=0)
-    return copy.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def _known_or_nan(compute: Callable[[], Any]) -> Callable[[], Any]:

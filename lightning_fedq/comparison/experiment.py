@@ -66,10 +66,8 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     planner, rounds = federated.planner, trainer.max_epochs
     if rounds is None or rounds < 1:
         raise ValueError(f"a run needs a number of rounds, got trainer.max_epochs={rounds}; give one")
-    dim, byzantine = (
-        num_coordinates(module, federated.local.buffers, sharing=federated.local.shared),
-        num_byzantine_of(trainer, planner),
-    )
+    dim = num_coordinates(module, federated.local.buffers, sharing=federated.local.shared)
+    byzantine = num_byzantine_of(trainer, planner)
     mechanism = federated.calibrated(dim, rounds, byzantine)
     asked = federated.privacy_target
     run = run_to_come(federated, mechanism, dim, rounds, byzantine)

@@ -579,10 +579,8 @@ class RemoteClient:
         except RefusedError:
             raise
         except Exception as error:
-            reason, told = (
-                f"round {task.round + 1}: {type(error).__name__}: {error}",
-                self._says_all(task.context()),
-            )
+            reason = f"round {task.round + 1}: {type(error).__name__}: {error}"
+            told = self._says_all(task.context())
             self._failures.add(task.round, error, told, self._store)
             if told:
                 rank_zero_warn(reason)
