@@ -3,10 +3,10 @@
 The federation of `useful-privacy`: MNIST, 1,000 clients of five images, one local step, everybody in every
 round, a server behind secure aggregation that 2% of the clients collude with; or CIFAR-10, 10,000 clients of
 five. A linear head without a bias stands on `FixedFeatures`, which see nobody's images. Rate and clip (over
-the rate) are tuned with a seed of their own by the accuracy on 10,000 images that no client holds, for each
-epsilon, features and mechanism; that is not charged. CIFAR-10 is tuned with 8,000 clients, since nothing is
-held out of 10,000 of five. The model is the last one, or the mean of the last half where that was better in
-the tuning.
+the rate) are tuned with two seeds of their own by the accuracy on 10,000 images that no client holds, for
+each epsilon, features and mechanism; that is not charged. CIFAR-10 is tuned with 8,000 clients, since nothing
+is held out of 10,000 of five. The model is the last one, or the mean of the last half where that was better
+in the tuning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from reproductions.bench import ImageData, Row, Rows
 from reproductions.useful.training import MASKS, Federation, Run, train
 
-TUNING_SEED = 1000
+TUNING_SEEDS = (1000, 1001)
 PLAIN = "FedAvg, no privacy"
 Kind = Literal["strokes", "leaves", "random", "cifar"]
 
@@ -198,12 +198,15 @@ class _Bench:
         kind, federation = self.federation.features, self.federation
         if kind == "cifar" and federation.num_clients == 10_000:
             federation = replace(federation, num_clients=8_000)
-        found = [
-            self._row("tuning", federation, method, epsilon, TUNING_SEED, *setting)
-            for setting in TASKS[kind].grid[epsilon]
-        ]
-        best = max(found, key=lambda row: max(float(row["val_last"]), float(row["val_averaged"])))
-        return float(best["lr"]), float(best["clip"]), float(best["val_averaged"]) > float(best["val_last"])
+        settings = TASKS[kind].grid[epsilon]
+        seeds = TUNING_SEEDS if len(settings) > 1 else TUNING_SEEDS[:1]
+        names = ("val_last", "val_averaged")
+        found = {}
+        for setting in settings:
+            rows = [self._row("tuning", federation, method, epsilon, seed, *setting) for seed in seeds]
+            found |= {(*setting, name): mean(float(row[name]) for row in rows) for name in names}
+        lr, clip, name = max(found, key=lambda key: found[key])
+        return lr, clip, name == "val_averaged"
 
     def _row(
         self,
