@@ -21,6 +21,7 @@ EXPERIMENTS = {
     "exact-smoothing": "exact.smoothing",
     "exact-mnist": "exact.mnist",
     "useful-privacy": "useful.privacy",
+    "useful-features": "useful.features",
     "cpa-beyond": "cpa.beyond",
     "cpa-fig6": "cpa.fig6",
     "cpa-fig7": "cpa.fig7",

@@ -20,7 +20,7 @@ from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, Option, Problem, plan, recommended
+from lightning_fedq.privacy.planning import COSTLY, GOOD, HOMOGENEITY, Option, Problem, plan, recommended
 from lightning_fedq.privacy.run import ASSUMED, ThreatModel
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from lightning_fedq.privacy.verdict import format_epsilon
@@ -116,6 +116,8 @@ def main(
         console.print(f"\n{_advice(best, found[0])} {_around(clip_norm, federated)}", highlight=False)
         if problem.target.secret and best.mechanism is not None:
             console.print(f"\n{_towards_others(problem, best.mechanism)}", highlight=False)
+        if best.verdict in ("poor", "do not"):
+            console.print(f"\n{_fewer(problem, best, asked.rows[best.name])}", highlight=False)
     if config and best is not None:
         console.print("\nTo paste in place of your mechanism:\n", highlight=False)
         said = "random" if federated is None else federated.planner.participation
@@ -232,6 +234,19 @@ def _advice(best: Option, least: Option) -> str:
     return (
         f"Take {best.name}: {best.bits:.2g} bits and R {best.ratio:.2g}, about as good as {least.name} with "
         f"{least.bits:.2g} bits and R {least.ratio:.2g}."
+    )
+
+
+def _fewer(problem: Problem, best: Option, row: Mechanism) -> str:
+    """What fewer parameters would do for the same clients: R falls with their number."""
+    assert best.ratio is not None
+    params = math.ceil(problem.params * COSTLY / best.ratio / 1.1)
+    (found,) = plan(replace(problem, params=max(params, 100)), {best.name: row})
+    if params < 100 or found.ratio is None:
+        return "No useful number of parameters is few enough: this target needs more clients."
+    return (
+        f"With {params:,} trained parameters R would be {found.ratio:.2g}, {found.verdict}, for the same "
+        "clients: a head on fixed features, say (docs/guides/useful_epsilon.md)."
     )
 
 

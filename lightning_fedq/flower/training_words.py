@@ -62,6 +62,8 @@ def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.Lightni
         words = {name: repr(of(trainer)) for name, of in _OF_TRAINERS.items()}  # 1 is a batch, 1.0 are all
         words["callbacks"] = ", ".join(sorted(_words(c) for c in trainer.callbacks if acts(c))) or "none"
         words["module"] = f"{type(made).__module__.rpartition('.')[2]}.{type(made).__qualname__}"
+        fixed = {name: layer.sha256 for name, layer in made.named_modules() if hasattr(layer, "sha256")}
+        words |= {f"sha256 of {name}": found for name, found in fixed.items()}  # it does not travel
         found = _of_optimizers(made)
     if found is None:  # it asks its Trainer, of the length of the fit say
         return {**words, "optimizer": "made in a fit", "max_epochs": repr(arguments.get("max_epochs"))}

@@ -37,9 +37,11 @@ NEARLY = 1.5
 of the coordinates (1.4 times the R, 0.6 of the bits) cost nothing that six seeds could tell."""
 GOOD = 0.1
 """R up to which no loss was visible."""
+COSTLY = 0.7
+"""R up to which it cost points, and more beyond."""
 SWAMPED = 4.0
 """R above which the noise is most of what a model learns."""
-_VERDICTS = ((GOOD, "no visible loss"), (0.7, "costs points"), (SWAMPED, "poor"))
+_VERDICTS = ((GOOD, "no visible loss"), (COSTLY, "costs points"), (SWAMPED, "poor"))
 _MOST_ENCODED = 1 << 14
 _MOST_CLIENTS = 20_000
 """Beyond, the number of clients that would be good is extrapolated only."""

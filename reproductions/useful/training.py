@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.data.datasets import MNISTDataModule
+from lightning_fedq.data.datasets import MNISTDataModule, TensorDataModule
 from lightning_fedq.data.models import Classifier
 from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.keys.randomness import PublicRandomness
@@ -71,7 +71,18 @@ class Federation:
     @property
     def dim(self) -> int:
         """Parameters of the model."""
-        return sum(p.numel() for p in network(self.kind, 0).parameters())
+        return sum(p.numel() for p in self.network(0).parameters())
+
+    def network(self, seed: int) -> nn.Module:
+        """What is trained."""
+        return network(self.kind, seed)
+
+    def data(self, seed: int) -> TensorDataModule:
+        """As many images as the clients will hold, and those of validation and test."""
+        number, held_out = self.samples * self.num_clients, min(VAL_SAMPLES, 60_000 // 5)
+        return ClientMNIST(
+            self.root, self.download, batch_size=self.samples, num_train=number, num_val=held_out, seed=seed
+        )
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,7 @@ class Run:
         epsilon: What a client spent, by the ledger's calibration; infinite without a target.
         update_bits: Of one message, as it was sent, masks included, per parameter.
         all_bits: Of everything that clients sent, the protocol's messages included, likewise.
+        all_bytes: Of everything, up and down, a client and round.
         mechanism: As it was calibrated.
         cpu_seconds: Processor time.
     """
@@ -93,6 +105,7 @@ class Run:
     epsilon: float
     update_bits: float
     all_bits: float
+    all_bytes: tuple[float, float]
     mechanism: str
     cpu_seconds: float
 
@@ -112,6 +125,8 @@ def train(
     seed: int,
     gradient_clip: float | None = None,
     clients_per_round: int | None = None,
+    server_optimizer: Any = None,
+    masks: SecAgg = MASKS,
 ) -> Run:
     """Train one federation and test it.
 
@@ -125,6 +140,8 @@ def train(
         seed: Of model, split, data order and coins; the claims are those of the same run with secure keys.
         gradient_clip: Largest norm of a client's gradient, for mechanisms that don't clip.
         clients_per_round: Size of cohorts that take turns.
+        server_optimizer: Of the server; None applies the mean.
+        masks: How sums are masked, and who colludes.
     """
     start = time.process_time()
     gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
@@ -132,14 +149,7 @@ def train(
     once, in_turn = participation == "once", participation == "cyclic"
     masked = target is not None and target.against is Adversary.SECAGG_SERVER
     cohort = clients // rounds if once else (clients_per_round or clients)
-    data = ClientMNIST(
-        federation.root,
-        federation.download,
-        batch_size=federation.samples,
-        num_train=federation.samples * clients,
-        num_val=min(VAL_SAMPLES, 60_000 // 5),
-        seed=seed,
-    )
+    data = federation.data(seed)
     federated = Federated(
         mechanism,
         clients,
@@ -148,12 +158,13 @@ def train(
         local_steps=1,
         clients_per_step=min(STACK, cohort),
         ranges=FixedRange(radius),
-        secure_aggregation=MASKS if masked else None,
+        secure_aggregation=masks if masked else None,
         seed=seed,
         diagnostics=False,
         privacy=target,
+        server_optimizer=server_optimizer,
     )
-    model = Classifier(network(federation.kind, seed), lr)
+    model = Classifier(federation.network(seed), lr)
     trainer = pl.Trainer(
         max_epochs=rounds,
         accelerator="cpu",
@@ -176,6 +187,7 @@ def train(
     last = tested()
     found = federated.calibration
     sent = sum(record.uplink_bits for record in federated.records)
+    down = sum(record.downlink_bits for record in federated.records)
     answers = sum(record.num_received for record in federated.records)
     return Run(
         last,
@@ -183,6 +195,7 @@ def train(
         float("inf") if found is None else found.epsilon,
         _update_bits(federated) / engine.weights.numel(),
         sent / answers / engine.weights.numel(),
+        (sent / answers / 8, down / answers / 8),
         repr(federated.mechanism),
         time.process_time() - start,
     )

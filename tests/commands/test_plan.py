@@ -56,6 +56,26 @@ def test_each_option_is_said_as_it_is_found_and_the_cheap_one_is_advised(capsys,
     assert "clip_norm" in out and "FedAvgM" in out
 
 
+def test_where_r_is_poor_fewer_parameters_are_planned(capsys, monkeypatch):
+    """A plan for so many says the same; nothing where R is good, more clients where no number would do."""
+    only(monkeypatch, "GaussianNoise")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def said(clients, params, epsilon):
+        size = ["--clients", clients, "--params", params, "--epsilon", epsilon, "--rounds", "30"]
+        assert main([str(word) for word in size]) == 0
+        return " ".join(capsys.readouterr())
+
+    poor = said(1000, 7850, 1)
+    fewer, ratio = re.search(
+        r"With ([\d,]+) trained parameters R would be (\S+), costs points", poor
+    ).groups()
+    assert "docs/guides/useful_epsilon.md" in poor
+    assert f"signal R {ratio}, " in said(1000, fewer.replace(",", ""), 1)
+    assert "trained parameters" not in said(1000, 650, 8)
+    assert "this target needs more clients" in said(30, 500, 1)
+
+
 def test_the_clip_and_the_server_s_optimiser_of_a_configuration_are_named(capsys, monkeypatch):
     only(monkeypatch, "GaussianNoise")
     monkeypatch.setenv("COLUMNS", "200")

@@ -39,7 +39,7 @@ REFUSED = {
 }
 """Features that a deployment refuses, and a part of its words."""
 
-QUICK = ("a run folder", "best and last checkpoint", "DPSGD", "padding and pruned weights")
+QUICK = ("a run folder", "best and last checkpoint", "DPSGD", "padding and pruned weights", "fixed features")
 """Averages of the tail and weights by variance: `test_same_training`."""
 
 

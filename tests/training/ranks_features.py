@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
+from lightning_fedq.data.models import FixedFeatures
 from lightning_fedq.mechanisms.interface import Adversary
 from tests.canary.test_canary import FEATURES as LIGHTNING, Model
 from tests.contract.test_mechanisms import ROWS
@@ -134,6 +135,18 @@ class Scaled(nn.Module):
 
     def forward(self, inputs):
         return (inputs - self.mean) / self.std
+
+
+class OnFeatures(Model):
+    """Takes a sample for a picture, whose fixed features stand in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = FixedFeatures(6, side=16, pictures=None)
+        self.backbone.register_forward_pre_hook(lambda net, x: self.features(self.picture(x[0])))
+
+    def picture(self, inputs: Tensor) -> Tensor:
+        return inputs.sigmoid().repeat(1, 43)[:, :256].reshape(-1, 1, 16, 16)
 
 
 class Surveyed(Model):
@@ -280,6 +293,8 @@ FEATURES = {
     "padding and pruned weights": Feature(
         Padded, fedq.LDPQ(2.0), {"constraints": {"head.bias": "fixed", "backbone.0.weight": "unit"}}
     ),
+    "fixed features": Feature(OnFeatures),
+    "fixed features in stacks": Feature(OnFeatures, federated={"clients_per_step": 3}),
     "a model that is sent in few bits": Feature(federated={"broadcast_bits": 5}),
     "cohorts": Feature(federated={"clients_per_round": 3}),
     "cohorts smaller than the ranks": Feature(federated={"clients_per_round": 2}),

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.data.models import FixedFeatures
 
 
 def split_indices(num_samples: int, num_test: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,10 +49,17 @@ class TensorDataModule(pl.LightningDataModule, ABC):
         num_train: Use only so many training samples; None is all.
         num_val: Use only so many validation samples; None is all.
         seed: Seed of the split.
+        keep_features: Serve what the `FixedFeatures` of the Trainer's model make of the inputs, made once.
     """
 
     def __init__(
-        self, batch_size: int, pooled: bool, num_train: int | None, num_val: int | None, seed: int
+        self,
+        batch_size: int,
+        pooled: bool,
+        num_train: int | None,
+        num_val: int | None,
+        seed: int,
+        keep_features: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("batch_size", batch_size), ("num_train", num_train), ("num_val", num_val)):
@@ -60,6 +68,7 @@ class TensorDataModule(pl.LightningDataModule, ABC):
         self.batch_size, self.pooled, self.seed = batch_size, pooled, seed
         self.num_train, self.num_val = num_train, num_val
         self.train_set: TensorDataset | None = None
+        self._keeps, self._kept = keep_features, dict[tuple[str, str], TensorDataset]()
 
     @abstractmethod
     def load(self) -> tuple[Tensor, Tensor, int]:
@@ -84,19 +93,31 @@ class TensorDataModule(pl.LightningDataModule, ABC):
             TensorDataset(inputs[part], labels[part]) for part in (train, val, test)
         )
 
+    def _served(self, name: str) -> TensorDataset:
+        """A part; its features are made when they are asked for, which is after a checkpoint is read."""
+        part: TensorDataset = getattr(self, name)
+        if not self._keeps:
+            return part
+        module = None if self.trainer is None else self.trainer.lightning_module
+        found = [] if module is None else [m for m in module.modules() if isinstance(m, FixedFeatures)]
+        if len(found) != 1:
+            raise ValueError(
+                f"keep_features needs a Trainer whose model has one FixedFeatures, found {len(found)}; give "
+                "Linear(features=FixedFeatures(...)), or leave keep_features out"
+            )
+        key = (name, found[0].sha256)
+        if key not in self._kept:
+            self._kept[key] = found[0].kept(part)
+        return self._kept[key]
+
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         """Shuffled batches."""
-        assert self.train_set is not None
-        return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
+        return DataLoader(self._served("train_set"), batch_size=self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         """Batches in order."""
-        return DataLoader(self.val_set, batch_size=512)
+        return DataLoader(self._served("val_set"), batch_size=512)
 
     def test_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         """Batches in order."""
-        return DataLoader(self.test_set, batch_size=512)
-
-    def predict_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """The test set."""
-        return self.test_dataloader()
+        return DataLoader(self._served("test_set"), batch_size=512)

@@ -54,6 +54,7 @@ class MNISTDataModule(TensorDataModule):
         num_train: Use only so many training samples; None is all.
         num_val: Use only so many validation samples; None is all.
         seed: Seed of the split.
+        keep_features: Serve what the `FixedFeatures` of the Trainer's model make of the images, made once.
 
     Raises:
         FileNotFoundError: On set-up, if the files are not there and `download` is off.
@@ -68,8 +69,9 @@ class MNISTDataModule(TensorDataModule):
         num_train: int | None = None,
         num_val: int | None = None,
         seed: int = 0,
+        keep_features: bool = False,
     ) -> None:
-        super().__init__(batch_size, pooled, num_train, num_val, seed)
+        super().__init__(batch_size, pooled, num_train, num_val, seed, keep_features)
         self.root, self.download = data_root(root), download
 
     def load(self) -> tuple[Tensor, Tensor, int]:
@@ -94,6 +96,7 @@ class CIFAR10DataModule(TensorDataModule):
         num_train: Use only so many training samples; None is all.
         num_val: Use only so many validation samples; None is all.
         seed: Seed of the split.
+        keep_features: Serve what the `FixedFeatures` of the Trainer's model make of the images, made once.
 
     Raises:
         ValueError: If `download` and `image_folder` are both set.
@@ -110,8 +113,9 @@ class CIFAR10DataModule(TensorDataModule):
         num_train: int | None = None,
         num_val: int | None = None,
         seed: int = 0,
+        keep_features: bool = False,
     ) -> None:
-        super().__init__(batch_size, pooled, num_train, num_val, seed)
+        super().__init__(batch_size, pooled, num_train, num_val, seed, keep_features)
         if download and image_folder:
             raise ValueError("download fetches no image folder; set only one of download and image_folder")
         self.root, self.download, self.image_folder = data_root(root), download, image_folder

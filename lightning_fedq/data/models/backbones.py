@@ -1,4 +1,4 @@
-"""Backbones: images in, class scores out, small enough for two CPU cores. None has buffers."""
+"""Backbones: images in, class scores out, small enough for two CPU cores. None has buffers of its own."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -19,11 +19,20 @@ class Linear(nn.Sequential):
 
     Args:
         in_features: Numbers per sample; images are flattened.
+        bias: Without one, all of a clipped update is about the weights.
+        features: In front, as `FixedFeatures`; in_features numbers a sample come out.
     """
 
-    def __init__(self, in_features: int = 784, num_classes: int = 10) -> None:
+    def __init__(
+        self,
+        in_features: int = 784,
+        num_classes: int = 10,
+        bias: bool = True,
+        features: nn.Module | None = None,
+    ) -> None:
         _check_positive(in_features=in_features, num_classes=num_classes)
-        super().__init__(nn.Flatten(), nn.Linear(in_features, num_classes))
+        front = [] if features is None else [features]
+        super().__init__(*front, nn.Flatten(), nn.Linear(in_features, num_classes, bias))
 
 
 class MLP(nn.Sequential):
