@@ -30,6 +30,7 @@ EXPERIMENTS = {
     "cpa-table4": "cpa.table4",
     "cpa-table5": "cpa.table5",
     "cpa-table6": "cpa.table6",
+    "cpa-nested": "cpa.table5",
     "cpa-theorems": "cpa.theorems",
     "leakage-attack": "leakage.attack",
     "leakage-tradeoff": "leakage.tradeoff",
