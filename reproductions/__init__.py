@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "exact-fig9": "exact.fig6",
     "exact-fig10": "exact.fig10",
     "exact-law": "exact.law",
+    "exact-network": "exact.network",
     "exact-smoothing": "exact.smoothing",
     "exact-mnist": "exact.mnist",
     "useful-privacy": "useful.privacy",
@@ -31,9 +32,11 @@ EXPERIMENTS = {
     "cpa-table4": "cpa.table4",
     "cpa-table5": "cpa.table5",
     "cpa-table6": "cpa.table6",
+    "cpa-nested": "cpa.table5",
     "cpa-theorems": "cpa.theorems",
     "leakage-attack": "leakage.attack",
     "leakage-tradeoff": "leakage.tradeoff",
+    "optimal-algorithm": "optimal.algorithm",
     "optimal-theorems": "optimal.theorems",
 }
 """Module of each experiment in this folder; its function is called as the experiment, with underscores."""

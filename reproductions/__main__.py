@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lightning_fedq.commands.errors import TRACE
 from reproductions import EXPERIMENTS
+from reproductions.results import record
 
 
 def main(*argv: str) -> int:
@@ -29,12 +30,15 @@ def main(*argv: str) -> int:
 
     experiment = getattr(import_module(f"reproductions.{EXPERIMENTS[name]}"), name.replace("-", "_"))
     try:
-        auto_cli(experiment, args=options, as_positional=False, prog=f"python -m reproductions {name}")
+        summary = auto_cli(
+            experiment, args=options, as_positional=False, prog=f"python -m reproductions {name}"
+        )
     except (FileNotFoundError, ValueError) as error:  # no data, say: the message tells where they should be
         if os.environ.get(TRACE):
             raise
         print(f"error: {error}\n{TRACE}=1 in the environment shows the trace.", file=sys.stderr)
         return 2
+    record(name, options, summary)
     return 0
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -218,17 +218,30 @@ class Claim:
         paper: What the paper says, in our words: never its opposite.
         ours: What we measured, in words.
         held: Does the figure bear the paper out? Computed from the numbers; None where they settle nothing.
+        rows: Rows of docs/papers.md whose verdict this is, or a part of it.
+        where: The setting, where an experiment has several.
     """
 
     paper: str
     ours: str
     held: bool | None
+    rows: tuple[int, ...] = ()
+    where: str = ""
 
     @property
     def line(self) -> str:
         """One line for a terminal."""
         word = "not settled" if self.held is None else "held" if self.held else "NOT held"
-        return f"{word}: {self.paper}; ours: {self.ours}"
+        return f"{self.where}{': ' * bool(self.where)}{word}: {self.paper}; ours: {self.ours}"
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """In plain values, for a file."""
+        return {**asdict(self), "held": None if self.held is None else bool(self.held)}
+
+    def at(self, where: str) -> Claim:
+        """The same claim, of one of several settings."""
+        return replace(self, where=where)
 
 
 def every(verdicts: Iterable[bool | None]) -> bool | None:
@@ -245,8 +258,7 @@ def every(verdicts: Iterable[bool | None]) -> bool | None:
 def settle(out: str, settings: Mapping[str, Any], claims: Sequence[Claim]) -> dict[str, Any]:
     """Write and print the verdicts of an experiment that needs no table; returns the summary."""
     folder = fresh_folder(Path(out))
-    verdicts = [{"paper": c.paper, "ours": c.ours, "held": c.held} for c in claims]
-    summary = {"settings": dict(settings), "claims": verdicts}
+    summary = {"settings": dict(settings), "claims": [claim.plain for claim in claims]}
     write_summary(folder / "summary.json", summary)
     for claim in claims:
         print(claim.line)
@@ -315,9 +327,13 @@ class Rows:
         )
         return row
 
-    def finish(self, verdicts: Sequence[str], title: str) -> dict[str, Any]:
-        """Write `summary.json`, print the table and the verdicts, return the summary."""
-        summary = {"settings": self._settings, "verdicts": list(verdicts), "table": self.rows}
+    def finish(
+        self, verdicts: Sequence[str | Claim], title: str, claims: Sequence[Claim] = ()
+    ) -> dict[str, Any]:
+        """Write `summary.json`, print the table, the verdicts and the claims, return the summary."""
+        lines = [one.line if isinstance(one, Claim) else one for one in verdicts]
+        judged = [one.plain for one in (*verdicts, *claims) if isinstance(one, Claim)]
+        summary = {"settings": self._settings, "verdicts": lines, "claims": judged, "table": self.rows}
         write_summary(self.folder / "summary.json", summary)
         shown = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
         names = [name for name in self.rows[0] if not name.endswith(CURVE)]
@@ -330,7 +346,7 @@ class Rows:
         wide = console.measure(shown, options=console.options.update(width=500)).maximum
         console.width = max(console.width, wide)
         console.print(shown)
-        for line in verdicts:
+        for line in (*lines, *(claim.line for claim in claims)):
             print(line)
         print(f"{self.folder / 'table.csv'}\n{self.folder / 'summary.json'}")
         return summary

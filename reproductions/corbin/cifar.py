@@ -151,13 +151,13 @@ def _finish(table: Table, statement: Statement, *closed: Claim) -> dict[str, Any
         statement: What the paper says of them.
         closed: Verdicts that need no training.
     """
-    lines = [claim.line for claim in closed]
+    lines: list[str | Claim] = list(closed)
     for norm in dict.fromkeys(norm for norm, _ in table.chosen):
         chosen = {method: rows for (kind, method), rows in table.chosen.items() if kind == norm}
         order = sorted(chosen, key=lambda method: -mean_test(chosen[method]))
         words = ", ".join(f"{name} {spread(chosen[name])}" for name in order)
         lines.append(f"{norm} norm, test accuracy over {len(chosen[order[0]])} seed(s): {words}")
-        lines.append(f"{norm} norm: {statement.verdict(chosen, TEST_IMAGES).line}")
+        lines.append(statement.verdict(chosen, TEST_IMAGES).at(f"{norm} norm"))
     _draw(table.chosen, table.rows.folder / "accuracy.png")
     return table.rows.finish(lines, "test accuracy, %, of the round with the best validation accuracy")
 

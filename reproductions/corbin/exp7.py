@@ -340,9 +340,9 @@ def _train(
     return train(model, _images(setting, seed), federated, asked.rounds, PATIENCE, accelerator).columns
 
 
-def _verdicts(chosen: Mapping[Case, list[Row]], setting: Setting) -> list[str]:
+def _verdicts(chosen: Mapping[Case, list[Row]], setting: Setting) -> list[str | Claim]:
     """The best lambda of each method by validation, and the verdicts on what the paper says."""
-    lines = []
+    lines = list[str | Claim]()
     for target in setting.targets:
         ahead: dict[float, Gap] = {}
         for epsilon in setting.epsilons:
@@ -353,12 +353,12 @@ def _verdicts(chosen: Mapping[Case, list[Row]], setting: Setting) -> list[str]:
             }
             where = f"{target}, epsilon {epsilon:g}"
             lines.append(f"{where}: " + ", ".join(f"{name} {spread(rows)}" for name, rows in best.items()))
-            lines += [f"{where}: {claim.line}" for claim in figure_3c(best)]
+            lines += [claim.at(where) for claim in figure_3c(best)]
             if "CorBin-FL" in best and "LDP-FL" in best:
                 pair = "CorBin-FL", best["CorBin-FL"], "LDP-FL", best["LDP-FL"]
                 ahead[epsilon] = gap(*pair, TEST_SAMPLES)
         if len(ahead) > 1:
-            lines.append(f"{target}: {widening(ahead).line}")
+            lines.append(widening(ahead).at(target))
     return lines
 
 
@@ -372,7 +372,7 @@ def figure_3c(best: Mapping[Method, list[Row]]) -> list[Claim]:
     claims = []
     if "vanilla" in lead:
         words = f"figure 3c: CorBin-FL loses less than {ALLOWED} points to vanilla"
-        claims.append(Claim(words, lead["vanilla"].words, lead["vanilla"].loses_less(ALLOWED)))
+        claims.append(Claim(words, lead["vanilla"].words, lead["vanilla"].loses_less(ALLOWED), (32,)))
     if "LDP-FL" in lead:
         words = "figure 3c: CorBin-FL is above LDP-FL"
         claims.append(Claim(words, lead["LDP-FL"].words, lead["LDP-FL"].above))
@@ -387,7 +387,9 @@ def widening(ahead: Mapping[float, Gap]) -> Claim:
         for (_, a), (_, b) in pairwise(leads)
     ]
     words = ", ".join(f"{lead.points:.2f} points at {epsilon:g}" for epsilon, lead in leads)
-    return Claim("experiment 7: the lead over LDP-FL is larger at smaller epsilon", words, every(steps))
+    return Claim(
+        "experiment 7: the lead over LDP-FL is larger at smaller epsilon", words, every(steps), (33,)
+    )
 
 
 def authors_leads() -> dict[float, Gap]:

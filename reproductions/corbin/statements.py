@@ -26,10 +26,12 @@ class Statement(NamedTuple):
     Args:
         paper: What the paper says, in our words.
         parts: First method, second method, and what the difference must be.
+        rows: Rows of docs/papers.md that it is.
     """
 
     paper: str
     parts: tuple[tuple[str, str, Judge], ...]
+    rows: tuple[int, ...] = ()
 
     def verdict(self, chosen: Mapping[str, Sequence[Row]], test_images: int) -> Claim:
         """Judge it by trainings with the same seeds.
@@ -40,7 +42,7 @@ class Statement(NamedTuple):
         """
         gaps = [(gap(a, chosen[a], b, chosen[b], test_images), judge) for a, b, judge in self.parts]
         words = "; ".join(found.words for found, _ in gaps)
-        return Claim(self.paper, words, every(judge(found) for found, judge in gaps))
+        return Claim(self.paper, words, every(judge(found) for found, judge in gaps), self.rows)
 
 
 def above(first: str, second: str) -> tuple[str, str, Judge]:
@@ -68,6 +70,7 @@ def outperform() -> Statement:
         "statement (i), figure 1: at equal epsilon CorBin-FL and AugCorBin-FL are above LDP-FL, Laplace and "
         "Gaussian",
         tuple(above(ours, rival) for ours in OURS for rival in rivals),
+        (25, 26),
     )
 
 
@@ -76,6 +79,7 @@ def shared_bits(few: str, some: str, many: str) -> Statement:
     return Statement(
         "statement (ii), figure 2a: accuracy gains with shared bits, and the gain saturates at 5 of them",
         (above(some, few), almost_equal(many, some)),
+        (27,),
     )
 
 
@@ -84,6 +88,7 @@ def robust_to_dropouts(without: str, names: Sequence[str]) -> Statement:
     return Statement(
         "statement (iii), figure 2b: accuracy does not fall significantly with dropouts, even at 0.5",
         tuple(loses_little(name, without) for name in names),
+        (28,),
     )
 
 
@@ -92,6 +97,7 @@ def any_number_of_clients(pairs: Sequence[tuple[str, str]]) -> Statement:
     return Statement(
         "statement (iv), figure 2c: CorBin-FL is above LDP-FL for every number of clients from 50 to 500",
         tuple(above(*pair) for pair in pairs),
+        (29,),
     )
 
 
@@ -101,6 +107,7 @@ def as_good_as_no_privacy(ours: str, others: Sequence[str]) -> Statement:
         "figure 3a: CorBin-FL at epsilon 10 is almost equal to correlated quantisation without privacy and "
         "to LDP-FL at epsilon 50",
         tuple(almost_equal(ours, other) for other in others),
+        (30,),
     )
 
 
@@ -109,4 +116,5 @@ def above_at_every_budget(pairs: Sequence[tuple[str, str]]) -> Statement:
     return Statement(
         "figure 3b, statement (i): at epsilon 1, 3 and 5 CorBin-FL and AugCorBin-FL are above LDP-FL",
         tuple(above(*pair) for pair in pairs),
+        (26, 31),
     )

@@ -16,7 +16,7 @@ from typing import Any
 from lightning_fedq.mechanisms import PerCoordinateLaplace, SignRR
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.reports.runs import save_figure
-from reproductions.bench import Rows
+from reproductions.bench import Claim, Rows
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
 
@@ -80,7 +80,7 @@ def cpa_fig6(
                     ),
                 )
     _draw(rows.rows, rows.folder / "snr.png")
-    return rows.finish(_verdicts(rows.rows), "Figure 6")
+    return rows.finish(*_verdicts(rows.rows))
 
 
 def _columns(published: float, train: Callable[[], Run]) -> dict[str, float]:
@@ -94,8 +94,9 @@ def _columns(published: float, train: Callable[[], Run]) -> dict[str, float]:
     }
 
 
-def _verdicts(table: Sequence[dict[str, Any]]) -> list[str]:
-    verdicts = []
+def _verdicts(table: Sequence[dict[str, Any]]) -> tuple[list[str], str, list[Claim]]:
+    """Published beside ours, the title, and what the paper says of it."""
+    verdicts, claims = list[str](), list[Claim]()
     for method, clients in PUBLISHED:
         rows = [
             r
@@ -109,7 +110,24 @@ def _verdicts(table: Sequence[dict[str, Any]]) -> list[str]:
             near = sum(abs(off) <= 2 for off in offs)
             word = f"{near} of {len(offs)} within 2 dB, furthest {max(offs, key=abs):+.1f} dB"
             verdicts.append(f"{method}, K = {clients}: published / ours {pairs}; {word}")
-    return verdicts
+            ends = f"{rows[0]['snr_db20']:.1f} to {rows[-1]['snr_db20']:.1f} dB for "
+            ends += f"{rows[0]['published_snr_db20']:.1f} to {rows[-1]['published_snr_db20']:.1f}; {word}"
+            says = f"figure 6: {method} has the published SNR within 2 dB at every epsilon"
+            claims.append(Claim(says, ends, near == len(offs), (106,), f"K = {clients}"))
+    found = {
+        (r["method"], r["clients"], r["epsilon"]): r["snr_db20"] for r in table if r["variant"] == "authors"
+    }
+    leads = [(found["CPA", k, e] - found["Laplace", k, e], k, e) for m, k, e in found if m == "CPA"]
+    if leads:
+        least, most = min(leads), max(leads)
+        words = f"CPA {most[0]:+.1f} dB at K = {most[1]}, epsilon {most[2]:g}, "
+        words += f"{least[0]:+.1f} dB at K = {least[1]}, epsilon {least[2]:g}"
+        says = "figure 6: CPA is fairly equivalent to Laplace (not 2 dB below)"
+        claims.append(Claim(says, words, least[0] >= -2.0, (106,)))
+        above = [found["CPA", k, e] - found["signSGD & RR", k, e] for m, k, e in found if m == "CPA"]
+        words = f"by {min(above):.1f} to {max(above):.1f} dB"
+        claims.append(Claim("figure 6: CPA is above signSGD & RR", words, min(above) > 0, (106,)))
+    return verdicts, "Figure 6", claims
 
 
 def _draw(table: Sequence[dict[str, Any]], path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from lightning_fedq.mechanisms import FedAvg, SignRR
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.reports.runs import save_figure
-from reproductions.bench import Rows, curve, curve_values
-from reproductions.cpa.baselines import AuthorsLaplace
+from reproductions.bench import Claim, Rows, curve, curve_values
+from reproductions.cpa.baselines import AuthorsJoPEQ, AuthorsLaplace
 from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, jopeq, unbiased_cpa
 
 NEAR = 3.0
@@ -32,6 +32,7 @@ def _mechanisms(epsilon: float) -> list[tuple[str, Mechanism, float]]:
         ("CPA without RR, unbiased", *unbiased_cpa(math.inf)),
         ("Laplace, authors", AuthorsLaplace(epsilon), 1.0),
         ("signSGD & RR, authors", SignRR(epsilon, "plain_mean", True), 1.0),
+        ("JoPEQ, authors", AuthorsJoPEQ(epsilon), 1.0),
         ("JoPEQ, clipped", jopeq(epsilon), GAMMA),
     ]
 
@@ -64,7 +65,7 @@ def cpa_fig8(
             train = partial(task.run, mechanism, num_clients, lr, radius)
             rows.add({"method": method, "lr": lr}, partial(_columns, train))
     draw_curves(rows.rows, rows.folder / "convergence.png", ["method"])
-    return rows.finish(_verdicts(rows.rows), "Figure 8")
+    return rows.finish(*_verdicts(rows.rows))
 
 
 def _columns(train: Callable[[], Run]) -> dict[str, Any]:
@@ -78,18 +79,30 @@ def _columns(train: Callable[[], Run]) -> dict[str, Any]:
     }
 
 
-def _verdicts(table: Sequence[dict[str, Any]]) -> list[str]:
-    """How soon each method is near where FedAvg ends at the same rate."""
-    lines = []
+def _verdicts(table: Sequence[dict[str, Any]]) -> tuple[list[str], str, list[Claim]]:
+    """How soon each method is near where FedAvg ends at the same rate, the title, and who ends above whom."""
+    lines, claims = list[str](), list[Claim]()
     for lr in dict.fromkeys(row["lr"] for row in table):
         curves = {r["method"]: curve_values(r["val_acc_by_round"]) for r in table if r["lr"] == lr}
         goal = curves["FedAvg"][-1] - NEAR
-        words = []
-        for method, values in curves.items():
-            reached = next((str(n) for n, value in enumerate(values, 1) if value >= goal), "never")
-            words.append(f"{method} {reached} (ends at {values[-1]:.1f})")
-        lines.append(f"lr {lr:g}, rounds until {goal:.1f}% in validation: {', '.join(words)}")
-    return lines
+        reached = {
+            method: next((n for n, value in enumerate(values, 1) if value >= goal), None)
+            for method, values in curves.items()
+        }
+        words = ", ".join(f"{m} {reached[m] or 'never'} (ends at {v[-1]:.1f})" for m, v in curves.items())
+        lines.append(f"lr {lr:g}, rounds until {goal:.1f}% in validation: {words}")
+        ends, where = {row["method"]: row["acc"] for row in table if row["lr"] == lr}, f"lr {lr:g}"
+        ours, plain, last = reached["CPA, authors"], reached["FedAvg"], ends["CPA, authors"]
+        assert plain is not None
+        near = ours is not None and ours <= 1.5 * plain and last >= ends["FedAvg"] - NEAR
+        words = f"within {NEAR:g} points of its end after {ours or 'never'} and {plain} rounds; "
+        words += f"ends at {last:.1f} and {ends['FedAvg']:.1f} in test"
+        claims.append(Claim("figure 8: CPA converges as vanilla FL does", words, near, (108,), where))
+        for rival in ("JoPEQ, authors", "JoPEQ, clipped"):
+            words = f"CPA ends at {last:.1f}, {rival} at {ends[rival]:.1f}"
+            says = "figure 8: CPA is above JoPEQ at one bit"
+            claims.append(Claim(says, words, bool(last > ends[rival]), (134,), where))
+    return lines, "Figure 8", claims
 
 
 def draw_curves(table: Sequence[dict[str, Any]], path: Path, names: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.mechanisms import CPA, JoPEQ
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange, RangeRule
-from reproductions.bench import ImageData, quiet_trainer
+from reproductions.bench import Claim, ImageData, Row, quiet_trainer
 from reproductions.cpa.data import ClientImages, Images, Network, accuracy, load_images, network
 
 GAMMA, STACK = 0.05, 250
@@ -346,3 +346,21 @@ def unbiased_cpa(epsilon: float, nested: bool = False) -> tuple[CPA, float]:
 def jopeq(epsilon: float, rate: int = 1) -> JoPEQ:
     """JoPEQ at the paper's rate, 1 everywhere but in table V; a rate R is 2^R + 1 levels in its own code."""
     return JoPEQ(epsilon, levels=2**rate + 1)
+
+
+def at_one_rate(
+    table: Sequence[Row], fits: Callable[[Row], bool], what: str, rows: tuple[int, ...]
+) -> list[Claim]:
+    """How many cells of a published table are met at each learning rate, the same for all of them.
+
+    Args:
+        table: Cells with `lr`, as the paper ran them.
+        fits: Is a cell met?
+        what: The statement.
+        rows: Rows of docs/papers.md.
+    """
+    met = {
+        lr: [fits(row) for row in table if row["lr"] == lr] for lr in dict.fromkeys(r["lr"] for r in table)
+    }
+    words = ", ".join(f"{sum(cells)} of {len(cells)} cells at {lr:g}" for lr, cells in met.items())
+    return [Claim(f"{what}, at one learning rate for all", words, any(map(all, met.values())), rows)]

@@ -26,7 +26,7 @@ from lightning_fedq.algorithms.byzantine.robust import Rule
 from lightning_fedq.mechanisms import CPA
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.reports.runs import save_figure
-from reproductions.bench import Rows
+from reproductions.bench import Claim, Rows
 from reproductions.cpa.data import CIFAR_NETWORKS, Network
 from reproductions.cpa.liars import Liars
 from reproductions.cpa.runs import GAMMA, Options, Run, Task, authors_cpa
@@ -157,7 +157,8 @@ def cpa_table6(
         published = known.get((case.fraction, case.attack), math.nan)
         rows.add(key, partial(_columns, published, partial(_train, task, case, num_clients, lr, model)))
     _draw(rows.rows, rows.folder / "accuracy.png")
-    return rows.finish(_verdicts(rows.rows, fractions[0], epsilon), f"Table VI, {model}")
+    verdicts = _verdicts(rows.rows, fractions[0], epsilon)
+    return rows.finish(verdicts, f"Table VI, {model}", _claims(rows.rows, model))
 
 
 def _columns(published: float, train: Callable[[], Run]) -> dict[str, float]:
@@ -183,6 +184,27 @@ def _train(task: Task, case: _Case, num_clients: int, lr: float, model: Network)
         return task.run(
             case.mechanism, num_clients, lr, case.radius, model, extra=liars, aggregator=case.aggregator
         )
+
+
+def _claims(table: Sequence[dict[str, Any]], model: str) -> list[Claim]:
+    """The paper's attacks: a degrade of single percents, and the printed accuracies."""
+    theirs = [row for row in table if row["published_acc"] == row["published_acc"]]
+    clean = [row for row in theirs if row["attack"] == "none"]
+    attacked = [row for row in theirs if row["attack"] != "none"]
+    if not clean or not attacked:
+        return []
+    falls = [clean[0]["acc"] - row["acc"] for row in attacked]
+    shares = [f"{100 * row['fraction']:.0f}% {row['attack']}" for row in attacked]
+    words = ", ".join(f"{fall:.1f} ({share})" for fall, share in zip(falls, shares, strict=True))
+    says = "section 5.2: the attacks cost single percents of accuracy"
+    claims = [Claim(says, f"{clean[0]['acc']:.1f} falls by {words}", max(falls) < 10.0, (105,), model)]
+    for share in dict.fromkeys(row["fraction"] for row in attacked):
+        rows = [row for row in attacked if row["fraction"] == share]
+        words = ", ".join(f"{r['acc']:.1f} for {r['published_acc']:g} ({r['attack']})" for r in rows)
+        met = all(abs(row["acc"] - row["published_acc"]) <= 2.0 for row in rows)
+        says = f"table VI: accuracies with {100 * share:.0f}% liars within 2 points"
+        claims.append(Claim(says, words, met, (105,), model))
+    return claims
 
 
 def _verdicts(table: Sequence[dict[str, Any]], fraction: float, epsilon: float) -> list[str]:

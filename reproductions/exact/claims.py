@@ -43,8 +43,7 @@ def finish(
     """
     write_rows(folder / "table.csv", rows)
     save_figure(figure, folder / "picture.png")
-    verdicts = [{"paper": c.paper, "ours": c.ours, "held": c.held} for c in claims]
-    summary = {"settings": settings, "claims": verdicts}
+    summary = {"settings": settings, "claims": [claim.plain for claim in claims]}
     write_summary(folder / "summary.json", summary)
     for claim in claims:
         print(claim.line)

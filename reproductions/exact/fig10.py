@@ -154,6 +154,7 @@ def _claims(rows: Sequence[Row], chains: int, steps: int) -> list[Claim]:
             "uncompressed Langevin has the variance of its discretised chain",
             f"{plain:.4f} times (standard error {spread:.4f})",
             abs(plain - 1.0) < 4.5 * spread,
+            (72,),
         )
     ]
     for centred in (True, False):
@@ -169,6 +170,7 @@ def _claims(rows: Sequence[Row], chains: int, steps: int) -> list[Claim]:
                 f"variance over LSD's: {_listed(shifted, 'variance_ratio')}; squared error of the mean over "
                 f"LSD's expected one: {_listed(shifted, 'error_ratio')} (standard error {error_spread:.2f})",
                 exact,
+                (72, 73),
             ),
             Claim(
                 f"{words}: every QLSD-MS beats every QLSD with unbiased rounding",
@@ -176,6 +178,7 @@ def _claims(rows: Sequence[Row], chains: int, steps: int) -> list[Claim]:
                 f"{_listed(rounding, 'error_ratio')}; worst QLSD-MS {worst_shifted:.3g}, best rounding "
                 f"{best_rounding:.3g}",
                 wins,
+                (73,),
             ),
         ]
     return claims

@@ -104,27 +104,32 @@ def _claims(rows: Sequence[Row]) -> list[Claim]:
             "(its own proof gives 1)",
             f"largest gap {gaps['gaussian']:.3f} bits (Gaussian), {gaps['laplace']:.3f} (Laplace)",
             max(gaps.values()) <= 2.0,
+            (43,),
         ),
         Claim(
             "figure 2: the gap between the two is below 1 bit at every value",
             f"largest gap {max(gaps.values()):.3f} bits",
             max(gaps.values()) < 1.0,
+            (44,),
         ),
         Claim(
             "equation 4: no code needs less than log t + h(D)",
             f"the direct code's measured length is never below it (smallest distance {short:.4f} bits)",
             short > -0.02,
+            (42,),
         ),
         Claim(
             "figure 2: H(M | S) is what the quantisers cost",
             f"bitstreams lie within {apart:.3f} bits of it at every point",
             apart < 0.03,
+            (42,),
         ),
         Claim(
             "proposition 2: the shifted quantiser has at most 2 + t / eta symbols, given S",
             f"at most {over:.0f} symbols met, {spare:.2f} below the bound at the closest; a fixed length "
             f"{'suffices' if fits else 'does not suffice'}",
             spare >= 0.0 and fits,
+            (45,),
         ),
     ]
 

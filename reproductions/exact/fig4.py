@@ -86,6 +86,7 @@ def _row(interval: float, n: int, samples: int, rand: PublicRandomness) -> Row:
         "individual_measured": coded_bits(values, own[0], own[1], interval),
         "masked": math.ceil(math.log2(2.0 * n * math.ceil(interval / (2.0 * step)) + 1.0)),
         "scale_cost": float(-np.log2(scale).mean()),
+        "scale_bound": theorem_2(n),
     }
 
 
@@ -137,32 +138,54 @@ def _claims(rows: Sequence[Row], t: float) -> list[Claim]:
     apart = max(abs(row[f"{k}_measured"] - row[f"{k}_entropy"]) for row in rows for k in names)
     largest = max(rows, key=lambda row: row["clients"])
     cheaper = [row["aggregate_entropy"] - row["irwin_hall_entropy"] for row in rows]
+    above = max(rows, key=lambda row: row["aggregate_fixed"] - row["aggregate_bound"])
+    dearest = max(rows, key=lambda row: row["scale_cost"] / row["scale_bound"])
     return [
+        Claim(
+            f"t = {t:g}: theorem 1: the aggregate Gaussian's bits are at most the bound",
+            f"a fixed length at most {above['aggregate_fixed']:.2f} of {above['aggregate_bound']:.2f} bits "
+            f"(n = {above['clients']:g})",
+            above["aggregate_fixed"] <= above["aggregate_bound"],
+            (52,),
+        ),
+        Claim(
+            f"t = {t:g}: theorem 2: what the random scale costs, -h_M, is at most the bound",
+            f"{dearest['scale_cost']:.3f} of {dearest['scale_bound']:.3f} bits at n = "
+            f"{dearest['clients']:g}, {largest['scale_cost']:.3f} of {largest['scale_bound']:.3f} at "
+            f"{largest['clients']:g}",
+            dearest["scale_cost"] <= dearest["scale_bound"],
+            (53,),
+        ),
         Claim(
             f"t = {t:g}: the aggregate Gaussian needs fewer bits than individual codes in large cohorts",
             f"by conditional entropy from n = {exact:g} on, by measured streams from n = {measured:g} on",
             exact < math.inf and measured < math.inf,
+            (56,),
         ),
         Claim(
             f"t = {t:g}: though not as few as the Irwin-Hall mechanism",
             f"{min(cheaper):.3f} to {max(cheaper):.3f} bits more, by conditional entropy",
             min(cheaper) > 0.0,
+            (57,),
         ),
         Claim(
             f"t = {t:g}: so do the printed bounds (theorems 1 and 2 against equation 5 and 1 bit)",
             f"from n = {printed:g} on" if printed < math.inf else "not at the largest cohort",
             printed < math.inf,
+            (52,),
         ),
         Claim(
             f"t = {t:g}: the entropies are what streams cost",
             f"measured within {apart:.3f} bits of them",
             apart < 0.1,
+            (56,),
         ),
         Claim(
             f"t = {t:g}: the aggregate Gaussian suits secure aggregation at this cost",
             f"n = {largest['clients']:g}: a masked residue takes {largest['masked']:g} bits, more where A is "
             f"small, a message by itself {largest['aggregate_measured']:.2f}",
             largest["masked"] <= largest["aggregate_measured"] + 1.0,
+            (57,),
         ),
     ]
 

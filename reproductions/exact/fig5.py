@@ -206,12 +206,14 @@ def _claims(rows: Sequence[Row], dim: int, runs: int) -> list[Claim]:
             f"above in {sum(m > 0 for m in measured)} of {len(rows)} points, {means:.3f} times on average, "
             f"where {expected:.3f} is expected (standard error {pooled:.3f})",
             min(closed) > 0.0 and abs(means - expected) < 4.5 * pooled,
+            (64, 65, 68),
         ),
         Claim(
             "SIGM's error is subsampling plus d sigma^2, with no term for quantisation",
             f"measured within {100 * worst:.0f}% of (1 - gamma) / (gamma n^2) sum |x|^2 + d sigma^2 "
             f"(4.5 standard errors are {450 * spread:.0f}%)",
             worst < 4.5 * spread,
+            (60,),
         ),
         Claim(
             "a smaller gamma saves bits",

@@ -220,12 +220,14 @@ def _claims(rows: Sequence[Row], budget: float) -> list[Claim]:
             "with a client-level guarantee that counts what floats do",
             f"epsilon {epsilon:.4f} towards an outsider, a budget of {budget:g}",
             epsilon <= budget,
+            (76,),
         ),
         Claim(
             "the aggregate Gaussian trains as well as the Gaussian mechanism without compression",
             f"{100 * float(aggregate.mean()):.2f}% against {100 * rate:.2f}% ({100 * difference:+.2f} "
             f"points, standard error {100 * spread:.2f}); without noise {100 * float(plain.mean()):.2f}%",
             abs(difference) < 3.0 * spread,
+            (76,),
         ),
         Claim(
             "at fewer bits than floats",

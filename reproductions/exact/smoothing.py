@@ -185,6 +185,7 @@ def _unbiased(problem: AbsoluteRegression, words: Any, sigma: float) -> Claim:
         f"f_s by 20,000 compressed points {values.mean().item():.5f}, closed form {wanted:.5f} ({score:.1f} "
         f"standard errors); largest error of a gradient's coordinate {off:.1e}",
         score < 4.5 and off < 0.01,
+        (74,),
     )
 
 
@@ -202,6 +203,7 @@ def _claims(rows: Sequence[Row]) -> list[Claim]:
             + ", ".join(f"{a:.1e} and {b:.1e}" for a, b in pairs)
             + f", at {min(bits):.1f} to {max(bits):.1f} bits a coordinate and copy (Elias gamma)",
             all(a < 2.0 * b + 1e-3 for a, b in pairs),
+            (74,),
         ),
         Claim(
             "more iterations and copies bring it to the minimum",
@@ -213,6 +215,7 @@ def _claims(rows: Sequence[Row]) -> list[Claim]:
             f"all copies together take {min(all_copies):.0f} to {max(all_copies):.0f} bits a coordinate and "
             "iteration; one float and a shared seed for the noise would take 32",
             max(all_copies) < 32.0,
+            (74,),
         ),
         Claim(
             "compression at a fixed s costs no accuracy",

@@ -1,4 +1,4 @@
-"""Near-optimal utility: lemmas 6.2 to 6.4, 6.9, B.1, B.3, theorems 6.10, 6.11 and appendix Q, by number.
+"""Near-optimal utility: lemmas 6.2 to 6.4, 6.9, B.1, B.3, Q.1, Q.2, theorems 6.10, 6.11, by number.
 
 Zhang, Chen, Yang. The paper has no experiment, so its statements are judged by number: on random discrete
 worlds, and where sampled batches have few samples by listing all of them. Lemmas 6.5 to 6.8 and theorems 6.1,
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from lightning_fedq.functional.trade_off import jensen_shannon, leakage_factor, recovery_leakage
 from lightning_fedq.leakage.batch_sampling import solve_quadratic
@@ -65,17 +66,20 @@ def lemmas_6_2_to_6_4(worlds: int, rng: np.random.Generator) -> list[Claim]:
             "lemma 6.2: squared distance = variance + squared bias",
             f"{worlds} random worlds, largest difference {apart:.1e}",
             apart < 1e-12,
+            (116,),
         ),
         Claim(
             "lemma 6.3: a distortion moves the bias by at most C3 TV",
             f"a law moved from 1 to -1, C3 = TV = 1: the bias moves by {moved:g}; true with 2 C3 TV, and for "
             "noise of mean 0, which moves no bias",
             moved <= printed,
+            (116,),
         ),
         Claim(
             "lemma 6.4: noise of mean 0 adds at most 2 sup|W| C3 TV of variance",
             f"{worlds} random worlds, largest excess {excess:.3f}; theorem 6.1 needs another quantity",
             excess <= 0.0,
+            (116,),
         ),
     ]
 
@@ -101,11 +105,13 @@ def lemmas_b(worlds: int, rng: np.random.Generator) -> list[Claim]:
             "lemma B.1: leakage is at least C1 - C2 TV",
             f"{worlds} random worlds, smallest distance {below:.3f}",
             below >= 0.0,
+            (122,),
         ),
         Claim(
             "lemma B.3: beliefs move by at most C2 TV",
             f"{worlds} random worlds, at most {above:.2f} of it",
             above <= 1.0,
+            (122,),
         ),
     ]
 
@@ -125,12 +131,14 @@ def sampling(rng: np.random.Generator) -> list[Claim]:
             f"all 256 batches of 8 samples, difference {off:.1e}, for a sum; algorithm 2 divides by the "
             f"batch's size, and its mean step is {ratio:.2f} times that",
             off < 1e-12,
+            (118,),
         ),
         Claim(
             "theorem 6.10: the update's variance is p (1 - p) sum |g|^2",
             f"p = {p:g}, {repeats} sampled batches averaged, noise {noise:g} a coordinate: "
             f"{p * (1 - p) * squares:.3f} printed, {real:.3f} in truth: p (1 - p) sum |g|^2 / N + d sigma^2",
             abs(real - p * (1 - p) * squares) < 1e-9,
+            (118,),
         ),
     ]
 
@@ -160,17 +168,20 @@ def theorem_6_11(samples: int, rng: np.random.Generator) -> list[Claim]:
             f"{words}; independent noise costs d sigma^2 = {exact:.4f} whatever p is (theorem 6.1, on which "
             "it rests, drops the variance that cancels)",
             loss - 3 * error <= 0.0,
+            (119,),
         ),
         Claim(
             "theorem 6.11: such a p exists",
             f"only up to C6 (C1 - tau) / sum |g|^2 = 1/4: at 0.3 {'yes' if largest.feasible else 'none'}",
             largest.feasible,
+            (119,),
         ),
         Claim(
             "equations 10 and 19 choose the same p",
             f"sum |g|^2 = 100, C6 = 50, C1 = 0.25, tau = 0.05: (19) wants p from {first:.4f} on, (10) up to "
             f"{other:.4f}; (19) is what the proof uses and what `NearOptimalUtility` runs",
             first <= other,
+            (120,),
         ),
     ]
 
@@ -186,7 +197,54 @@ def appendix_q(hit_rate: float, candidates: int) -> Claim:
         f"a certain hit among {candidates}: {printed:.4f} printed (no root, and divided by |D| once more), "
         f"{ours:.4f} is C1",
         abs(printed - ours) < 0.01,
+        (123,),
     )
+
+
+def lemmas_q(worlds: int, rng: np.random.Generator) -> list[Claim]:
+    """Hit rates that are counted over rounds, and what their error does to the estimator.
+
+    Q.1 by exact binomials, for errors below 1 as Q.2 needs them; Q.2 on random beliefs whose rates are all
+    off by a share of at most epsilon, for the printed sums and for C1 = sqrt(JS).
+    """
+    worst = 0.0
+    for rounds, rate, error in product((10, 100, 1000), (0.01, 0.1, 0.5, 0.9), (0.1, 0.5, 0.9)):
+        hits = np.arange(rounds + 1)
+        law = stats.binom.pmf(hits, rounds, rate)
+        missed = float(law[np.abs(hits / rounds - rate) > error * rate].sum())
+        worst = max(worst, missed / (2 * math.exp(-(error**2) * rounds * rate / 3)))
+    shares, roots = [], []
+    for _ in range(worlds):
+        size, error = int(rng.integers(2, 100)), float(rng.uniform(0.05, 0.9))
+        belief, prior = rng.dirichlet(np.full(size, 0.3), 2) + 1e-12
+        counted = belief * (1 + error * rng.choice([-1.0, 1.0], size))
+        apart = [
+            0.5 * (a * np.log(2 * a / (a + prior)) + prior * np.log(2 * prior / (a + prior))).sum()
+            for a in (belief, counted)
+        ]
+        bound = 0.5 * ((1 + error) * math.log((1 + error) / (1 - error)) + error - math.log1p(-error)) / size
+        shares.append(abs(apart[1] - apart[0]) / size / bound)
+        roots.append(abs(math.sqrt(max(apart[1], 0.0)) - math.sqrt(apart[0])) / bound)
+    return [
+        Claim(
+            "lemma Q.1: a hit rate k is off by more than eps k with chance 2 exp(-eps^2 T k / 3) at most",
+            f"exact binomials at 36 points, eps below 1: at most {worst:.2f} of it",
+            worst <= 1.0,
+            (137,),
+        ),
+        Claim(
+            "lemma Q.2: the error of the printed estimator",
+            f"{worlds} random beliefs: at most {max(shares):.2f} of the bound",
+            max(shares) <= 1.0,
+            (138,),
+        ),
+        Claim(
+            "lemma Q.2: the same as an error of C1 = sqrt(JS), which the estimator is for",
+            f"up to {max(roots):.0f} times the bound: it lacks the root and divides by |D|",
+            max(roots) <= 1.0,
+            (138,),
+        ),
+    ]
 
 
 def optimal_theorems(
@@ -207,5 +265,6 @@ def optimal_theorems(
         *theorem_6_11(samples, rng),
         *lemmas_b(worlds, rng),
         appendix_q(1.0, 100),
+        *lemmas_q(worlds, rng),
     ]
     return settle(out, {"worlds": worlds, "samples": samples, "seed": seed}, claims)
