@@ -32,6 +32,11 @@ def cnn() -> nn.Module:
     )
 
 
+def cnn_channels_last() -> nn.Module:
+    """The same network in the memory format that torch's convolutions like best."""
+    return cnn().to(memory_format=torch.channels_last)
+
+
 class Block(nn.Module):
     """Two normalised convolutions, and a way around them."""
 
@@ -97,6 +102,7 @@ class Workload:
 WORKLOADS = {
     "W1": Workload("W1", linear, 1000, 5, batch_size=5, lr=0.1, rounds=3, threads=(0, 1)),
     "W2": Workload("W2", cnn, 50, 960, batch_size=64, lr=0.05, rounds=1, threads=(0,)),
+    "W2L": Workload("W2L", cnn_channels_last, 50, 960, batch_size=64, lr=0.05, rounds=1, threads=(0,)),
     "W3": Workload("W3", resnet8, 50, 20, 10, lr=0.05, rounds=1, threads=(1,), images="CIFAR-shaped"),
 }
 

@@ -125,6 +125,21 @@ class Padded(Model):
         )
 
 
+class Pictured(Model):
+    """Looks at pictures by a convolution in channels_last, which each client has to find so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        look = nn.Conv2d(2, 2, 3, padding=1)
+        self.backbone = nn.Sequential(nn.Unflatten(1, (2, 1, 3)), nn.Upsample((3, 3)), look, nn.Flatten())
+        self.head = nn.Linear(18, 3)
+        self.to(memory_format=torch.channels_last)
+
+    def training_step(self, batch, batch_idx):
+        assert self.backbone[2].weight.stride() == (18, 1, 6, 2)
+        return super().training_step(batch, batch_idx)
+
+
 class Scaled(nn.Module):
     """Subtracts and divides by constants."""
 
@@ -387,6 +402,7 @@ FEATURES = {
         federated={"clients_per_round": 3, "available": lambda round: range(round % 2, CLIENTS, 2)}
     ),
     "the client's number": Feature(Numbered, federated={"clients_per_round": 4}),
+    "pictures in channels_last": Feature(Pictured, federated={"clients_per_step": 1}),
     "memory of its own": Feature(Remembering, federated={"local": ["memory.*"], "clients_per_round": 4}),
     "statistics": Feature(Surveyed, federated=SURVEY),
     "statistics of drawn cohorts behind masks, twice": Feature(
