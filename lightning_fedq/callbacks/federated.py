@@ -287,7 +287,7 @@ class Federated(Federation, pl.Callback):
         forget_loader(trainer)
         fit = FederatedFit(self, trainer, pl_module, population, self._fit, self._loaded, self._undo)
         self._fit, self._loaded = fit, None
-        self.engine, self.records, self.client_log = fit.engine, fit.records, fit.log
+        self.engine, self.records, self.client_log = fit.engine, fit.records, fit.side.log
         self.client_evaluations, self.clients_per_step_chosen = fit.client_evaluations, fit.clients_per_step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -362,7 +362,7 @@ class Federated(Federation, pl.Callback):
     @property
     def training_clients(self) -> tuple[int, ...]:
         """Who trains in the present batch, in the order of its rows. One client's batch has no such axis."""
-        present = None if self._fit is None else self._fit.present
+        present = None if self._fit is None else self._fit.side.present
         return () if present is None else present.clients
 
     def personal_state(self, client: int) -> dict[str, Tensor]:

@@ -175,15 +175,6 @@ class OwnTensors:
         """
         self.opened[client] = row.clone()
 
-    def commit(self) -> None:
-        """The round has ended: clients keep what they have trained in it."""
-        self.kept.update(self.opened)
-        self.opened = {}
-
-    def forget_round(self) -> None:
-        """The open round is given up."""
-        self.opened = {}
-
     def go_on(self, before: OwnTensors | None, saved: Mapping[str, Any] | None, resumed: bool) -> None:
         """Begin a fit with what clients kept in an earlier one, or in the run of a checkpoint.
 

@@ -516,7 +516,7 @@ class LocalRound(pl.Callback):
             return None
         module = self._trainer.lightning_module
         check_algorithm(algorithm, self._trainer.optimizers, self._rule, True, module.automatic_optimization)
-        term = algorithm.begin(self._federated.clients.num_clients, self.vector.num_parameters)
+        term = algorithm.begin(self.vector.num_parameters)
         if theirs is not None and isinstance(term, KeptOffsets):
             if theirs.shape != term.server.shape:
                 raise RefusedError(
@@ -568,12 +568,12 @@ class LocalRound(pl.Callback):
             else:
                 self.update = worker.train(stack, batches, start).updates[0]
                 self._check_counts()
-        self._metrics.end_round()
-        steps = clock.end_round(clock.taken)
+        self._metrics.detach()
+        clock.commit([0])
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
         self._trainer.should_stop = True
-        return steps
+        return clock.steps
 
     def _check_counts(self) -> None:
         """Refuse layers that count anything but each batch once: what others count would not be known."""

@@ -97,7 +97,7 @@ class ClientMetrics:
     # ---- where clients log --------------------------------------------------------------------------
 
     def begin_round(self) -> None:
-        """Forget a round that was stopped on the way."""
+        """Forget what nobody has taken of the last round."""
         self._sums = {}
 
     def attach(self, trainer: Any, clients: tuple[int, ...]) -> None:
@@ -118,7 +118,7 @@ class ClientMetrics:
         connector._progress_bar_metrics = home._logger_connector._progress_bar_metrics
         connector._first_loop_iter = False  # or the first batch would forget what others have logged
 
-    def end_round(self) -> None:
+    def detach(self) -> None:
         """Clients log no more in this round."""
         self._results.tell = lambda name, value: None
 

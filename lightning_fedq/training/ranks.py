@@ -18,23 +18,17 @@ import atexit
 import hashlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.states import Packed
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.mechanisms.interface import AbortedRoundError
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.clock import Taken
-from lightning_fedq.training.metrics import Logged
 from lightning_fedq.training.rank_group import Backend, RankGroup
 from lightning_fedq.training.schedule import Schedule
-
-if TYPE_CHECKING:
-    from lightning_fedq.training.fit import FederatedFit
 
 NAME = "fedq_clients"
 
@@ -263,13 +257,14 @@ class OtherRankStoppedError(RuntimeError):
     """Signal that another rank has given the open round up, so that it is void for all."""
 
 
-class RankShare(NamedTuple):
-    """One rank's share of what is kept beside the server: steps, logs and states of its clients."""
+class Beside(Protocol):
+    """What is kept beside the server: `training.round.ClientSide`, steps, logs and states of clients."""
 
-    taken: Taken
-    logged: Logged | None
-    opened: Packed
-    most: Tensor
+    def share(self) -> Any:
+        """This rank's, of the open round. It can be pickled."""
+
+    def take_in(self, shares: Sequence[Any]) -> None:
+        """Be where one process would be, by the shares of all ranks."""
 
 
 class _Kind(NamedTuple):
@@ -308,7 +303,7 @@ class _Part(NamedTuple):
     energy: float
     kind: _Kind | None
     messages: list[tuple[list[int], Tensor]]
-    share: RankShare | None
+    share: Any
 
 
 class RankEngine(RoundEngine):
@@ -321,7 +316,7 @@ class RankEngine(RoundEngine):
         **options: See `RoundEngine`.
 
     Attributes:
-        beside: Fit of this rank, whose share the ranks exchange with their parts of a round, before the
+        beside: Clients of this rank, whose shares the ranks exchange with their parts of a round, before the
             server steps.
     """
 
@@ -334,7 +329,7 @@ class RankEngine(RoundEngine):
     ) -> None:
         super().__init__(*args, **options)
         self._strategy, self._stacks = strategy, stacks
-        self.beside: FederatedFit | None = None
+        self.beside: Beside | None = None
 
     def start(self) -> RoundPlan:
         # rank 0, which alone reads the journal, says which attempt it is
@@ -385,14 +380,14 @@ class RankEngine(RoundEngine):
         symbols = total.integer_sum
         kind = None if symbols is None else _Kind.of(symbols)
         own = total.received, self._uplink_bits, self._clipped, self.non_finite, self._energy
-        share = None if self.beside is None else self.beside.share_of_rank()
+        share = None if self.beside is None else self.beside.share()
         parts = self._meet(_Part(*own, kind, self._messages, share))
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts):
             raise OtherRankStoppedError(f"rank {parts.index(None)} has given up round {self.round + 1}")
         self._take_in(whole)
         if self.beside is not None:  # now, because a server's optimiser may draw random numbers, too
-            self.beside.take_shares([part.share for part in whole if part.share is not None])
+            self.beside.take_in([part.share for part in whole if part.share is not None])
         return super().finish()
 
     def abandon(self) -> None:

@@ -204,7 +204,7 @@ def rehearse(
         return Findings(Rehearsed.by_layers(module), f"{type(error).__name__}: {first}")
     trained = [name for name, parameter in client.module.named_parameters() if parameter.requires_grad]
     moved = bool(changed_of(module, client.module, trained))
-    found = Findings(Rehearsed.of(module, client.module), moved=moved)
+    found = Findings(Rehearsed.of(module, client.module), moved=moved, names=trial.names)
     if forked:
         with own_draws():
             before = trial.fit.copy(clients[0].training_seed, clients[0].clients, alone=True)
