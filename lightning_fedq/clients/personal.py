@@ -17,10 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.flatten import flatten
-
-_NAMED = 10
-"""Names that an error lists."""
 
 
 def check_patterns(patterns: object, argument: str = "local") -> tuple[str, ...]:
@@ -67,7 +65,7 @@ def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "l
         if not matching(dict(named), [pattern]):
             raise ValueError(
                 f"{argument}={pattern!r} matches no parameter of the module, whose names are "
-                f"{_shown([name for name, _ in parameters])}; patterns match whole names, as 'head.*' does"
+                f"{in_short([name for name, _ in parameters])}; patterns match whole names, as 'head.*' does"
             )
     first, matched = dict[int, str](), matching(dict(named), patterns)
     for name, tensor in named:
@@ -92,7 +90,7 @@ def check_something_travels(parameters: Sequence[str], local: Sequence[str], pat
     """
     if local and not parameters:
         raise ValueError(
-            f"local={list(patterns)} matches every parameter that is trained ({_shown(local)}), so that "
+            f"local={list(patterns)} matches every parameter that is trained ({in_short(local)}), so that "
             "clients would send nothing and learn nothing from each other; leave out some"
         )
 
@@ -109,13 +107,9 @@ def say_what_stays(names: Sequence[str], module: nn.Module) -> None:
     count = sum(tensor.numel() for tensor in tensors)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     rank_zero_info(
-        f"{_shown(names)} ({count} parameters) stay with the clients, {size} bytes for each that has "
+        f"{in_short(names)} ({count} parameters) stay with the clients, {size} bytes for each that has "
         "trained; the model that is validated has those of the start"
     )
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 class OwnTensors:
@@ -190,8 +184,8 @@ class OwnTensors:
             self.load_state_dict(saved)
         elif resumed and self.names:
             rank_zero_warn(
-                f"the checkpoint holds nothing of what clients keep for themselves ({_shown(self.names)}; it "
-                "is saved only with a seed); every client begins with that of the start"
+                f"the checkpoint holds nothing of what clients keep for themselves ({in_short(self.names)}; "
+                "it is saved only with a seed); every client begins with that of the start"
             )
         elif not resumed and before is not None and before.names == self.names:
             self.kept = before.kept
@@ -211,7 +205,7 @@ class OwnTensors:
         """
         if tuple(state["names"]) != self.names:
             raise ValueError(
-                f"the checkpoint's clients keep {_shown(state['names'])}, these {_shown(self.names)}; use "
-                "the checkpoint's own model"
+                f"the checkpoint's clients keep {in_short(state['names'])}, these {in_short(self.names)}; "
+                "use the checkpoint's own model"
             )
         self.kept = {int(client): row for client, row in state["rows"].items()}

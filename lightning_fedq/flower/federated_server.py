@@ -52,8 +52,8 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import callbacks_in, training_words
 from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
+from lightning_fedq.training.loops import Schedule, idle
 from lightning_fedq.training.population import Holdings, Population, Stacks
-from lightning_fedq.training.schedule import Schedule, idle
 from lightning_fedq.training.settings import Protection
 
 _SETTINGS = "settings"

@@ -24,6 +24,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
+from lightning_fedq.clients.clock import Clock
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.measuring import statistics_of
@@ -51,17 +52,11 @@ from lightning_fedq.training.checks import (
     check_setup,
     check_shapes,
 )
-from lightning_fedq.training.client_evaluation import ClientEvaluator, known
-from lightning_fedq.training.client_metrics import forks
-from lightning_fedq.training.clock import Clock
-from lightning_fedq.training.handed_loader import forget_loader
-from lightning_fedq.training.metrics import ClientMetrics
-from lightning_fedq.training.rehearsal import Trial, rehearse
-from lightning_fedq.training.round_loop import OF_THE_FIT, install
-from lightning_fedq.training.schedule import Schedule
+from lightning_fedq.training.client_evaluation import ClientEvaluator, known, show_statistic
+from lightning_fedq.training.client_metrics import ClientMetrics, forks
+from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install
+from lightning_fedq.training.rehearsal import Trial, check_smallest, rehearse, try_statistics
 from lightning_fedq.training.settings import Local
-from lightning_fedq.training.smallest_batch import check_smallest
-from lightning_fedq.training.statistics import show_statistic, try_statistics
 
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
 _installed = functools.cache(_registry.entry_points)

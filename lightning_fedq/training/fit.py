@@ -28,24 +28,39 @@ from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.averaging import average_by_rounds
-from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory
-from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients
+from lightning_fedq.training.accounts import RunFigures, delta_of, run_to_charge
+from lightning_fedq.training.checkpoints import (
+    RecordsBeside,
+    keep_journal,
+    keep_journal_of_checkpoint,
+    plain_records,
+    records_of,
+    say_at_start,
+)
+from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory, check_statistics
+from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients, check_released
 from lightning_fedq.training.client_metrics import (
     ClientMetricsChoice,
     check_exact_monitors,
     choose,
     claims_something,
 )
-from lightning_fedq.training.described import run_to_charge
-from lightning_fedq.training.federation import Federation
-from lightning_fedq.training.figures import RunFigures, delta_of
 from lightning_fedq.training.isolation import IsolationTrial, said
-from lightning_fedq.training.journal import keep_journal, keep_journal_of_checkpoint, say_at_start
+from lightning_fedq.training.loops import average_by_rounds
 from lightning_fedq.training.population import Population, SimulatedClients
-from lightning_fedq.training.rank_checks import agree_on_start, idle_cores, say_who_is_idle
-from lightning_fedq.training.ranks import OtherRankStoppedError, RankEngine
-from lightning_fedq.training.records import (
+from lightning_fedq.training.privacy_target import KeptTarget
+from lightning_fedq.training.ranks import (
+    OtherRankStoppedError,
+    RankEngine,
+    agree_on_start,
+    idle_cores,
+    say_who_is_idle,
+)
+from lightning_fedq.training.rehearsal import first_clients, try_statistics, untried
+from lightning_fedq.training.round import ClientSide, Rounds, RoundStart
+from lightning_fedq.training.said import (
+    clocks,
+    lengths_tell,
     log_round,
     say_cost_of_statistics,
     say_what_is_constant,
@@ -53,14 +68,8 @@ from lightning_fedq.training.records import (
     warn_of,
     warn_of_noise,
 )
-from lightning_fedq.training.rehearsal import first_clients
-from lightning_fedq.training.resume import RecordsBeside, plain_records, records_of
-from lightning_fedq.training.round import ClientSide, Rounds, RoundStart
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
-from lightning_fedq.training.settings import check_broadcast, check_modulus
-from lightning_fedq.training.stale import untried
-from lightning_fedq.training.statistics import check_released, check_statistics, try_statistics
-from lightning_fedq.training.unprotected import clocks, lengths_tell
+from lightning_fedq.training.settings import Federation, check_broadcast, check_modulus
 
 
 class FederatedFit(Rounds):
@@ -68,6 +77,7 @@ class FederatedFit(Rounds):
 
     Args:
         federation: Its settings, with the mechanism as given.
+        target: Its privacy target, which sets the mechanism; None leaves it.
         trainer: The user's Trainer, at the start of its fit.
         module: The user's module, which holds the global model.
         population: The clients.
@@ -90,6 +100,7 @@ class FederatedFit(Rounds):
     def __init__(
         self,
         federation: Federation,
+        target: KeptTarget | None,
         trainer: pl.Trainer,
         module: pl.LightningModule,
         population: Population,
@@ -98,6 +109,7 @@ class FederatedFit(Rounds):
         undo: Undo,
     ) -> None:
         self._federation, self._trainer, self.population = federation, trainer, population
+        self._target = target
         self._process = os.getpid()
         self._schedule, self._is_checked = population.holdings.schedule, False
         self.start: RoundStart | None = None
@@ -123,7 +135,8 @@ class FederatedFit(Rounds):
         if self.averages:
             rank_zero_info(self.averages)
         self.vector = self.side.vector
-        federation.meet_target(trainer, sum(self.vector.segments), saved.get("calibration"))
+        if target is not None:
+            target.begin(federation, trainer, sum(self.vector.segments), saved.get("calibration"))
         self.identity = federation.identity()
         population.coming = self.coming_stacks
         last = before if before is not None and loaded is None and before._is_at(self.vector) else None
@@ -240,10 +253,10 @@ class FederatedFit(Rounds):
             start = {**self.identity, "round": str(engine.round), "who is available": said}
             indices = self.population.holdings.client_indices
             agree_on_start(self.population.ranks, start, indices, federation.ledger)
-        if federation.kept_target is not None:
-            federation.kept_target.limit(engine, federation, trainer)
+        if self._target is not None:
+            self._target.limit(engine, federation, trainer)
             if federation.seed is None:
-                federation.kept_target.skip_what_is_spent(engine)
+                self._target.skip_what_is_spent(engine)
 
     def _choose_stack(self) -> int:
         """The number of clients that train side by side."""
@@ -364,8 +377,8 @@ class FederatedFit(Rounds):
         if self.population.ranks is not None:
             self.population.ranks.share_counts(trainer.lightning_module)
         trained = len(self.records) - (0 if self.engine.statistics is None else self.engine.statistics.rounds)
-        if federation.kept_target is not None and trained > 0:
-            federation.kept_target.check_direction(record)
+        if self._target is not None and trained > 0:
+            self._target.check_direction(record)
         elif trained == 1:
             warn_of_noise(record, trainer.max_epochs)
         steps = self.side.clock.steps
@@ -479,7 +492,7 @@ class FederatedFit(Rounds):
         if not is_seeded and os.getpid() == self._process:  # the trial looks into checkpoints, in a fork
             keep_journal_of_checkpoint(self._trainer, self.engine.ledger)
         start = self.start_of_round if is_seeded else None
-        kept = {} if federation.kept_target is None else {"calibration": federation.kept_target.state_dict()}
+        kept = {} if self._target is None else {"calibration": self._target.state_dict()}
         elsewhere = self.population.state_dict()
         if elsewhere:
             kept["clients"] = elsewhere

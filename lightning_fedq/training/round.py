@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
+from lightning_fedq.clients.clock import Clock, Taken
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.forks import aside
 from lightning_fedq.clients.measuring import statistics_of
@@ -27,18 +28,22 @@ from lightning_fedq.clients.worker import ClientWorker, Term, Trained
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord, Statistics
-from lightning_fedq.training.client_metrics import ClientMetricsChoice, claims_something
-from lightning_fedq.training.clock import Clock, Taken
-from lightning_fedq.training.federation import Federation
-from lightning_fedq.training.metrics import ClientMetrics, Logged
-from lightning_fedq.training.population import Holdings, Population
+from lightning_fedq.training.client_evaluation import release
+from lightning_fedq.training.client_metrics import (
+    ClientMetrics,
+    ClientMetricsChoice,
+    Logged,
+    claims_something,
+)
 from lightning_fedq.training.rank_group import RankGroup
-from lightning_fedq.training.records import say_change
-from lightning_fedq.training.rehearsal import Findings, Trial, rehearse
-from lightning_fedq.training.settings import Local, check_broadcast, check_modulus
-from lightning_fedq.training.smallest_batch import check_smallest
-from lightning_fedq.training.statistics import release
+from lightning_fedq.training.rehearsal import Findings, Trial, check_smallest, rehearse
+from lightning_fedq.training.settings import Federation, Local, check_broadcast, check_modulus
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.population import Holdings, Population
+    from lightning_fedq.training.privacy_target import KeptTarget
 
 _AT_ONCE = 1 << 17
 """Values of updates up to which those of clients that train one at a time are received together."""
@@ -323,6 +328,7 @@ class Rounds:
     clients_per_step: int
     start: RoundStart | None
     _federation: Federation
+    _target: KeptTarget | None
     _trainer: pl.Trainer
 
     def play(self) -> RoundRecord:
@@ -459,7 +465,7 @@ class Rounds:
         federation, vector, engine = self._federation, self.vector, self.engine
         names, ledger = vector.travelling, federation.ledger
         self.population.check_change(vector.members, members)
-        change = say_change(vector.members, members, vector.module, engine.round)
+        change = _change(vector.members, members, vector.module, engine.round)
         rule, algorithm, mechanism = federation.batch_rule, federation.local.algorithm, federation.mechanism
         if rule is not None:
             raise ValueError(
@@ -482,9 +488,22 @@ class Rounds:
             engine.rearrange(vector.parts(), origins(vector.travelling, names), self._client_weights())
         if federation.server.secure_aggregation is not None:
             check_modulus(federation.server.secure_aggregation, engine)
-        if federation.kept_target is not None:
-            federation.kept_target.limit(engine, federation, self._trainer)
+        if self._target is not None:
+            self._target.limit(engine, federation, self._trainer)
         federation.vector_changed()
         ledger.check_spent()
         longest = max(ledger.dim, engine.weights.numel())
         rank_zero_info(f"{change}; the ledger goes on, and every charge counts {longest} coordinates")
+
+
+def _change(before: Members, after: Members, module: nn.Module, round: int) -> str:
+    """Which parameters and buffers join and which leave, as the beginning of a sentence."""
+    sizes = {name: tensor.numel() for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+    said = []
+    for verb, one, other in (("join", after, before), ("leave", before, after)):
+        others = {*other.parameters, *other.buffers, *other.local}
+        names = [name for name in (*one.parameters, *one.buffers, *one.local) if name not in others]
+        if names:
+            count = sum(sizes.get(name, 0) for name in names)
+            said.append(f"{in_short(names)} ({count} coordinates) {verb}")
+    return f"round {round + 1}: " + (" and ".join(said) or "the order of the parameters changes")

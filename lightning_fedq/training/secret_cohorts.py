@@ -14,11 +14,9 @@ from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.privacy.target import PrivacyTarget, check_secret
 from lightning_fedq.privacy.verdict import NO_GUARANTEE
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.training.described import why_round_repeated
-from lightning_fedq.training.figures import delta_of
+from lightning_fedq.training.accounts import delta_of, report_of, why_round_repeated
+from lightning_fedq.training.said import lengths_tell
 from lightning_fedq.training.settings import Clients, Local, Server
-from lightning_fedq.training.spending import report_of
-from lightning_fedq.training.unprotected import lengths_tell
 
 
 def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyTarget | None) -> bool:

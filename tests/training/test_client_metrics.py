@@ -11,7 +11,7 @@ from torchmetrics import MeanMetric
 
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
-from lightning_fedq.training.resume import records_of
+from lightning_fedq.training.checkpoints import records_of
 from tests.digits_run import make_trainer
 
 CLIENTS, ROUNDS = 4, 2
