@@ -49,7 +49,6 @@ class Clock:
     """The clock of every client of one fit.
 
     Args:
-        trainer: The user's Trainer, in its fit.
         batches: Batches of the federation's longest client in a round.
 
     Attributes:
@@ -88,11 +87,7 @@ class Clock:
             optimizer._opt_called = True
 
     def saw(self, trainer: Any) -> None:
-        """Count what a client has taken.
-
-        Args:
-            trainer: The client's.
-        """
+        """Count what a client has taken."""
         if trainer.lr_scheduler_configs:
             self._look_at_plateaus(trainer.lr_scheduler_configs)
         steps = int(trainer.global_step) - self.now

@@ -52,10 +52,6 @@ def matching(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
 def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "local") -> None:
     """Refuse patterns that match nothing, or one name of a tensor that has several.
 
-    Args:
-        patterns: Patterns of names.
-        argument: Name of the argument of `Federated`.
-
     Raises:
         ValueError: Naming the pattern, and names there are.
     """
@@ -80,11 +76,6 @@ def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "l
 def check_something_travels(parameters: Sequence[str], local: Sequence[str], patterns: Sequence[str]) -> None:
     """Refuse patterns that leave nothing to send.
 
-    Args:
-        parameters: Names of the trained parameters that travel.
-        local: Names of those that stay.
-        patterns: Patterns of names.
-
     Raises:
         ValueError: Naming the parameters.
     """
@@ -96,11 +87,7 @@ def check_something_travels(parameters: Sequence[str], local: Sequence[str], pat
 
 
 def say_what_stays(names: Sequence[str], module: nn.Module) -> None:
-    """Say which trained parameters stay with the clients, and what it takes.
-
-    Args:
-        names: Names of the parameters.
-    """
+    """Say which trained parameters stay with the clients, and what it takes."""
     if not names:
         return
     tensors = [attrgetter(name)(module) for name in names]
@@ -130,11 +117,7 @@ class OwnTensors:
         return client in self.kept
 
     def lay_out(self, names: Sequence[str], module: nn.Module) -> None:
-        """Keep these tensors from now on. What is new begins as the module has it, what is gone is forgotten.
-
-        Args:
-            module: The global model.
-        """
+        """Keep these tensors from now on. New ones begin as the module has them, others are forgotten."""
         if tuple(names) == self.names:
             return
         tensors = [attrgetter(name)(module).detach() for name in names]
@@ -196,9 +179,6 @@ class OwnTensors:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the rows of a checkpoint.
-
-        Args:
-            state: State that `state_dict` returned.
 
         Raises:
             ValueError: If they are of other tensors.

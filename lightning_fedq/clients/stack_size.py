@@ -59,11 +59,6 @@ def choose_clients_per_step(
     """Return how many clients train side by side, 1 where a stack can't run or does not pay.
 
     Args:
-        trainer: The trainer, its strategy ready.
-        fit: Copies it.
-        vector: What is trained.
-        wanted: What the user asked for.
-        cohort_size: Clients of a round.
         largest_of: The largest stack of the first round, for a size.
         do: Tries something where it leaves nothing behind.
 

@@ -66,7 +66,6 @@ def num_coordinates(
     what only a rehearsal finds is not counted.
 
     Args:
-        mode: What happens to buffers.
         local: Patterns of the names that stay with the clients.
         sharing: Patterns of the names of buffers and frozen parameters that travel in any case.
 
@@ -204,9 +203,7 @@ class Vector:
     """Trained parameters and buffers of a module as one flat vector.
 
     Args:
-        module: The global model.
         optimizers: Returns the optimisers of the trained parameters; there may be others in every round.
-        mode: What happens to buffers.
         rehearsed: What training changes beside the trained parameters.
         members: What is trained, as a checkpoint has it; None looks at the module.
         local: Patterns of the names that stay with the clients.

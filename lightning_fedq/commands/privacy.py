@@ -155,7 +155,6 @@ def report_of_checkpoint(
         num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
         secure_keys=federation["seed"] == "None",
         charges=None if ledger is None else ledger.paid[1],
-        broken="",
     )
     charged.agree(run.terms)
     report = _report(run, delta, secagg, "running" if ledger is not None else "planned", None)

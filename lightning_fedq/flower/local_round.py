@@ -509,8 +509,7 @@ class LocalRound(pl.Callback):
         algorithm, theirs = self._federated.local.algorithm, self._told.theirs
         if algorithm is None:
             return None
-        module = self._trainer.lightning_module
-        check_algorithm(algorithm, self._trainer.optimizers, self._rule, True, module.automatic_optimization)
+        check_algorithm(algorithm, self._trainer, self._rule, True)
         term = algorithm.begin(self.vector.num_parameters)
         if theirs is not None and isinstance(term, KeptOffsets):
             if theirs.shape != term.server.shape:

@@ -44,26 +44,21 @@ def described(
     plain_sum: bool,
     num_byzantine: int,
     secure_keys: bool,
-    charges: Sequence[int] | Tensor | None,
-    broken: str,
+    charges: Sequence[int] | Tensor | None = None,
 ) -> Run:
     """Describe a run.
 
     Args:
-        planner: Clients and cohorts.
         around: A round of it, or before there is a server the number of parameters.
-        rounds: Rounds of the run.
-        secure_sum: Secure aggregation.
         plain_sum: Does the model depend on the messages through their plain sum only?
         num_byzantine: Clients of a cohort, at most, that do not run the protocol.
         secure_keys: Do keys come from the operating system?
         charges: Charges of a run so far; left out where they would tell who was drawn.
-        broken: Condition of secret cohorts that the run has not kept, "" for none.
     """
     if isinstance(around, int):
         one = torch.ones(1, dtype=torch.float64)
         around = RoundContext(0, planner.expected(0, mechanism).groups, (around,), 0.0 * one, one)
-    sampling = planner.sampling(broken)
+    sampling = planner.sampling()
     if isinstance(secure_sum, SecAgg):
         size = planner.cohort_size
         secure_sum = secure_sum.guarantee(planner.num_clients, size, rounds, num_byzantine)
@@ -92,8 +87,6 @@ def run_to_come(
         plain_sum=federation.server.plain_sum,
         num_byzantine=num_byzantine,
         secure_keys=federation.seed is None,
-        charges=None,
-        broken="",
     )
 
 
@@ -108,8 +101,6 @@ def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int
         plain_sum=server.plain_sum,
         num_byzantine=num_byzantine,
         secure_keys=server.keys.mode != "reproducible",
-        charges=None,
-        broken="",
     )
 
 
@@ -181,10 +172,6 @@ class RunFigures:
     Where an epsilon has no closed form it takes milliseconds, so it is known after rounds 32, 64, ... and the
     last one only. An older one is never shown in its place. With keys from a seed it is what secret keys
     would give, and its name says so.
-
-    Args:
-        federation: The federation, with its server.
-        trainer: Its Trainer.
     """
 
     def __init__(self, federation: Federation, trainer: pl.Trainer) -> None:
@@ -269,7 +256,6 @@ def report_of(
     """Privacy report of a run, by what its ledger has charged.
 
     Args:
-        federated: Its federation, after a fit.
         delta: In (0, 1 / num_clients), where the target says none.
         state: Is it to come, under way or over?
     """
@@ -288,8 +274,6 @@ def by_round(
     """Epsilon of the row that a report is about after some of the rounds, the last one among them.
 
     Args:
-        federated: Its federation, after a fit.
-        report: Its report.
         charged: Pairs of a round, from 1, and the rounds that some client had been charged for by then.
 
     Returns:
@@ -307,9 +291,7 @@ def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rou
     """R of a run, as planned and as seen, None where it is not known.
 
     Args:
-        engine: Its engine, after a fit.
         rows: Its rounds, as in `metrics.csv`.
-        rounds: Rounds of the run.
 
     Returns:
         `planned` and `sim_seen`; `clip` where another clip would do, see `clip_that_would_do`.
@@ -360,8 +342,6 @@ def clip_that_would_do(
     The root of the updates' mean square in the round in which they were longest, with half as much on top.
 
     Args:
-        mechanism: The mechanism of the run.
-        dim: Parameters.
         rows: Rounds of the run; those without diagnostics are left out.
 
     Returns:

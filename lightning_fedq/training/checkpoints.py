@@ -38,7 +38,6 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
     """Give the ledger the journal of its checkpoint, or a new one in the folder of the checkpoints to come.
 
     Args:
-        trainer: Set up for fitting.
         ledger: New, or restored from a checkpoint; one that has a journal keeps it.
         repeatable: Whether the keys come from a seed, see `Ledger.keep`.
 
@@ -117,8 +116,6 @@ def say_at_start(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = No
     """Say where a new server's keys come from, and that clients who trained before have paid before.
 
     Args:
-        ledger: Ledger of the clients.
-        seeded: Whether the keys come from a seed.
         saved: State of the checkpoint's ledger, where the training resumes one.
     """
     if seeded:
@@ -143,7 +140,6 @@ def find_journal(recorded: str, checkpoint: object, names: Collection[str] | Non
 
     Args:
         recorded: Path in the checkpoint, which somebody else may have written.
-        checkpoint: Path of the checkpoint.
         names: Names that the run has charged under; elsewhere than beside the checkpoint, a journal with
             charges of other names alone is another run's. None takes any.
     """
@@ -209,7 +205,6 @@ def plain_records(records: Sequence[RoundRecord], private: bool, lengths: bool) 
     """Records in the types that a checkpoint may hold.
 
     Args:
-        records: Records of the run's rounds.
         private: Whether what only a simulation knows is left out.
         lengths: Whether lengths of messages are kept then.
     """
@@ -235,7 +230,6 @@ class RecordsBeside:
         """Write records that the file lacks. When a round has ended: what is only tried ends none.
 
         Args:
-            folder: Folder of the ledger's journal.
             plain: Returns the records from one on, see `plain_records`.
         """
         same = self._path.parent == folder and self._path.is_file()
@@ -257,13 +251,19 @@ class RecordsBeside:
             return None
         return {"file": str(self._path), "bytes": self._bytes, "crc": self._crc, "rounds": self.rounds}
 
-    def load(self, saved: Mapping[str, Any], checkpoint: object) -> list[dict[str, Any]]:
-        """Read what a checkpoint has `named`, and go on there.
+    def load(
+        self, saved: Sequence[dict[str, Any]] | Mapping[str, Any], checkpoint: object
+    ) -> list[RoundRecord]:
+        """Records of a checkpoint at this path: in it, or in the file that it has `named`, to go on there.
 
         Raises:
             FileNotFoundError: If the file is missing.
             ValueError: If it is damaged, or not the one.
         """
+        plain = self._read(saved, checkpoint) if isinstance(saved, Mapping) else saved
+        return [RoundRecord(**{**r, "non_finite_clients": tuple(r["non_finite_clients"])}) for r in plain]
+
+    def _read(self, saved: Mapping[str, Any], checkpoint: object) -> list[dict[str, Any]]:
         path = find_journal(saved["file"], checkpoint)
         if path is None:
             raise FileNotFoundError(
@@ -284,26 +284,6 @@ class RecordsBeside:
         return [json.loads(line) for line in data.splitlines()]
 
 
-def records_of(
-    saved: Sequence[dict[str, Any]] | Mapping[str, Any],
-    checkpoint: object,
-    beside: RecordsBeside | None = None,
-) -> list[RoundRecord]:
-    """The records of a checkpoint: in it, or beside it where the run keeps a journal.
-
-    Args:
-        saved: What the checkpoint says of them.
-        checkpoint: Its path.
-        beside: Goes on where they lie.
-
-    Raises:
-        FileNotFoundError: If their file is missing.
-        ValueError: If it is damaged.
-    """
-    plain = (beside or RecordsBeside()).load(saved, checkpoint) if isinstance(saved, Mapping) else saved
-    return [RoundRecord(**{**r, "non_finite_clients": tuple(r["non_finite_clients"])}) for r in plain]
-
-
 # ---- states beside parameters and buffers ------------------------------------------------------------------
 
 
@@ -313,11 +293,7 @@ def copy_of(value: Any) -> Any:
 
 
 class SavedStates:
-    """States that checkpoints hold, that no noise covers, and that a training may have changed.
-
-    Args:
-        module: Module in its present state.
-    """
+    """States that checkpoints hold, that no noise covers, and that a training may have changed."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -38,7 +38,6 @@ def check_batch_rule(rule: BatchRule, taken: BatchRule | None, local: Local) -> 
 
     Args:
         taken: Rule that draws them already.
-        local: Settings of what a client does.
 
     Raises:
         ValueError: With the cure.
@@ -59,7 +58,6 @@ def check_one_by_one(why: str, clients_per_step: int | Literal["auto"]) -> None:
 
     Args:
         why: Why there can be none, as the beginning of a sentence.
-        clients_per_step: The setting.
 
     Raises:
         ValueError: If it is a number of clients.
@@ -72,28 +70,21 @@ def check_one_by_one(why: str, clients_per_step: int | Literal["auto"]) -> None:
 
 
 def check_algorithm(
-    algorithm: LocalAlgorithm,
-    optimizers: Sequence[torch.optim.Optimizer],
-    rule: BatchRule | None,
-    alike: bool,
-    automatic: bool,
+    algorithm: LocalAlgorithm, trainer: pl.Trainer, rule: BatchRule | None, alike: bool
 ) -> None:
     """Refuse data, optimisers and callbacks of clients that do not go with a local algorithm.
 
     Args:
-        optimizers: Optimisers of a client.
-        rule: Rule that draws the batches; None takes whole passes.
         alike: Whether every client has as many batches in a round.
-        automatic: Whether Lightning takes the steps, not the module by hand.
 
     Raises:
         ValueError: With the cure.
     """
     name = type(algorithm).__name__
-    algorithm.check(optimizers)
+    algorithm.check(trainer.optimizers)
     if rule is not None:
         raise ValueError(f"{type(rule).__name__} bounds gradients that {name} would change; leave one out")
-    if algorithm.alike and not automatic:
+    if algorithm.alike and not trainer.lightning_module.automatic_optimization:
         raise ValueError(
             f"{name} counts on as many steps as there are batches, and this module takes them by hand; use "
             "automatic optimisation, or FedProx"
@@ -109,8 +100,6 @@ def check_memory(algorithm: LocalAlgorithm, mechanism: Mechanism, parameters: in
     """Refuse a mechanism that leaves out what clients take for sent.
 
     Args:
-        algorithm: The local algorithm.
-        mechanism: The mechanism.
         parameters: Coordinates of an update that are trained; buffers, which no client remembers, follow.
         dim: All coordinates of an update.
 
@@ -130,7 +119,6 @@ def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
     """Refuse more rounds than there are disjoint cohorts, and say whom cohorts that take turns leave over.
 
     Args:
-        planner: Planner of the federation's rounds.
         rounds: How many there will be when the fit ends, earlier ones of the same server included.
 
     Raises:
@@ -171,7 +159,7 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
     own = is_overridden("train_dataloader", module, pl.LightningModule)
     if trainer.datamodule is None and handed_loader(trainer) is None and not own:
         raise ValueError(_NO_DATA)
-    check_flags(trainer)
+    _check_flags(trainer)
 
 
 def _check_package(trainer: object) -> None:
@@ -206,7 +194,7 @@ def _check_callback(trainer: Any, callback: pl.Callback) -> None:
             )
 
 
-def check_flags(trainer: Any) -> None:
+def _check_flags(trainer: Any) -> None:
     """Refuse Trainer flags that cut or regroup steps across clients.
 
     Raises:
@@ -226,7 +214,6 @@ def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
 
     Args:
         batches: Number of batches of the longest client in a round.
-        undo: Gives the trainer its own flags back.
 
     Raises:
         ValueError: If it is no number of whole rounds, naming the nearest one that is.

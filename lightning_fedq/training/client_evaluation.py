@@ -93,10 +93,6 @@ class EvaluatedClients:
     def spread(self, metric: str, model: Model = "global") -> Spread:
         """Summary of a metric.
 
-        Args:
-            metric: Name of the metric, as `validation_step` logs it.
-            model: Model that was measured.
-
         Raises:
             KeyError: If there is none of this name.
         """
@@ -157,10 +153,7 @@ class ClientEvaluator:
 
     Args:
         settings: When, and on what.
-        trainer: The user's Trainer.
-        worker: Measures a client.
         parts: Held-out sample indices of each client; empty where each has a data set for it.
-        loader: Returns the loader of all clients.
         seed_of: Returns the seed of a client's measurement after a round, `(round, client)`.
         ranks: Group of the ranks that measure a share of the clients each; None measures all.
 
@@ -190,9 +183,6 @@ class ClientEvaluator:
 
     def measure(self, round: int) -> EvaluatedClients:
         """Measure the present global model and, where clients keep something, each client's own.
-
-        Args:
-            round: Round that has ended.
 
         Raises:
             ValueError: If no client logs a metric.
@@ -262,12 +252,7 @@ class ClientEvaluator:
 
 
 def where_it_went(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
-    """Where measurements by client went, as a line of a privacy page. "" if there are none.
-
-    Args:
-        evaluations: Measurements of the run.
-        shared: Whether they were logged.
-    """
+    """Where measurements by client went, as a line of a privacy page. "" if there are none."""
     if not evaluations:
         return ""
     if not evaluations[-1].values:

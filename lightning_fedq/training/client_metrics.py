@@ -40,10 +40,16 @@ class _Logged(_results._ResultMetric):  # type: ignore[misc]
         return self if there else super().to(device, *args, **kwargs)
 
 
-class _RoundResults(_results._ResultCollection):  # type: ignore[misc]
-    """Lightning's collection of logged values, which tells who wants to know what is logged."""
+class ToldResults(_results._ResultCollection):  # type: ignore[misc]
+    """Lightning's collection of logged values, which tells who wants to know what is logged.
 
-    def __init__(self, training: bool, tell: Callable[[str, Any], None], reduce: Any) -> None:
+    Args:
+        training: Whether these are metrics of training, not of validation.
+        tell: Called with name and value of each before it is logged.
+        reduce: How values of several ranks become one, whoever logs; None is that of the Trainer that logs.
+    """
+
+    def __init__(self, training: bool, tell: Callable[[str, Any], None], reduce: Any = None) -> None:
         super().__init__(training)
         self.tell, self._reduce = tell, reduce
 
@@ -61,17 +67,6 @@ class _RoundResults(_results._ResultCollection):  # type: ignore[misc]
         super().log(fx, name, value, *args, **kwargs)
 
 
-def told_results(training: bool, tell: Callable[[str, Any], None], reduce: Any = None) -> Any:
-    """A collection of logged values that tells name and value of each.
-
-    Args:
-        training: Whether these are metrics of training, not of validation.
-        tell: Called with both before they are logged.
-        reduce: How values of several ranks become one, whoever logs; None is that of the Trainer that logs.
-    """
-    return _RoundResults(training, tell, reduce)
-
-
 ClientMetricsChoice = Literal["local", "shared", "none"]
 _EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"
 
@@ -79,6 +74,12 @@ _EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"
 def claims_something(mechanism: Mechanism, context: RoundContext) -> bool:
     """Does a mechanism protect clients against anybody?"""
     return any(not isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
+
+
+def claims(engine: RoundEngine) -> bool:
+    """Are keys secret, and is something claimed of the round to come?"""
+    context = engine.context(engine.coming_plan())
+    return not isinstance(engine.keys, SeededKeys) and claims_something(engine.mechanism, context)
 
 
 def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bool = False) -> None:
@@ -97,9 +98,6 @@ def protecting_samples(callbacks: Iterable[object]) -> list[Any]:
 
 def watch_training_log(trainer: pl.Trainer, undo: Undo) -> None:
     """Watch what training logs until undone, and refuse whoever decides by it, or names files by it.
-
-    Args:
-        trainer: Trainer of the fit in progress.
 
     Raises:
         ValueError: If a callback looks at the losses of training steps by itself, and decides by them. When
@@ -122,7 +120,7 @@ def watch_training_log(trainer: pl.Trainer, undo: Undo) -> None:
                 raise ValueError(f"{who} names its files by {metric!r}, {of_files}")
 
     loop: Any = trainer.fit_loop.epoch_loop
-    undo.replace(loop, "_results", told_results(True, look))
+    undo.replace(loop, "_results", ToldResults(True, look))
 
 
 def check_spikes(trainer: pl.Trainer) -> None:
@@ -174,7 +172,6 @@ def check_exact_monitors(trainer: pl.Trainer, lengths_tell: bool) -> None:
     Checkpoints keep such scores and names.
 
     Args:
-        trainer: Trainer with all its callbacks.
         lengths_tell: Whether lengths of messages are refused, too.
 
     Raises:
@@ -204,9 +201,7 @@ def choose(
     """
     if choice is not None:
         return choice
-    context = engine.context(engine.coming_plan())
-    clients = not isinstance(engine.keys, SeededKeys) and claims_something(engine.mechanism, context)
-    if not (clients or protecting_samples(callbacks_of(trainer))):
+    if not (claims(engine) or protecting_samples(callbacks_of(trainer))):
         return "shared"
     rank_zero_info(
         "what self.log says in training stays with the clients (client_metrics='local'), because this run "
@@ -243,8 +238,6 @@ class ClientMetrics:
 
     Args:
         choice: "shared" logs as usual, "none" drops, "local" keeps for `take` and logs nothing.
-        trainer: The user's Trainer, in its fit.
-        ranks: The ranks that the clients are spread over, where there are several.
 
     Attributes:
         names: Names of what clients have logged, in order.
@@ -259,7 +252,7 @@ class ClientMetrics:
         self._checked: set[str] = set()
         self._sums: dict[int, dict[str, tuple[float, int]]] = {}
         self._shared: dict[Any, Any] = {}
-        self._results = told_results(True, lambda name, value: None, trainer.strategy.reduce)
+        self._results = ToldResults(True, lambda name, value: None, trainer.strategy.reduce)
         if self.shared:
             trainer.fit_loop.epoch_loop._results = self._results
 
@@ -308,14 +301,10 @@ class ClientMetrics:
         self._sums = {}
 
     def attach(self, trainer: Any, clients: tuple[int, ...]) -> None:
-        """Let a client's Trainer log where it is to.
-
-        Args:
-            trainer: The client's, or a stack's.
-        """
+        """Let a client's Trainer log where it is to."""
         loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
         if not self.shared:
-            loop._results = told_results(True, partial(self._of_client, clients))
+            loop._results = ToldResults(True, partial(self._of_client, clients))
             return
         home = self._trainer
         loop._results = self._results

@@ -34,7 +34,6 @@ from lightning_fedq.training.checkpoints import (
     keep_journal,
     keep_journal_of_checkpoint,
     plain_records,
-    records_of,
     say_at_start,
 )
 from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory, check_statistics
@@ -43,6 +42,7 @@ from lightning_fedq.training.client_metrics import (
     ClientMetricsChoice,
     check_exact_monitors,
     choose,
+    claims,
     claims_something,
 )
 from lightning_fedq.training.isolation import IsolationTrial, said
@@ -62,9 +62,7 @@ from lightning_fedq.training.said import (
     clocks,
     lengths_tell,
     log_round,
-    say_cost_of_statistics,
-    say_what_is_constant,
-    say_what_is_not_known,
+    say_what_noise_does,
     warn_of,
     warn_of_noise,
 )
@@ -78,9 +76,6 @@ class FederatedFit(Rounds):
     Args:
         federation: Its settings, with the mechanism as given.
         target: Its privacy target, which sets the mechanism; None leaves it.
-        trainer: The user's Trainer, at the start of its fit.
-        module: The user's module, which holds the global model.
-        population: The clients.
         before: The last fit of the same federation, whose server goes on if the model is still its own.
         loaded: State of a checkpoint to go on from, see `state_dict`.
         undo: Gives the user's objects their own back.
@@ -232,7 +227,7 @@ class FederatedFit(Rounds):
             check_modulus(server.secure_aggregation, engine)
         if loaded is not None:
             engine.load_state_dict(loaded["engine"])
-            self.records = records_of(loaded["records"], self._trainer.ckpt_path, self._beside)
+            self.records = self._beside.load(loaded["records"], self._trainer.ckpt_path)
         return engine
 
     def _prepare_rounds(self, loaded: dict[str, Any] | None) -> None:
@@ -299,13 +294,7 @@ class FederatedFit(Rounds):
         federation, algorithm = self._federation, self._federation.local.algorithm
         if algorithm is None:
             return None
-        check_algorithm(
-            algorithm,
-            self._trainer.optimizers,
-            federation.batch_rule,
-            self._schedule.alike,
-            self._trainer.lightning_module.automatic_optimization,
-        )
+        check_algorithm(algorithm, self._trainer, federation.batch_rule, self._schedule.alike)
         check_memory(algorithm, federation.mechanism, self.vector.num_parameters, sum(self.vector.segments))
         if before is not None and before.correction is not None:
             return before.correction
@@ -359,7 +348,8 @@ class FederatedFit(Rounds):
         if not self._is_checked:
             self._is_checked = True
             self._check_isolation()
-            self._say_cost_of_statistics()
+            if claims_something(self.engine.mechanism, self.engine.context(self.engine.coming_plan())):
+                say_what_noise_does(self.vector)  # a seed does not take it away
         try:
             record = self.play()
         except OtherRankStoppedError as error:
@@ -387,21 +377,11 @@ class FederatedFit(Rounds):
             self.client_evaluations.append(self._evaluator.measure(int(record.round)))
         return steps
 
-    def _say_cost_of_statistics(self) -> None:
-        """Where something is claimed, by noise that a seed does not take away."""
-        engine, vector = self.engine, self.vector
-        if claims_something(engine.mechanism, engine.context(engine.coming_plan())):
-            sizes = dict(zip(vector.travelling, vector.segments, strict=True))
-            names = vector.normalised
-            say_cost_of_statistics(names, sum(sizes[name] for name in names), sum(vector.segments))
-            say_what_is_constant(list(vector.held))
-            say_what_is_not_known([n for n in vector.shared if n not in {*names, *vector.constraints}])
-
     def _check_isolation(self) -> None:
         local, population = self._federation.local, self.population
         wanted = local.check_isolation
         if wanted is None:
-            wanted = self._claims() or local.client_metrics in ("local", "none")
+            wanted = claims(self.engine) or local.client_metrics in ("local", "none")
         if not wanted:
             return
         if population.holdings.holds_streams:

@@ -79,7 +79,6 @@ def shown_by(trainer: Any, most: int) -> Digests:
     """A checkpoint, a validation and a checkpoint again. Only in a fork.
 
     Args:
-        trainer: The user's, in its fit.
         most: Most batches of a loader.
     """
     found = checkpoint_of(trainer)
@@ -104,11 +103,7 @@ def shown_by(trainer: Any, most: int) -> Digests:
 
 
 def outside(state: Sequence[tuple[str, Any]]) -> Digests:
-    """A digest of each value that code names past its own, and of large tensors their sum.
-
-    Args:
-        state: Ways and values.
-    """
+    """A digest of each value that code names past its own, and of large tensors their sum."""
     found: Digests = {}
     for way, value in state:
         if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) > _LARGE:
@@ -213,8 +208,6 @@ class IsolationTrial:
 
     Args:
         trainer: The user's, in its fit; in forks nobody has trained in it.
-        trial: Trains one client.
-        vector: What travels.
         stacks_of: Returns the stacks of a round, of one client each.
         no_forks: Why it is not done in forks. "" if it is.
         statistics: Whether clients make statistics before they train.

@@ -43,7 +43,7 @@ from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlan, RoundPlanner
-from lightning_fedq.training.client_metrics import told_results
+from lightning_fedq.training.client_metrics import ToldResults
 
 
 def idle(plan: RoundPlan) -> Stack:
@@ -62,7 +62,6 @@ def round_stacks(
     Stacks of one kind differ by at most one client. A client's seeds do not depend on the other clients.
 
     Args:
-        sizes_of: A client's batch sizes.
         shuffled: Is there anything to shuffle for this client?
         clients_per_step: Largest stack, >= 1.
 
@@ -109,9 +108,7 @@ class Schedule:
     """The stacks of any round. Those of the last one asked for are kept, so that a rule draws them once.
 
     Args:
-        planner: Draws the rounds.
         mechanism: Mechanism that says into which groups a cohort falls.
-        work: What the clients hold.
         rule: Draws the batches; None is whole passes.
         num_steps: Cut a round after so many steps; 0 is all of it.
     """
@@ -289,10 +286,7 @@ def install(
     """Let a Trainer's fit train rounds, until undone.
 
     Args:
-        trainer: In the `setup` of a fit.
-        run_round: Trains one, see `RoundLoop`.
         tell: Called with name and value of whatever is logged in validation.
-        undo: Gives Lightning's own loops back.
     """
     fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
     round_fit: Any = RoundFitLoop.__new__(RoundFitLoop)
@@ -301,7 +295,7 @@ def install(
     vars(round_epoch).update(vars(epoch))
     round_epoch.run_round, round_fit.epoch_loop = run_round, round_epoch
     results = epoch.val_loop._results
-    epoch.val_loop._results = told_results(False, tell)
+    epoch.val_loop._results = ToldResults(False, tell)
     trainer.fit_loop = round_fit
 
     def put_back() -> None:
@@ -318,7 +312,6 @@ def average_by_rounds(trainer: pl.Trainer, steps_of: Callable[[], range | None],
     """Let the end of a round stand for all its steps in the averaging callbacks of a Trainer, until undone.
 
     Args:
-        trainer: Trainer in the setup of its fit.
         steps_of: Returns the steps of one client in the last round, counted from the first round on; None if
             it was given up.
     """

@@ -41,8 +41,6 @@ class Holdings:
 
     Args:
         client_indices: Sample indices of each client; of a stream none.
-        schedule: The stacks of any round.
-        loader: Loader of all clients.
         own_loaders: Whether every client has loaders of its own.
         held_out: Sample indices that each client keeps out of its training; empty if nobody does.
     """
@@ -66,9 +64,6 @@ class Holdings:
 
 class Population(ABC):
     """The clients of one fit, from its setup on.
-
-    Args:
-        federation: The federation.
 
     Attributes:
         ranks: Strategy of this process where several train the clients.
@@ -138,20 +133,10 @@ class Population(ABC):
             return None
 
     def check_change(self, before: Members, now: Members) -> None:  # noqa: B027 (simulated ones follow any)
-        """Refuse parameters that join or leave where clients can't follow.
-
-        Args:
-            before: What was trained so far.
-            now: What is trained from the coming round on.
-        """
+        """Refuse parameters that join or leave where clients can't follow."""
 
     def evaluator(self, trainer: pl.Trainer, engine: Any) -> ClientEvaluator | None:
-        """Measures clients that are elsewhere, by `evaluate_clients`. None where they are measured here.
-
-        Args:
-            trainer: Trainer of the fit.
-            engine: Server of the rounds.
-        """
+        """Measures clients that are elsewhere, by `evaluate_clients`. None where they are measured here."""
         return None
 
     @abstractmethod
@@ -184,12 +169,6 @@ class Population(ABC):
 
 class SimulatedClients(Population):
     """Clients that are trained here, on shares of the user's training data.
-
-    Args:
-        federation: The federation.
-        trainer: Its Trainer, in the setup of a fit.
-        module: The user's module.
-        undo: Gives Trainer and data module their own back.
 
     Raises:
         ValueError: If there is a deadline and no durations.

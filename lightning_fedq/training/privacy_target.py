@@ -40,7 +40,6 @@ class KeptTarget:
     """A federation's target through its fits: what was found for it, and how many charges it pays for.
 
     Args:
-        target: Target that the user gave.
         asked: The mechanism as given by the user.
     """
 

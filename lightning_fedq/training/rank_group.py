@@ -81,8 +81,6 @@ class RankGroup:
     """Exchange of objects and sums between the ranks of a federation. Every rank makes the same calls.
 
     Args:
-        rank: This one.
-        size: Number of ranks.
         address: Host and port at which rank 0 answers.
         backend: For tensors; NCCL takes those on a GPU only.
         timeout: After which a rank that does not answer counts as lost.

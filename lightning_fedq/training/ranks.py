@@ -54,8 +54,6 @@ class RankSchedule(Schedule):
 
     Args:
         whole: The schedule of one process, cut into the same stacks.
-        rank: This one.
-        num_ranks: How many there are.
 
     Attributes:
         places: For each own stack of the round last asked for its place among those of one process.
@@ -131,7 +129,6 @@ class RankEngine(RoundEngine):
 
     Args:
         *args: See `RoundEngine`.
-        strategy: Strategy of this rank.
         stacks: Returns the stacks of the round to come, or of the open one, that one process would train.
         **options: See `RoundEngine`.
 
@@ -309,7 +306,6 @@ def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
     """Refuse ranks that were started with different settings.
 
     Args:
-        group: Process group of the ranks.
         facts: What must be the same, in words.
 
     Raises:
@@ -326,11 +322,7 @@ def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
 
 
 def say_who_is_idle(stacks: Sequence[Stack], num_ranks: int) -> None:
-    """Warn where a round has fewer stacks than there are ranks.
-
-    Args:
-        stacks: Stacks of all ranks in a round.
-    """
+    """Warn where a round has fewer stacks than there are ranks."""
     if len(stacks) < num_ranks:
         most = max(len(stack.clients) for stack in stacks)
         rank_zero_warn(
@@ -364,7 +356,6 @@ def agree_on_start(
 
     Args:
         facts: Facts that must be the same, in words.
-        held: Sample indices of each client.
         ledger: Ledger, which follows that of rank 0.
 
     Raises:

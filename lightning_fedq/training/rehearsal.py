@@ -43,7 +43,7 @@ from lightning_fedq.data.own_loaders import OwnClientLoader
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.batch_stack import map_tensors
 from lightning_fedq.rounds import Statistics
-from lightning_fedq.training.client_metrics import told_results
+from lightning_fedq.training.client_metrics import ToldResults
 
 _ROUNDS = 100
 """Rounds in which somebody to rehearse with is looked for."""
@@ -53,9 +53,7 @@ class Trial:
     """A client's training that is tried out, beside the rounds: on a copy, with all draws put back.
 
     Args:
-        trainer: The user's, in its fit.
         clock: Steps so far.
-        loader: The loader of all clients.
 
     Attributes:
         fit: Trains it.
@@ -78,8 +76,6 @@ class Trial:
         """Train a client on its first batches.
 
         Args:
-            stack: The client.
-            most: Most batches.
             before: Called with the copy before it trains.
             again: Begin anew with the client's batches where there are fewer.
             change: What becomes of a batch before it is trained on.
@@ -87,7 +83,7 @@ class Trial:
         """
         with own_draws():
             client, names = self.fit.copy(stack.training_seed, stack.clients, alone=True), self.names
-            client.trainer.fit_loop.epoch_loop._results = told_results(
+            client.trainer.fit_loop.epoch_loop._results = ToldResults(
                 True, lambda name, value: names.setdefault(name)
             )
             before(client)
@@ -106,8 +102,6 @@ class Trial:
         """Vector of a client's first batches, `(size,)`, see `statistics_of`.
 
         Args:
-            stack: The client.
-            most: Most batches.
             size: Numbers that are expected.
             change: What becomes of a batch before it is looked at; None is itself.
         """
@@ -118,11 +112,7 @@ class Trial:
 
 
 def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:
-    """The first clients to train, fewer where chance leaves that many out of the first hundred rounds.
-
-    Args:
-        stacks_of: The stacks of a round, of one client each.
-    """
+    """The first clients to train, fewer where chance leaves that many out of the first hundred rounds."""
     found: dict[tuple[int, ...], Stack] = {}
     for round in range(_ROUNDS):
         for stack in stacks_of(round):
@@ -134,12 +124,7 @@ def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> l
 
 
 def prepare(client: Client, mode: BufferMode) -> None:
-    """Call the hooks of the start of a fit on a copy, and freeze its statistics where they are to be.
-
-    Args:
-        client: The copy.
-        mode: What happens to buffers.
-    """
+    """Call the hooks of the start of a fit on a copy, and freeze its statistics where they are to be."""
     call_start_hooks(client.trainer, client.callbacks)
     if mode == "frozen":
         for layer in layers_with_statistics(client.module).values():
@@ -201,10 +186,7 @@ def rehearse(
     the layers say what changes.
 
     Args:
-        trial: Trains.
-        module: The global model.
         clients: The one that tries. None leaves it to the layers.
-        mode: What happens to buffers.
         forked: Is this done in a fork, so that hooks of the end can be tried?
 
     Raises:
@@ -236,9 +218,6 @@ def rehearse(
 
 def try_statistics(trial: Trial, stack: Stack, statistics: Statistics) -> None:
     """Make the vector of one client before anybody is charged, and drop it.
-
-    Args:
-        stack: The client.
 
     Raises:
         ValueError: If it is of another shape, or not finite. What the hook itself raises goes on.
@@ -300,11 +279,7 @@ def check_smallest(
     """Refuse a split that leaves a client a batch on which the training fails, if a whole one does not.
 
     Args:
-        trial: Trains a copy on one batch.
-        held: Sample indices of each client.
-        sizes: Batch sizes of each client in a round.
         rehearsed: A client that has been tried.
-        mode: What happens to buffers.
 
     Raises:
         ValueError: Naming the clients, with the cure.
@@ -385,7 +360,6 @@ def untried(trainer: Any, why: str, raised: Sequence[str]) -> str:
     """Sentence of a run and its page about hooks that are not tried. "" where there are none.
 
     Args:
-        trainer: The user's, in its fit.
         why: Why none is. "" if they were.
         raised: Those that raised where they were tried, and what.
     """
@@ -473,9 +447,6 @@ def digests(value: Any, path: str, depth: int = 0, plain: bool = False) -> Diges
     """A digest of every leaf, by its place.
 
     Args:
-        value: What holds it.
-        path: Its place.
-        depth: Steps from the top.
         plain: Leave out objects, at which containers end.
 
     Example:

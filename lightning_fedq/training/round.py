@@ -31,12 +31,7 @@ from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord, Statistics
 from lightning_fedq.training.client_evaluation import release
-from lightning_fedq.training.client_metrics import (
-    ClientMetrics,
-    ClientMetricsChoice,
-    Logged,
-    claims_something,
-)
+from lightning_fedq.training.client_metrics import ClientMetrics, ClientMetricsChoice, Logged, claims
 from lightning_fedq.training.rank_group import RankGroup
 from lightning_fedq.training.rehearsal import Findings, Trial, check_smallest, rehearse
 from lightning_fedq.training.settings import Federation, Local, check_broadcast, check_modulus
@@ -75,10 +70,6 @@ class ClientSide:
     a server has to know; who may log what is the server's to say.
 
     Args:
-        trainer: The Trainer, in its fit.
-        local: Settings of what a client does.
-        holdings: Who holds what.
-        loader: Returns the present loader.
         rule: Draws the batches; None is whole passes.
         no_forks: Why nothing is tried in forks. "" if it is.
         to_try: Who rehearses, one client at most. None leaves it to the layers.
@@ -235,11 +226,7 @@ class ClientSide:
             tell(done)  # behind the yield: the server has had it
 
     def commit(self, counted: Collection[int]) -> None:
-        """The round has ended: what clients have counted and keep is so.
-
-        Args:
-            counted: Clients whose answers are in its sum.
-        """
+        """The round has ended: what clients have counted and keep is so."""
         for part in self._parts:
             part.commit(counted)
 
@@ -296,12 +283,7 @@ def _together(several: Sequence[Trained]) -> tuple[tuple[int, ...], Tensor]:
 
 
 class RoundStart(NamedTuple):
-    """State that a checkpoint of an open round goes back to.
-
-    Args:
-        engine: State of the server.
-        members: What travels.
-    """
+    """State that a checkpoint of an open round goes back to."""
 
     engine: dict[str, Any]
     members: Members
@@ -389,12 +371,6 @@ class Rounds:
         size = 1 if engine.reads_statistics else self.clients_per_step
         return of(engine.round, engine.attempt, size, self.side.clock.most_batches)
 
-    def _claims(self) -> bool:
-        """Are keys secret, and is something claimed?"""
-        engine = self.engine
-        context = engine.context(engine.coming_plan())
-        return self._federation.seed is None and claims_something(engine.mechanism, context)
-
     def _tells(self) -> Callable[[int], object]:
         """Tells callbacks how many clients of the round are done, unless that is nobody's to know."""
         listening: list[Any] = [c for c in callbacks_of(self._trainer) if hasattr(c, "on_clients_done")]
@@ -419,7 +395,7 @@ class Rounds:
     def _give_up_a_cut_round(self) -> None:
         """Under `fast_dev_run`, release no sum that holds fewer clients than its claims count on."""
         engine, limit = self.engine, self.population.limit
-        if not limit or not self._claims():
+        if not limit or not claims(engine):
             return
         present = sum(len(stack.clients) for stack in self._stacks_of_all_ranks())
         expected = len(engine.planner.plan(engine.round, engine.mechanism, engine.attempt).survivors)

@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.hooks import overrides
+from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.privacy.document import headline, lines, name_of
@@ -39,63 +40,48 @@ def log_round(trainer: pl.Trainer, record: RoundRecord, spent: Mapping[str, floa
     log_values(trainer, {**own, **spent})
 
 
-def warn_of(record: RoundRecord, not_finite: Sequence[str] = ()) -> None:
+def warn_of(record: RoundRecord, not_finite: Sequence[str]) -> None:
     """Say what went wrong in a round.
 
     Args:
         not_finite: Names of the tensors that are not finite in some client's update.
     """
     if bad := record.non_finite_clients:
+        more = f" and {len(bad) - 10} more" if len(bad) > 10 else ""
         what = f" ({in_short(not_finite)})" if not_finite else ""
         rank_zero_warn(
-            f"round {record.round + 1}: the updates of clients {in_short(bad)} held a NaN or an "
+            f"round {record.round + 1}: the updates of clients {list(bad[:10])}{more} held a NaN or an "
             f"infinity{what} and count as zero"
         )
     if record.aborted:
         rank_zero_warn(f"round {record.round + 1} was aborted, the model stays as it was: {record.aborted}")
 
 
-def say_cost_of_statistics(names: Sequence[str], coordinates: int, dim: int) -> None:
-    """Say, before the first round, what running statistics behind noise cost, and what costs less.
+def say_what_noise_does(vector: Vector) -> None:
+    """Say, before the first round, what of a model noise changes beside its weights, and what helps.
 
     Args:
-        names: Names of the statistics that travel; nothing is said if there are none.
-        coordinates: Coordinates of these.
-        dim: Coordinates of an update.
+        vector: What travels, with noise.
     """
+    sizes, names = dict(zip(vector.travelling, vector.segments, strict=True)), vector.normalised
     if names:
+        count = sum(sizes[name] for name in names)
         rank_zero_info(
-            f"running statistics travel with noise: {in_short(names, 4)}, {coordinates} of {dim} "
+            f"running statistics travel with noise: {in_short(names, 4)}, {count} of {sum(vector.segments)} "
             "coordinates of an update. A small variance that is noised makes large activations: at epsilon 8 "
             "on 479 clients, BatchNorm ended at 0.39 to 0.87 where GroupNorm ended at 0.88 to 0.93 "
             "(docs/guides/batch_norm.md). GroupNorm in its place has none; buffers='frozen' keeps those of a "
             "pretrained network, buffers='local' leaves them with the clients"
         )
-
-
-def say_what_is_constant(names: Sequence[str]) -> None:
-    """Say, before the first round, which parameters have a part that stays as it is.
-
-    Args:
-        names: Names of parameters whose layers hold a part constant; nothing is said if there are none.
-    """
-    if names:
+    if vector.held:
         rank_zero_info(
-            f"the row of padding_idx, and pruned weights, of {in_short(names, 4)} travel with noise "
-            "and are put back after every round"
+            f"the row of padding_idx, and pruned weights, of {in_short(list(vector.held), 4)} travel with "
+            "noise and are put back after every round"
         )
-
-
-def say_what_is_not_known(names: Sequence[str]) -> None:
-    """Say, before the first round, which buffers noise may make anything of.
-
-    Args:
-        names: Names of buffers that travel and have no constraint; nothing is said if there are none.
-    """
-    if names:
+    if unknown := [name for name in vector.shared if name not in {*names, *vector.constraints}]:
         rank_zero_info(
-            f"travel with noise, which may make any number of them: {in_short(names, 4)}. Where one "
-            f"must stay positive, as a variance, say so: Federated(constraints={{{names[0]!r}: 'positive'}})"
+            f"travel with noise, which may make any number of them: {in_short(unknown, 4)}. Where one must "
+            f"stay positive, as a variance, say so: Federated(constraints={{{unknown[0]!r}: 'positive'}})"
         )
 
 
@@ -126,11 +112,7 @@ _NOTHING = (VACUOUS, NO_GUARANTEE)
 
 
 def outcome(federated: Federation, trainer: pl.Trainer) -> list[str]:
-    """Lines that say what a run has protected from whom: two of clients, one of samples.
-
-    Args:
-        federated: Its federation, after a fit.
-    """
+    """Lines that say what a run has protected from whom: two of clients, one of samples."""
     said = [*_of_clients(federated, trainer), *_of_samples(trainer)]
     return [*said, *filter(None, [clocks(trainer, federated)])]
 
@@ -234,7 +216,6 @@ def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]
     """Everything that a run has let out without noise, as far as this package wrote it.
 
     Args:
-        trainer: After a fit.
         columns: Columns of the run's table of rounds that hold a number.
     """
     return tuple(line for line in _lines(trainer, federated, columns) if line)

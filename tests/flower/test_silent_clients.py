@@ -77,8 +77,6 @@ def test_what_is_kept_whoever_is_silent():
             plain_sum=True,
             num_byzantine=0,
             secure_keys=True,
-            charges=None,
-            broken="",
         )
         return Account(run, DELTA).claims()[Adversary.OUTSIDER].loss
 

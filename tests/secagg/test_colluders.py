@@ -63,8 +63,6 @@ def run_of(clients, cohort, secagg, mechanism, rounds=100, num_byzantine=0):
         plain_sum=True,
         num_byzantine=num_byzantine,
         secure_keys=True,
-        charges=None,
-        broken="",
     )
 
 
