@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.flower import write_app
 from lightning_fedq.data.datasets import DigitsDataModule
-from lightning_fedq.training.resume import records_of
+from lightning_fedq.training.checkpoints import records_of
 
 CLIENTS, SEED, ROUNDS = 4, 5, 2
 DEFAULT = (

@@ -37,10 +37,6 @@ class _Memory(KeptOffsets):
         self.opened.update(zip(clients, (wanted - sent).to(self.server), strict=True))
         return sent
 
-    def end_round(self, before: Tensor, after: Tensor) -> Tensor:
-        self.commit()
-        return after
-
 
 @dataclass(frozen=True)
 class ErrorFeedback(LocalAlgorithm):
@@ -69,8 +65,8 @@ class ErrorFeedback(LocalAlgorithm):
         """A share of them, one at least."""
         return num_kept(self.share, dim)
 
-    def begin(self, num_clients: int, dim: int) -> Correction:
+    def begin(self, dim: int) -> Correction:
         """Nothing is kept yet."""
-        memory = _Memory(0.0, num_clients, dim)
+        memory = _Memory(0.0, dim)
         memory.share = self.share
         return memory

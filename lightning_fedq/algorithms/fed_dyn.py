@@ -24,8 +24,7 @@ class _Gradients(KeptOffsets):
         rows = self.rows(clients) - self.pull * updates.to(self.server)  # g_i - alpha (y_i - x)
         self.opened.update(zip(clients, rows, strict=True))
 
-    def end_round(self, before: Tensor, after: Tensor) -> Tensor:
-        share = self.commit()
+    def end_round(self, before: Tensor, after: Tensor, share: float, moved: float) -> Tensor:
         # h - alpha s (mean update)
         self.server = self.server - self.pull * share * (after - before).to(self.server)
         return after - (self.server / self.pull).to(after)  # the new h
@@ -54,6 +53,6 @@ class FedDyn(LocalAlgorithm):
         if not 0.0 < self.alpha < float("inf"):
             raise ValueError(f"alpha must be a finite number > 0, got {self.alpha}")
 
-    def begin(self, num_clients: int, dim: int) -> Correction:
+    def begin(self, dim: int) -> Correction:
         """All vectors are 0."""
-        return _Gradients(self.alpha, num_clients, dim)
+        return _Gradients(self.alpha, dim)

@@ -29,6 +29,6 @@ class FedProx(LocalAlgorithm):
         if not 0.0 <= self.mu < float("inf"):
             raise ValueError(f"mu must be a finite number >= 0, got {self.mu}")
 
-    def begin(self, num_clients: int, dim: int) -> Correction:
+    def begin(self, dim: int) -> Correction:
         """The pull, and nothing to keep."""
         return Correction(self.mu)

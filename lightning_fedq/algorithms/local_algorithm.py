@@ -45,12 +45,14 @@ class Correction:
             moved: Sum of the learning rates of a client's steps, as the round's schedule has them.
         """
 
-    def end_round(self, before: Tensor, after: Tensor) -> Tensor:
+    def end_round(self, before: Tensor, after: Tensor, share: float, moved: float) -> Tensor:
         """Take the round's mean update, after `keep` was called for all who have answered.
 
         Args:
             before: `(dim,)` the global parameters of its start.
             after: `(dim,)` those that the mean update leads to.
+            share: Share of all clients whose updates are in the mean.
+            moved: As for `keep`.
 
         Returns:
             `(dim,)` the global parameters of the next round.
@@ -72,10 +74,9 @@ class KeptOffsets(Correction):
         pull: Weight of (w - x) in the term, >= 0.
     """
 
-    def __init__(self, pull: float, num_clients: int, dim: int) -> None:
+    def __init__(self, pull: float, dim: int) -> None:
         super().__init__(pull)
-        self.num_clients = num_clients
-        self.server, self.moved = torch.zeros(dim), 0.0
+        self.server = torch.zeros(dim)
         self.kept: dict[int, Tensor] = {}
         self.opened: dict[int, Tensor] = {}
 
@@ -83,22 +84,6 @@ class KeptOffsets(Correction):
         """`(len(clients), dim)` the vectors of clients, zeros before their first round."""
         nothing = torch.zeros_like(self.server)
         return torch.stack([self.kept.get(client, nothing) for client in clients])
-
-    def count(self, clients: Sequence[int], moved: float) -> None:
-        """Say whose answers are in the mean, where the clients keep their vectors by themselves.
-
-        Args:
-            moved: Sum of the learning rates of a client's steps, as the round's schedule has them.
-        """
-        self.moved = moved
-        self.opened = dict.fromkeys(clients, torch.empty(0))
-
-    def commit(self) -> float:
-        """Take over what the round's clients keep. Returns the share of all clients that they are."""
-        share = len(self.opened) / self.num_clients
-        self.kept.update(self.opened)
-        self.opened = {}
-        return share
 
     def state_dict(self) -> dict[str, Any]:
         """The server's vector, and each client's."""
@@ -123,7 +108,7 @@ class LocalAlgorithm(ABC):
     sends: ClassVar[bool] = False
 
     @abstractmethod
-    def begin(self, num_clients: int, dim: int) -> Correction:
+    def begin(self, dim: int) -> Correction:
         """State of a new fit."""
 
     def num_handed(self, dim: int) -> int | None:

@@ -34,16 +34,13 @@ class _Variates(KeptOffsets):
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
         if moved == 0.0:
             return
-        self.moved = moved
         # option II: c_i - c + (x - y_i) / (K eta)
         rows = self.rows(clients) - self.server - updates.to(self.server) / moved
         self.opened.update(zip(clients, rows, strict=True))
 
-    def end_round(self, before: Tensor, after: Tensor) -> Tensor:
-        if self.opened and self.moved:
-            share = self.commit()
-            # the clients' mean change, weighted by their share s
-            self.server = (1.0 - share) * self.server - share * (after - before).to(self.server) / self.moved
+    def end_round(self, before: Tensor, after: Tensor, share: float, moved: float) -> Tensor:
+        if share and moved:  # the clients' mean change, weighted by their share s
+            self.server = (1.0 - share) * self.server - share * (after - before).to(self.server) / moved
         return after
 
 
@@ -60,9 +57,9 @@ class SCAFFOLD(LocalAlgorithm):
     alike: ClassVar[bool] = True
     sends: ClassVar[bool] = True
 
-    def begin(self, num_clients: int, dim: int) -> Correction:
+    def begin(self, dim: int) -> Correction:
         """All control variates are 0."""
-        return _Variates(0.0, num_clients, dim)
+        return _Variates(0.0, dim)
 
     def check(self, optimizers: Sequence[Optimizer]) -> None:
         """Plain SGD: else the update does not say what the mean gradient was.

@@ -59,8 +59,8 @@ from lightning_fedq.dpsgd.refusals import (
 )
 from lightning_fedq.dpsgd.statement import SampleStatement, unit_of
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
+from lightning_fedq.training.checkpoints import SavedStates
 from lightning_fedq.training.client_metrics import log_figure, watch_training_log
-from lightning_fedq.training.saved_states import SavedStates
 
 if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import (

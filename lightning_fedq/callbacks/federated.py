@@ -38,12 +38,13 @@ from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import RangeRule
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.run import Available
-from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.privacy.target import Calibration, PrivacyTarget
 from lightning_fedq.rounds import Cohorts, Deadline, OptimizerFactory, Participation, Statistics
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training import settings
-from lightning_fedq.training.averaging import check_averaging
+from lightning_fedq.training.checkpoints import begin_again, check_federation
 from lightning_fedq.training.checks import (
+    check_averaging,
     check_batch_rule,
     check_loader_is_ours,
     check_optimizers,
@@ -51,19 +52,15 @@ from lightning_fedq.training.checks import (
     check_setup,
     check_shapes,
 )
-from lightning_fedq.training.client_evaluation import where_it_went
+from lightning_fedq.training.client_evaluation import said_of, where_it_went
 from lightning_fedq.training.client_metrics import ClientMetricsChoice
-from lightning_fedq.training.federation import Federation
 from lightning_fedq.training.fit import FederatedFit
-from lightning_fedq.training.handed_loader import forget_loader
+from lightning_fedq.training.loops import forget_loader, install
 from lightning_fedq.training.population import Population, SimulatedClients
 from lightning_fedq.training.privacy_target import KeptTarget
-from lightning_fedq.training.resume import begin_again, check_federation
-from lightning_fedq.training.round_loop import install
+from lightning_fedq.training.said import outcome
 from lightning_fedq.training.secret_cohorts import check_choice_of_cohorts, check_processes, check_settings
-from lightning_fedq.training.settings import Clients, Local, Protection, Server, group
-from lightning_fedq.training.statement import outcome
-from lightning_fedq.training.statistics import said_of
+from lightning_fedq.training.settings import Clients, Federation, Local, Protection, Server, group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -245,6 +242,7 @@ class Federated(Federation, pl.Callback):
         self.owns_ledger = ledger is None
         # a target sets the mechanism when the fit starts, and compares it then
         self.ledger.check(clients.num_clients, self.ledger.mechanism if privacy else repr(mechanism))
+        self.privacy_target = privacy
         self.kept_target = None if privacy is None else KeptTarget(privacy, mechanism)
         self._fit: FederatedFit | None = None
         self._population: Population | None = None
@@ -285,9 +283,10 @@ class Federated(Federation, pl.Callback):
         if population.ranks is not None:
             population.ranks.share(pl_module)
         forget_loader(trainer)
-        fit = FederatedFit(self, trainer, pl_module, population, self._fit, self._loaded, self._undo)
+        target, loaded, undo = self.kept_target, self._loaded, self._undo
+        fit = FederatedFit(self, target, trainer, pl_module, population, self._fit, loaded, undo)
         self._fit, self._loaded = fit, None
-        self.engine, self.records, self.client_log = fit.engine, fit.records, fit.log
+        self.engine, self.records, self.client_log = fit.engine, fit.records, fit.side.log
         self.client_evaluations, self.clients_per_step_chosen = fit.client_evaluations, fit.clients_per_step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -345,6 +344,23 @@ class Federated(Federation, pl.Callback):
         check_batch_rule(rule, self.batch_rule, self.local)
         self._undo.replace(self, "batch_rule", rule)
 
+    # ---- privacy target ---------------------------------------------------------------------------
+
+    def calibrated(self, dim: int, rounds: int, num_byzantine: int) -> Mechanism:
+        """The mechanism as a privacy target would set it for so many parameters and rounds, or as it is.
+
+        Raises:
+            ValueError: If the target can't be met; with what could be.
+        """
+        if self.kept_target is None:
+            return self.mechanism
+        return self.kept_target.calibrate(self, dim, rounds, num_byzantine).mechanism
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Solution of the privacy target, from `on_fit_start` on."""
+        return None if self.kept_target is None else self.kept_target.found
+
     # ---- the fit, while it runs and when it is over -----------------------------------------------
 
     @property
@@ -362,7 +378,7 @@ class Federated(Federation, pl.Callback):
     @property
     def training_clients(self) -> tuple[int, ...]:
         """Who trains in the present batch, in the order of its rows. One client's batch has no such axis."""
-        present = None if self._fit is None else self._fit.present
+        present = None if self._fit is None else self._fit.side.present
         return () if present is None else present.clients
 
     def personal_state(self, client: int) -> dict[str, Tensor]:

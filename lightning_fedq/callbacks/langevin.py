@@ -24,7 +24,7 @@ from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.training.federation import Federation
+from lightning_fedq.training.settings import Federation
 
 
 class Langevin(pl.Callback):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.training.accounts import delta_of
 from lightning_fedq.training.client_metrics import protecting_samples
-from lightning_fedq.training.figures import delta_of
 
 if TYPE_CHECKING:
-    from lightning_fedq.training.federation import Federation
+    from lightning_fedq.training.settings import Federation
 
 
 def settings_of(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.rounds import RoundEngine
-from lightning_fedq.training.federation import Federation
+from lightning_fedq.training.settings import Federation
 
 if TYPE_CHECKING:
     from lightning_fedq.callbacks.federated import Federated

@@ -22,9 +22,9 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.target import adversary_named, affordable, check_secret, most_within
 from lightning_fedq.privacy.verdict import format_epsilon
+from lightning_fedq.training.accounts import whole_run
 from lightning_fedq.training.client_metrics import log_figure
-from lightning_fedq.training.described import whole_run
-from lightning_fedq.training.federation import Federation
+from lightning_fedq.training.settings import Federation
 
 if TYPE_CHECKING:
     from lightning_fedq.rounds import RoundEngine

@@ -42,9 +42,15 @@ from lightning_fedq.reports.runs import (
     write_summary,
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord, metric_name
-from lightning_fedq.training.figures import FIGURES, delta_of
-from lightning_fedq.training.spending import by_round, noise_over_signal, noise_words, report_of
-from lightning_fedq.training.unprotected import clocks, lengths_tell, what_left
+from lightning_fedq.training.accounts import (
+    FIGURES,
+    by_round,
+    delta_of,
+    noise_over_signal,
+    noise_words,
+    report_of,
+)
+from lightning_fedq.training.said import clocks, lengths_tell, what_left
 from lightning_fedq.wire.coding import FixedLength
 
 MODEL, CLIENTS = "model.ckpt", "clients"

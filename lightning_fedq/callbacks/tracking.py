@@ -21,7 +21,7 @@ from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.imports import extra
 from lightning_fedq.reports.runs import first_metric
-from lightning_fedq.training.spending import noise_over_signal
+from lightning_fedq.training.accounts import noise_over_signal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,6 +11,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from lightning_fedq._lightning import pl
@@ -44,40 +45,21 @@ class ClientTrainer:
             )
         return self.clients[0]
 
-    @property
-    def estimated_stepping_batches(self) -> Any:
-        """Steps of one client in the whole fit."""
-        return self.home.estimated_stepping_batches
+    estimated_stepping_batches = property(
+        attrgetter("home.estimated_stepping_batches"), doc="Steps of one client in the whole fit."
+    )
+    checkpoint_callbacks = property(
+        attrgetter("home.checkpoint_callbacks"), doc="Callbacks of the whole fit."
+    )
+    checkpoint_callback = property(attrgetter("home.checkpoint_callback"), doc="First of them.")
+    early_stopping_callbacks = property(attrgetter("home.early_stopping_callbacks"), doc="Those that end it.")
+    progress_bar_callback = property(attrgetter("home.progress_bar_callback"), doc="Bar of the whole fit.")
+    log_dir = property(attrgetter("home.log_dir"), doc="Folder of the user's first logger.")
 
     @property
     def enable_validation(self) -> bool:
         """Never: global models are validated, in the user's Trainer."""
         return False
-
-    @property
-    def checkpoint_callbacks(self) -> Any:
-        """Callbacks of the user's Trainer, as are the next three."""
-        return self.home.checkpoint_callbacks
-
-    @property
-    def checkpoint_callback(self) -> Any:
-        """The first of them."""
-        return self.home.checkpoint_callback
-
-    @property
-    def early_stopping_callbacks(self) -> Any:
-        """Those that end the fit."""
-        return self.home.early_stopping_callbacks
-
-    @property
-    def progress_bar_callback(self) -> Any:
-        """The bar."""
-        return self.home.progress_bar_callback
-
-    @property
-    def log_dir(self) -> Any:
-        """Folder of the user's first logger."""
-        return self.home.log_dir
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save the whole fit: the global model, and the start of the round."""
@@ -145,9 +127,6 @@ def twins_of(
     """Twins that a client has in the places of the user's Trainer, its strategy and loops.
 
     Args:
-        home: The user's Trainer, in its fit.
-        loggers: The client's loggers.
-        callbacks: The client's callbacks.
         copied: Those of them that it has a copy of.
     """
     loops: Any = pl.loops
@@ -203,7 +182,6 @@ def count_from(child: Any, steps: int, logged: int) -> None:
     """Let a client's Trainer go on counting.
 
     Args:
-        child: Its Trainer.
         steps: Optimiser steps of one client before this round, which `global_step` shows.
         logged: Steps that loggers have seen.
     """

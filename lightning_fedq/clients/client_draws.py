@@ -66,7 +66,6 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is on, every draw is each client's own.
 
     Args:
-        turns: The clients' sequences of draws.
         rows: Indices of those that belong to the clients of the map, in order.
     """
 

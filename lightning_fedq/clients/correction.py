@@ -26,8 +26,6 @@ class Corrects(pl.Callback):
     It is a callback of a client's Trainer, the first of all.
 
     Args:
-        term: The algorithm's.
-        clients: The client, or those of the stack.
         weights: Returns the trained parameters, `shape` each, of a stack `(clients, *shape)`.
         start: Weights with which the clients began, `shape` each.
     """

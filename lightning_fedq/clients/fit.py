@@ -32,13 +32,7 @@ _KEPT_BYTES = (32 << 20) - (1 << 16)
 
 @dataclass(frozen=True)
 class Client:
-    """A client's copy of the user's fit.
-
-    Args:
-        trainer: Its Trainer.
-        module: Its module, which holds its weights.
-        callbacks: Its callbacks, and those that cross clients.
-    """
+    """A client's copy of the user's fit."""
 
     trainer: Any
     module: pl.LightningModule
@@ -49,8 +43,6 @@ class Batches:
     """The batches of one client or stack, as its Trainer's training loader.
 
     Args:
-        batches: Yields them.
-        length: How many there are.
         loader: The loader of all clients, which knows the data set and the like.
     """
 
@@ -74,32 +66,24 @@ class ClientFit:
     """Trains clients of one user's fit, one at a time or a stack of them.
 
     Args:
-        trainer: The user's Trainer, in its fit.
         loggers: Loggers that clients may write to; none is a logger that writes nothing.
-        shared: Objects that clients do not copy.
         number: Number of the only client that there is; None takes those that are copied for.
 
     Attributes:
         shares_metrics: Do clients update the metric objects of the user's module, not copies?
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        loggers: Sequence[Any] | None = None,
-        shared: Sequence[Any] = (),
-        number: int | None = None,
-    ) -> None:
+    def __init__(self, trainer: Any, loggers: Sequence[Any] | None = None, number: int | None = None) -> None:
         # glibc gives memory back to the system above twice the largest block that it has mapped and freed:
         # with a large one, what a step allocates stays, and the next step's pages are there already
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)
-        self._home, self._shared, self._number = trainer, tuple(shared), number
+        self._home, self._number = trainer, number
         self._worlds: dict[bool, World] = {}
         self._reached: dict[int, tuple[Any, str]] | None = None
         self._loggers = loggers
         self.shares_metrics = loggers is not None
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
-        self._shared += tuple(filter(knows_clients, trainer.callbacks))
+        self._shared = tuple(filter(knows_clients, trainer.callbacks))
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
         self._fetcher: Any = None
         self._user_s: set[int] = set()  # tensors, by `id`: metrics and what is frozen may be shared
@@ -189,8 +173,6 @@ class ClientFit:
         """Train a copy on a client's batches, or a stack's.
 
         Args:
-            client: The copy.
-            batches: Batches of these clients.
             steps: Optimiser steps of one client before this round.
             logged: Steps that loggers have seen.
         """

@@ -24,6 +24,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from lightning_fedq._lightning import rank_zero_info
+from lightning_fedq.data.sampling import in_short
 
 T = TypeVar("T")
 
@@ -218,11 +219,10 @@ def _say_what_is_written(names: Sequence[str]) -> None:
         own.update(dict.fromkeys(names))
     if names and not _said and not _of_this_fork:
         _said.update(names)
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         rank_zero_info(
             "hooks that are tried before the first round, in forks that are dropped, have written to "
-            f"{shown}; files stay, and nothing in them is of a round yet: what is to be written once a round "
-            "belongs in on_round_end or a hook of validation"
+            f"{in_short(names, 4)}; files stay, and nothing in them is of a round yet: what is to be written "
+            "once a round belongs in on_round_end or a hook of validation"
         )
 
 

@@ -125,11 +125,7 @@ def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> Non
 
 
 def call_start_hooks(trainer: Any, callbacks: list[Any]) -> None:
-    """Call what runs before the first batch, on a copy that is tried out before the fit has begun.
-
-    Args:
-        trainer: The copy's.
-    """
+    """Call what runs before the first batch, on a copy that is tried out before the fit has begun."""
     for hook in ("on_train_start", "on_train_epoch_start"):
         call_hooks(trainer, callbacks, hook)
         getattr(trainer.lightning_module, hook)()

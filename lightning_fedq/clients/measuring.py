@@ -59,8 +59,6 @@ def statistics_of(fit: ClientFit, stack: Stack, batches: Iterable[Any], size: in
     """Vector that a client's module makes of its batches, `(size,)`, in a copy and without gradients.
 
     Args:
-        stack: The client, one.
-        batches: What it trains on.
         size: Numbers that are expected.
 
     Raises:

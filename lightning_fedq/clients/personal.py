@@ -17,10 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.flatten import flatten
-
-_NAMED = 10
-"""Names that an error lists."""
 
 
 def check_patterns(patterns: object, argument: str = "local") -> tuple[str, ...]:
@@ -54,10 +52,6 @@ def matching(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
 def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "local") -> None:
     """Refuse patterns that match nothing, or one name of a tensor that has several.
 
-    Args:
-        patterns: Patterns of names.
-        argument: Name of the argument of `Federated`.
-
     Raises:
         ValueError: Naming the pattern, and names there are.
     """
@@ -67,7 +61,7 @@ def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "l
         if not matching(dict(named), [pattern]):
             raise ValueError(
                 f"{argument}={pattern!r} matches no parameter of the module, whose names are "
-                f"{_shown([name for name, _ in parameters])}; patterns match whole names, as 'head.*' does"
+                f"{in_short([name for name, _ in parameters])}; patterns match whole names, as 'head.*' does"
             )
     first, matched = dict[int, str](), matching(dict(named), patterns)
     for name, tensor in named:
@@ -82,40 +76,27 @@ def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "l
 def check_something_travels(parameters: Sequence[str], local: Sequence[str], patterns: Sequence[str]) -> None:
     """Refuse patterns that leave nothing to send.
 
-    Args:
-        parameters: Names of the trained parameters that travel.
-        local: Names of those that stay.
-        patterns: Patterns of names.
-
     Raises:
         ValueError: Naming the parameters.
     """
     if local and not parameters:
         raise ValueError(
-            f"local={list(patterns)} matches every parameter that is trained ({_shown(local)}), so that "
+            f"local={list(patterns)} matches every parameter that is trained ({in_short(local)}), so that "
             "clients would send nothing and learn nothing from each other; leave out some"
         )
 
 
 def say_what_stays(names: Sequence[str], module: nn.Module) -> None:
-    """Say which trained parameters stay with the clients, and what it takes.
-
-    Args:
-        names: Names of the parameters.
-    """
+    """Say which trained parameters stay with the clients, and what it takes."""
     if not names:
         return
     tensors = [attrgetter(name)(module) for name in names]
     count = sum(tensor.numel() for tensor in tensors)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     rank_zero_info(
-        f"{_shown(names)} ({count} parameters) stay with the clients, {size} bytes for each that has "
+        f"{in_short(names)} ({count} parameters) stay with the clients, {size} bytes for each that has "
         "trained; the model that is validated has those of the start"
     )
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 class OwnTensors:
@@ -136,11 +117,7 @@ class OwnTensors:
         return client in self.kept
 
     def lay_out(self, names: Sequence[str], module: nn.Module) -> None:
-        """Keep these tensors from now on. What is new begins as the module has it, what is gone is forgotten.
-
-        Args:
-            module: The global model.
-        """
+        """Keep these tensors from now on. New ones begin as the module has them, others are forgotten."""
         if tuple(names) == self.names:
             return
         tensors = [attrgetter(name)(module).detach() for name in names]
@@ -175,15 +152,6 @@ class OwnTensors:
         """
         self.opened[client] = row.clone()
 
-    def commit(self) -> None:
-        """The round has ended: clients keep what they have trained in it."""
-        self.kept.update(self.opened)
-        self.opened = {}
-
-    def forget_round(self) -> None:
-        """The open round is given up."""
-        self.opened = {}
-
     def go_on(self, before: OwnTensors | None, saved: Mapping[str, Any] | None, resumed: bool) -> None:
         """Begin a fit with what clients kept in an earlier one, or in the run of a checkpoint.
 
@@ -199,8 +167,8 @@ class OwnTensors:
             self.load_state_dict(saved)
         elif resumed and self.names:
             rank_zero_warn(
-                f"the checkpoint holds nothing of what clients keep for themselves ({_shown(self.names)}; it "
-                "is saved only with a seed); every client begins with that of the start"
+                f"the checkpoint holds nothing of what clients keep for themselves ({in_short(self.names)}; "
+                "it is saved only with a seed); every client begins with that of the start"
             )
         elif not resumed and before is not None and before.names == self.names:
             self.kept = before.kept
@@ -212,15 +180,12 @@ class OwnTensors:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the rows of a checkpoint.
 
-        Args:
-            state: State that `state_dict` returned.
-
         Raises:
             ValueError: If they are of other tensors.
         """
         if tuple(state["names"]) != self.names:
             raise ValueError(
-                f"the checkpoint's clients keep {_shown(state['names'])}, these {_shown(self.names)}; use "
-                "the checkpoint's own model"
+                f"the checkpoint's clients keep {in_short(state['names'])}, these {in_short(self.names)}; "
+                "use the checkpoint's own model"
             )
         self.kept = {int(client): row for client, row in state["rows"].items()}

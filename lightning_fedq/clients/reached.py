@@ -88,9 +88,6 @@ def reached_by(used: Iterable[Any], met: Container[int] = ()) -> dict[int, tuple
 def state_named_by(used: Iterable[Any]) -> list[tuple[str, Any]]:
     """Ways and values of what code names past its own, with all that it holds, numbers and text, too.
 
-    Args:
-        used: Functions and classes, see `reached_by`.
-
     Example:
         >>> class Step:
         ...     __module__ = "training"

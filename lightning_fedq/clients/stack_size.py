@@ -15,6 +15,7 @@ from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.stack_trial import Rehearsal, elementwise, in_words, rehearse
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.sampling import in_short
 
 _STACK_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}
 """Parameters of all clients of an automatically sized stack: 8 MiB of float32 on a CPU."""
@@ -58,11 +59,6 @@ def choose_clients_per_step(
     """Return how many clients train side by side, 1 where a stack can't run or does not pay.
 
     Args:
-        trainer: The trainer, its strategy ready.
-        fit: Copies it.
-        vector: What is trained.
-        wanted: What the user asked for.
-        cohort_size: Clients of a round.
         largest_of: The largest stack of the first round, for a size.
         do: Tries something where it leaves nothing behind.
 
@@ -82,7 +78,7 @@ def choose_clients_per_step(
         return _one(f"every client keeps integers of its own ({names}), and a stack is of floats", asked)
     frozen = {name for name, _ in vector.module.named_parameters()} & set(vector.members.buffers)
     if frozen:  # torch crashes where `.data` of one is replaced by a tensor of the map
-        names = ", ".join(sorted(frozen)[:4]) + (", ..." if len(frozen) > 4 else "")
+        names = in_short(sorted(frozen), 4)
         return _one(f"training writes into frozen parameters ({names})", asked)
     if not elementwise(optimizer):
         name = type(optimizer).__name__

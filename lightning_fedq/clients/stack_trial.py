@@ -79,9 +79,6 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
     """Try two steps of a stack on a copy of the module.
 
     Args:
-        trainer: The user's, of a fit that has not begun to train.
-        fit: Copies it.
-        vector: What is trained.
         batch: First batch of a stack, as it is read.
     """
     if obstacle := _one_client_hook(trainer) or _known_obstacle(trainer.lightning_module):

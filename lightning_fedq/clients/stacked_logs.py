@@ -27,13 +27,7 @@ _SIGNATURE = inspect.signature(pl.LightningModule.log)
 
 
 class _MetricValue:
-    """Value of a caught metric: to be logged, and nothing else, since the metric runs after the step.
-
-    Args:
-        update: Index of the caught update.
-        name: Name of the metric, for errors.
-        key: Key of the entry, for a collection.
-    """
+    """Value of a caught metric: to be logged, and nothing else, since the metric runs after the step."""
 
     def __init__(self, update: int, name: str, key: str | None = None) -> None:
         self.update, self.name, self.key = update, name, key

@@ -85,8 +85,13 @@ class ClientStates:
             for client in clients
         }
 
-    def count(self, clients: Collection[int]) -> None:
-        """Forget what was opened by clients whose answers are in no sum."""
+    def begin_round(self) -> None:
+        """Forget what a round that was given up has opened."""
         for part in self._parts.values():
-            for client in set(part.opened).difference(clients):
-                del part.opened[client]
+            part.opened.clear()
+
+    def commit(self, counted: Collection[int]) -> None:
+        """The round has ended: clients whose answers are in its sum keep what they have opened."""
+        for part in self._parts.values():
+            part.kept.update({client: row for client, row in part.opened.items() if client in counted})
+            part.opened.clear()

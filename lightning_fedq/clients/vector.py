@@ -66,7 +66,6 @@ def num_coordinates(
     what only a rehearsal finds is not counted.
 
     Args:
-        mode: What happens to buffers.
         local: Patterns of the names that stay with the clients.
         sharing: Patterns of the names of buffers and frozen parameters that travel in any case.
 
@@ -204,9 +203,7 @@ class Vector:
     """Trained parameters and buffers of a module as one flat vector.
 
     Args:
-        module: The global model.
         optimizers: Returns the optimisers of the trained parameters; there may be others in every round.
-        mode: What happens to buffers.
         rehearsed: What training changes beside the trained parameters.
         members: What is trained, as a checkpoint has it; None looks at the module.
         local: Patterns of the names that stay with the clients.
@@ -461,17 +458,15 @@ class Vector:
         return [name for name, part in parts if not bool(part.isfinite().all())]
 
     def begin_round(self) -> None:
-        """Forget what the clients of a round that was given up have counted and kept."""
+        """Forget what the clients of a round that was given up have counted."""
         self.most_counted.zero_()
-        self.own.forget_round()
 
-    def commit(self) -> None:
-        """A round has ended: counters advance by what its longest client has counted, clients keep theirs."""
+    def commit(self, counted: Collection[int]) -> None:
+        """The round has ended: counters advance by what its longest client has counted, whoever counts."""
         counters = [attrgetter(name)(self.module) for name in self.members.counters]
         ends = torch.split(self.most_counted, [counter.numel() for counter in counters])
         for counter, steps in zip(counters, ends, strict=True):
             counter += steps.to(counter.device).view_as(counter)
-        self.own.commit()
         self.most_counted.zero_()
 
     # ---- a client ------------------------------------------------------------------------------------

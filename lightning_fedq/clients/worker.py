@@ -24,6 +24,7 @@ from lightning_fedq.clients.vector import Vector, changed_of
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import own_draws, seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.flatten import unflatten
 
 _LOOKED_AT = 1_000_000
@@ -212,18 +213,16 @@ class ClientWorker:
         floats = [name for name, tensor in changed.items() if tensor.is_floating_point()]
         integers = [name for name in changed if name not in floats]
         if floats:
-            more = f" and {len(floats) - 4} more" if len(floats) > 4 else ""
             raise ValueError(
-                f"training changed {', '.join(floats[:4])}{more}, which no update carries, because "
+                f"training changed {in_short(floats, 4)}, which no update carries, because "
                 "a client's first steps left it as it was; say that it travels: "
                 f"Federated(shared={floats[:4]!r}), or keep it with the clients: local=[...]"
             )
         if integers and not self._told:
             self._told = True
-            more = f" and {len(integers) - 4} more" if len(integers) > 4 else ""
             cure = "; buffers='local' keeps integers with the client that changed them"
             rank_zero_warn(
-                f"training changed {', '.join(integers[:4])}{more}, which no update carries: every "
+                f"training changed {in_short(integers, 4)}, which no update carries: every "
                 f"client begins with what the fit began with{cure if self.vector.mode == 'share' else ''}"
             )
 

@@ -106,12 +106,7 @@ class NotCarriedError(ValueError):
 
 
 class _Left(NamedTuple):
-    """Stands for something that is not in the bytes: a "memory", or an "original".
-
-    Args:
-        kind: One of the two.
-        number: Its place in the table.
-    """
+    """Stands for something that is not in the bytes: a "memory", or an "original"."""
 
     kind: str
     number: int
@@ -271,11 +266,7 @@ class World:
         return _Left("memory", len(self.table) - 1), 0
 
     def load(self, seed: int = 0) -> tuple[list[Any], list[Any]]:
-        """The twins, and the roots, as a client has them.
-
-        Args:
-            seed: Seed of the random generators in it.
-        """
+        """The twins, and the roots, as a client has them."""
         self._loads += 1
         if self._loads == _OFTEN:  # the memo of what is met once takes a third of a load
             self._bytes = pickletools.optimize(self._bytes)

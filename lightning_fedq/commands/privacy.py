@@ -32,8 +32,8 @@ from lightning_fedq.reports.layouts import markdown, terminal
 from lightning_fedq.reports.runs import read_rows, write_atomically
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.described import described, run_to_come
-from lightning_fedq.training.journal import find_journal
+from lightning_fedq.training.accounts import described, run_to_come
+from lightning_fedq.training.checkpoints import find_journal
 
 _DELTA, _FLOAT_BITS = 1e-5, 32
 _NOT_KNOWN = "Not known from a checkpoint: `privacy.md` in the folder of its run (`RunFolder`) lists it."
@@ -155,7 +155,6 @@ def report_of_checkpoint(
         num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
         secure_keys=federation["seed"] == "None",
         charges=None if ledger is None else ledger.paid[1],
-        broken="",
     )
     charged.agree(run.terms)
     report = _report(run, delta, secagg, "running" if ledger is not None else "planned", None)

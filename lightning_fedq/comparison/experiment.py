@@ -29,8 +29,8 @@ from lightning_fedq.privacy.losses import RenyiLoss
 from lightning_fedq.privacy.target import account_of, affordable
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import read_rows
-from lightning_fedq.training.described import run_to_come
-from lightning_fedq.training.federation import Federation
+from lightning_fedq.training.accounts import run_to_come
+from lightning_fedq.training.settings import Federation
 
 _VIEWS = (Adversary.SECAGG_SERVER, Adversary.SERVER, Adversary.CLIENT, Adversary.OUTSIDER)
 

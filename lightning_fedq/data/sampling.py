@@ -164,9 +164,10 @@ class OrderOfAll(Sampling):
         )
 
 
-def in_short(clients: Sequence[int]) -> str:
-    """Numbers of the first ten."""
-    return ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
+def in_short(names: Sequence[object], most: int = 10) -> str:
+    """The first of some names or numbers, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def sampling_of(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | None]:

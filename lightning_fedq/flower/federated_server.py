@@ -25,7 +25,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.local_algorithm import KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.undo import Undo
-from lightning_fedq.clients.vector import Members, Rehearsed, optimised
+from lightning_fedq.clients.vector import Members, optimised
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.loader import ClientLoader
@@ -52,10 +52,8 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import callbacks_in, training_words
 from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
-from lightning_fedq.training.clock import Clock
+from lightning_fedq.training.loops import Schedule, idle
 from lightning_fedq.training.population import Holdings, Population, Stacks
-from lightning_fedq.training.rehearsal import Findings
-from lightning_fedq.training.schedule import Schedule, idle
 from lightning_fedq.training.settings import Protection
 
 _SETTINGS = "settings"
@@ -175,11 +173,8 @@ class RemoteClients(Population):
                 "other values; freeze in module() from the start, or keep it trained"
             )
 
-    def rehearse(self, trainer: pl.Trainer, clock: Clock, no_forks: str) -> Findings:
-        """Without data, what layers that are known to keep statistics change."""
-        self.clock = clock
-        frozen = self._federation.local.buffers == "frozen"
-        return Findings(Rehearsed() if frozen else Rehearsed.by_layers(trainer.lightning_module))
+    def to_try(self) -> None:
+        """Nobody: there are no data here."""
 
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks
@@ -223,7 +218,7 @@ class RemoteClients(Population):
         Counters of batches advance as in a simulation, where every client takes as many.
         """
         if (batches := self._federation.local.local_steps) is not None:
-            left = self.clock.most_batches
+            left = self._federated.fit.side.clock.most_batches
             self._federated.fit.vector.most_counted.fill_(batches if left is None else min(batches, left))
         if record.aborted or not record.num_received:
             self._in_vain.append(record.aborted or "nobody has answered")
@@ -232,10 +227,7 @@ class RemoteClients(Population):
             self._roster.failures = {
                 c: why for c, why in self._roster.failures.items() if self._roster.away(c)
             }
-        clients = sorted(server.in_last_sum)
-        self._counted |= dict.fromkeys(clients, self._open_attempt)
-        if isinstance(self.correction, KeptOffsets):
-            self.correction.count(clients, self.clock.moved)
+        self._counted |= dict.fromkeys(sorted(server.in_last_sum), self._open_attempt)
 
     def state_dict(self) -> dict[str, Any]:
         # the last round and attempt of each client that counted
@@ -249,12 +241,13 @@ class RemoteClients(Population):
 
         Callbacks and schedules of this fit may have changed these, learning rates say, and what is trained.
         """
-        algorithm, fields = self._federation.local.algorithm, dict[str, Any]()
+        algorithm, term = self._federation.local.algorithm, self._federated.fit.correction
+        fields = dict[str, Any]()
         engine = self._federation.engine
         if engine is not None and engine.statistic is not None:  # released, so it says nothing new
             fields["statistic"] = engine.statistic.float().numpy().astype("<f4").tobytes()
-        if algorithm is not None and algorithm.sends and isinstance(self.correction, KeptOffsets):
-            fields["algorithm"] = self.correction.server.float().cpu().numpy().tobytes()
+        if algorithm is not None and algorithm.sends and isinstance(term, KeptOffsets):
+            fields["algorithm"] = term.server.float().cpu().numpy().tobytes()
         groups = [
             [{k: v for k, v in group.items() if type(v) in (bool, int, float)} for group in one.param_groups]
             for one in self._trainer.optimizers

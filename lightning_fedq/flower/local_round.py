@@ -24,6 +24,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
+from lightning_fedq.clients.clock import Clock
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.measuring import statistics_of
@@ -51,17 +52,11 @@ from lightning_fedq.training.checks import (
     check_setup,
     check_shapes,
 )
-from lightning_fedq.training.client_evaluation import ClientEvaluator, known
-from lightning_fedq.training.client_metrics import forks
-from lightning_fedq.training.clock import Clock
-from lightning_fedq.training.handed_loader import forget_loader
-from lightning_fedq.training.metrics import ClientMetrics
-from lightning_fedq.training.rehearsal import Trial, rehearse
-from lightning_fedq.training.round_loop import OF_THE_FIT, install
-from lightning_fedq.training.schedule import Schedule
+from lightning_fedq.training.client_evaluation import ClientEvaluator, known, show_statistic
+from lightning_fedq.training.client_metrics import ClientMetrics, forks
+from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install
+from lightning_fedq.training.rehearsal import Trial, check_smallest, rehearse, try_statistics
 from lightning_fedq.training.settings import Local
-from lightning_fedq.training.smallest_batch import check_smallest
-from lightning_fedq.training.statistics import show_statistic, try_statistics
 
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
 _installed = functools.cache(_registry.entry_points)
@@ -514,9 +509,8 @@ class LocalRound(pl.Callback):
         algorithm, theirs = self._federated.local.algorithm, self._told.theirs
         if algorithm is None:
             return None
-        module = self._trainer.lightning_module
-        check_algorithm(algorithm, self._trainer.optimizers, self._rule, True, module.automatic_optimization)
-        term = algorithm.begin(self._federated.clients.num_clients, self.vector.num_parameters)
+        check_algorithm(algorithm, self._trainer, self._rule, True)
+        term = algorithm.begin(self.vector.num_parameters)
         if theirs is not None and isinstance(term, KeptOffsets):
             if theirs.shape != term.server.shape:
                 raise RefusedError(
@@ -568,12 +562,12 @@ class LocalRound(pl.Callback):
             else:
                 self.update = worker.train(stack, batches, start).updates[0]
                 self._check_counts()
-        self._metrics.end_round()
-        steps = clock.end_round(clock.taken)
+        self._metrics.detach()
+        clock.commit([0])
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
         self._trainer.should_stop = True
-        return steps
+        return clock.steps
 
     def _check_counts(self) -> None:
         """Refuse layers that count anything but each batch once: what others count would not be known."""

@@ -23,7 +23,7 @@ from lightning_fedq.training.client_evaluation import (
     Model,
     by_metric,
 )
-from lightning_fedq.training.federation import Federation
+from lightning_fedq.training.settings import Federation
 
 Row = dict[Model, dict[str, float]]
 

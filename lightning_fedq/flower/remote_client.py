@@ -68,8 +68,8 @@ from lightning_fedq.secagg import (
     StageError,
     model_digest,
 )
+from lightning_fedq.training.checks import check_hooks
 from lightning_fedq.training.client_metrics import claims_something, protecting_samples
-from lightning_fedq.training.statistics import check_hooks
 
 Measured = dict[str, dict[str, float | None]]
 """By model, "global" or "personal": what validation logs, by name."""

@@ -279,8 +279,8 @@ class RoundPlanner:
         """In how many of the first `rounds` rounds a client takes part at most. None: a lottery decides."""
         return self.sampling("").most_rounds(rounds, self.cohort_size)
 
-    def sampling(self, broken: str) -> Sampling:
-        """Participation of clients, for a `Run`."""
+    def sampling(self, broken: str = "") -> Sampling:
+        """Participation of clients, for a `Run`, which has not kept this condition of secret cohorts."""
         return Sampling(
             num_clients=self.num_clients,
             participation=self.participation,

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
+from lightning_fedq._lightning import callbacks_of, is_overridden, pl, rank_zero_info
 from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import BatchRule, LocalWork, pass_sizes
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.mechanisms.interface import Mechanism
-from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.handed_loader import handed_loader
-from lightning_fedq.training.settings import Local
-
-if TYPE_CHECKING:
-    pass
-
-_NAMED = 10
-"""Clients that an error names."""
+from lightning_fedq.rounds import RoundPlanner, RoundServer, Statistics
+from lightning_fedq.training.loops import handed_loader
+from lightning_fedq.training.settings import Federation, Local
 
 _FROM_LOADER = (
     "the training loader is not the clients' own, and would train centrally; "
@@ -43,7 +38,6 @@ def check_batch_rule(rule: BatchRule, taken: BatchRule | None, local: Local) -> 
 
     Args:
         taken: Rule that draws them already.
-        local: Settings of what a client does.
 
     Raises:
         ValueError: With the cure.
@@ -64,7 +58,6 @@ def check_one_by_one(why: str, clients_per_step: int | Literal["auto"]) -> None:
 
     Args:
         why: Why there can be none, as the beginning of a sentence.
-        clients_per_step: The setting.
 
     Raises:
         ValueError: If it is a number of clients.
@@ -77,28 +70,21 @@ def check_one_by_one(why: str, clients_per_step: int | Literal["auto"]) -> None:
 
 
 def check_algorithm(
-    algorithm: LocalAlgorithm,
-    optimizers: Sequence[torch.optim.Optimizer],
-    rule: BatchRule | None,
-    alike: bool,
-    automatic: bool,
+    algorithm: LocalAlgorithm, trainer: pl.Trainer, rule: BatchRule | None, alike: bool
 ) -> None:
     """Refuse data, optimisers and callbacks of clients that do not go with a local algorithm.
 
     Args:
-        optimizers: Optimisers of a client.
-        rule: Rule that draws the batches; None takes whole passes.
         alike: Whether every client has as many batches in a round.
-        automatic: Whether Lightning takes the steps, not the module by hand.
 
     Raises:
         ValueError: With the cure.
     """
     name = type(algorithm).__name__
-    algorithm.check(optimizers)
+    algorithm.check(trainer.optimizers)
     if rule is not None:
         raise ValueError(f"{type(rule).__name__} bounds gradients that {name} would change; leave one out")
-    if algorithm.alike and not automatic:
+    if algorithm.alike and not trainer.lightning_module.automatic_optimization:
         raise ValueError(
             f"{name} counts on as many steps as there are batches, and this module takes them by hand; use "
             "automatic optimisation, or FedProx"
@@ -114,8 +100,6 @@ def check_memory(algorithm: LocalAlgorithm, mechanism: Mechanism, parameters: in
     """Refuse a mechanism that leaves out what clients take for sent.
 
     Args:
-        algorithm: The local algorithm.
-        mechanism: The mechanism.
         parameters: Coordinates of an update that are trained; buffers, which no client remembers, follow.
         dim: All coordinates of an update.
 
@@ -135,7 +119,6 @@ def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
     """Refuse more rounds than there are disjoint cohorts, and say whom cohorts that take turns leave over.
 
     Args:
-        planner: Planner of the federation's rounds.
         rounds: How many there will be when the fit ends, earlier ones of the same server included.
 
     Raises:
@@ -176,7 +159,7 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
     own = is_overridden("train_dataloader", module, pl.LightningModule)
     if trainer.datamodule is None and handed_loader(trainer) is None and not own:
         raise ValueError(_NO_DATA)
-    check_flags(trainer)
+    _check_flags(trainer)
 
 
 def _check_package(trainer: object) -> None:
@@ -211,7 +194,7 @@ def _check_callback(trainer: Any, callback: pl.Callback) -> None:
             )
 
 
-def check_flags(trainer: Any) -> None:
+def _check_flags(trainer: Any) -> None:
     """Refuse Trainer flags that cut or regroup steps across clients.
 
     Raises:
@@ -231,7 +214,6 @@ def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
 
     Args:
         batches: Number of batches of the longest client in a round.
-        undo: Gives the trainer its own flags back.
 
     Raises:
         ValueError: If it is no number of whole rounds, naming the nearest one that is.
@@ -260,11 +242,10 @@ def check_limit(work: LocalWork) -> None:
     if not idle:
         return
     fewest = min(len(pass_sizes(work.pass_length(c), work.batch_size, work.drop_last)) for c in idle)
-    shown = ", ".join(map(str, idle[:_NAMED])) + (", ..." if len(idle) > _NAMED else "")
     raise ValueError(
-        f"limit_train_batches = {work.limit_batches} leaves clients {shown} without a batch, as a pass over "
-        f"their data may be of {fewest} only; "
-        f"use at least {least_fraction(fewest)}, an int >= 1, or fewer clients"
+        f"limit_train_batches = {work.limit_batches} leaves clients {in_short(idle)} without a batch, as "
+        f"a pass over their data may be of {fewest} only; use at least {least_fraction(fewest)}, an int >= "
+        "1, or fewer clients"
     )
 
 
@@ -280,9 +261,8 @@ def check_own_loaders(
         check_one_by_one("clients have loaders of their own, or several", clients_per_step)
     streams = [client for client, part in enumerate(held) if not len(part)]
     if streams and weighting == "samples":
-        shown = ", ".join(map(str, streams[:_NAMED])) + (", ..." if len(streams) > _NAMED else "")
         raise ValueError(
-            f"the data of clients {shown} are streams, whose samples nobody has counted; use "
+            f"the data of clients {in_short(streams)} are streams, whose samples nobody has counted; use "
             "weighting='uniform'"
         )
 
@@ -303,14 +283,14 @@ def check_shapes(module: torch.nn.Module) -> None:
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if lazy:
         raise ValueError(
-            f"{', '.join(lazy[:_NAMED])} have no shape before the first batch (a lazy layer), and the vector "
+            f"{in_short(lazy)} have no shape before the first batch (a lazy layer), and the vector "
             "of an update needs one; run a batch through the model in its setup or configure_model, or give "
             "the layers their sizes"
         )
     is_complex = [name for name, p in module.named_parameters() if p.requires_grad and p.is_complex()]
     if is_complex:
         raise ValueError(
-            f"{', '.join(is_complex[:_NAMED])} are complex, and an update is a vector of real numbers; keep "
+            f"{in_short(is_complex)} are complex, and an update is a vector of real numbers; keep "
             "them as torch.view_as_real(...) parameters, and torch.view_as_complex in forward"
         )
 
@@ -351,7 +331,7 @@ def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
     own = {id(parameter) for parameter in trainer.lightning_module.parameters()}
     strange = [parameter for group in groups for parameter in group["params"] if id(parameter) not in own]
     if strange:
-        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in strange[:_NAMED])
+        shapes = in_short([tuple(parameter.shape) for parameter in strange])
         raise ValueError(
             f"{len(strange)} parameters in the optimiser are not the module's (shapes {shapes}), so that no "
             "update carries them and every client would train its own in vain; make what holds them an "
@@ -368,3 +348,71 @@ def check_loader_is_ours(trainer: pl.Trainer, loader: object) -> None:
     """
     if trainer.train_dataloader is not loader:
         raise ValueError(_FROM_LOADER)
+
+
+_HOOKS = ("client_statistics", "on_statistics")
+
+
+def check_hooks(module: pl.LightningModule, statistics: Statistics | None) -> None:
+    """Refuse a module and settings of which only one knows of statistics.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    lacking = [name for name in _HOOKS if not callable(getattr(module, name, None))]
+    if statistics is not None and lacking:
+        raise ValueError(
+            f"statistics need {type(module).__name__}.{lacking[0]}: client_statistics(self, batches) returns "
+            f"({statistics.size},) numbers of one client, on_statistics(self, mean) takes the mean"
+        )
+    if statistics is None and len(lacking) < len(_HOOKS):
+        own = next(name for name in _HOOKS if name not in lacking)
+        raise ValueError(
+            f"{type(module).__name__} has {own}, which nobody calls; say Federated(statistics=Statistics("
+            "size=..., bound=...)), or leave it out"
+        )
+
+
+def check_statistics(federation: Federation, trainer: pl.Trainer, engine: RoundServer, done: int) -> None:
+    """Refuse rounds of statistics that nobody trains after, or that a claim does not count.
+
+    Args:
+        done: Rounds of earlier fits of the same server.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    statistics, rounds = federation.local.statistics, trainer.max_epochs
+    check_hooks(trainer.lightning_module, statistics)
+    if statistics is None or not engine.reads_statistics:
+        return
+    if rounds is not None and 0 <= rounds <= statistics.rounds - done:
+        raise ValueError(
+            f"statistics take the first {statistics.rounds} rounds, and max_epochs={rounds} "
+            "leaves none to train in; add them to max_epochs"
+        )
+    protecting = [one for one in callbacks_of(trainer) if getattr(one, "protects_samples", False)]
+    if protecting or federation.batch_rule is not None:
+        name = type(protecting[0] if protecting else federation.batch_rule).__name__
+        raise ValueError(
+            f"{name} draws batches and says what one sample costs, and statistics of a client's data are not "
+            "in that; leave statistics out, or leave the callback out"
+        )
+
+
+def check_averaging(trainer: pl.Trainer, module: nn.Module) -> None:
+    """Refuse averaging that looks at the clients' data.
+
+    Raises:
+        ValueError: Naming the callback.
+    """
+    norms = [
+        name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
+    ]
+    kind = pl.callbacks.StochasticWeightAveraging
+    if norms and any(isinstance(callback, kind) for callback in callbacks_of(trainer)):
+        raise ValueError(
+            "StochasticWeightAveraging ends with a pass over the training data for the statistics of "
+            f"{', '.join(norms)}, which would look at all clients' data past the mechanism; use "
+            "WeightAveraging, which averages the global model's statistics, once a round"
+        )

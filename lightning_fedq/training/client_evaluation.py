@@ -1,4 +1,4 @@
-"""Evaluation by client: the global model, and each client's own, on what every client holds out.
+"""Measured on clients: models on what each holds out, and statistics of their data before the training.
 
 A mean over a common test set says nothing of the clients for whom the model is bad. Here the module's own
 `validation_step` runs on every client's held-out samples, on a copy that is dropped, and what it logs is kept
@@ -9,7 +9,8 @@ counts in none of the three, and how many these are stands beside them.
 
 These numbers follow from clients' data without noise. They go where what clients log in training goes
 (`Federated(client_metrics=...)`): with "shared" to the loggers, with "local" nowhere but to the clients' own
-folder of a run.
+folder of a run. Statistics (`rounds.statistics`) travel as messages do; here is what becomes
+of their mean.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,13 +27,16 @@ from torch.utils.data import DataLoader, Subset
 
 from lightning_fedq._lightning import pl, rank_zero_info
 from lightning_fedq.clients.evaluation import ClientEvaluation
-from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.columns import as_tensors
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.reports.runs import mode_of
+from lightning_fedq.rounds import RoundServer
+from lightning_fedq.training.client_metrics import log_values
 from lightning_fedq.training.rank_group import RankGroup
-from lightning_fedq.training.records import log_values
+
+if TYPE_CHECKING:
+    from lightning_fedq.clients.worker import ClientWorker
 
 Model = Literal["global", "personal"]
 PREFIX: dict[Model, str] = {"global": "clients", "personal": "personal"}
@@ -88,10 +92,6 @@ class EvaluatedClients:
 
     def spread(self, metric: str, model: Model = "global") -> Spread:
         """Summary of a metric.
-
-        Args:
-            metric: Name of the metric, as `validation_step` logs it.
-            model: Model that was measured.
 
         Raises:
             KeyError: If there is none of this name.
@@ -153,10 +153,7 @@ class ClientEvaluator:
 
     Args:
         settings: When, and on what.
-        trainer: The user's Trainer.
-        worker: Measures a client.
         parts: Held-out sample indices of each client; empty where each has a data set for it.
-        loader: Returns the loader of all clients.
         seed_of: Returns the seed of a client's measurement after a round, `(round, client)`.
         ranks: Group of the ranks that measure a share of the clients each; None measures all.
 
@@ -186,9 +183,6 @@ class ClientEvaluator:
 
     def measure(self, round: int) -> EvaluatedClients:
         """Measure the present global model and, where clients keep something, each client's own.
-
-        Args:
-            round: Round that has ended.
 
         Raises:
             ValueError: If no client logs a metric.
@@ -258,12 +252,7 @@ class ClientEvaluator:
 
 
 def where_it_went(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
-    """Where measurements by client went, as a line of a privacy page. "" if there are none.
-
-    Args:
-        evaluations: Measurements of the run.
-        shared: Whether they were logged.
-    """
+    """Where measurements by client went, as a line of a privacy page. "" if there are none."""
     if not evaluations:
         return ""
     if not evaluations[-1].values:
@@ -277,4 +266,53 @@ def where_it_went(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
     return (
         f"Not out: {names} on clients' held-out samples. They are in `clients/` of this folder only, because "
         "this is a simulation that plays the clients, too; do not hand it on."
+    )
+
+
+# ---- rounds of statistics ----------------------------------------------------------------------------------
+
+
+def check_released(engine: RoundServer, aborted: str) -> None:
+    """Refuse to train on statistics that no round has released.
+
+    Args:
+        aborted: Why the last one of them was aborted. "" if that is not known.
+
+    Raises:
+        RuntimeError: If their rounds are over, and none was released.
+    """
+    statistics = engine.statistics
+    if statistics is None or engine.reads_statistics or engine.released:
+        return
+    why = f": {aborted}" if aborted else ""
+    raise RuntimeError(
+        f"none of {statistics.rounds} rounds of statistics has released a mean{why}; they stay charged, and "
+        "on_statistics was never called. Ask more clients or allow more of them to be silent, or repeat: "
+        f"Statistics(..., rounds={statistics.rounds + 1}) is the mean of those that are released"
+    )
+
+
+def show_statistic(module: Any, mean: Tensor) -> None:
+    """Hand a released mean to the module, which keeps it in buffers or begins its parameters with it."""
+    with torch.no_grad():
+        module.on_statistics(mean.to(module.device, torch.float32))
+
+
+def release(module: pl.LightningModule, engine: RoundServer) -> None:
+    """After the last round of statistics: hand the mean to the user's module, and say how exact it is."""
+    if (mean := engine.statistic) is None:
+        return
+    show_statistic(module, mean)
+    std = engine.statistic_std
+    noise = "their noise is not known" if std is None else f"noise of {std:.2g} each"
+    rank_zero_info(f"statistics: {len(mean)} numbers released, {noise}")
+
+
+def said_of(engine: RoundServer) -> str:
+    """Line of a privacy page on what rounds of statistics have let out. "" if nothing."""
+    if engine.statistics is None or not engine.released:
+        return ""
+    return (
+        f"Released with the noise of a round and charged as one, {len(engine.released)} times: the mean of "
+        f"{engine.statistics.size} numbers of each client's data (`client_statistics`)."
     )

@@ -9,106 +9,81 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.forks import aside, why_no_forks
 from lightning_fedq.clients.hooks import say_who_is_copied
-from lightning_fedq.clients.measuring import statistics_of
 from lightning_fedq.clients.personal import say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step
 from lightning_fedq.clients.undo import Undo
-from lightning_fedq.clients.vector import Members, Vector, origins
-from lightning_fedq.clients.worker import ClientWorker, Trained
+from lightning_fedq.clients.vector import Members, Vector
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.averaging import average_by_rounds
-from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory
-from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients
+from lightning_fedq.training.accounts import RunFigures, delta_of, run_to_charge
+from lightning_fedq.training.checkpoints import (
+    RecordsBeside,
+    keep_journal,
+    keep_journal_of_checkpoint,
+    plain_records,
+    say_at_start,
+)
+from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory, check_statistics
+from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients, check_released
 from lightning_fedq.training.client_metrics import (
     ClientMetricsChoice,
     check_exact_monitors,
     choose,
+    claims,
     claims_something,
 )
-from lightning_fedq.training.clock import Clock, Taken
-from lightning_fedq.training.described import run_to_charge
-from lightning_fedq.training.federation import Federation
-from lightning_fedq.training.figures import RunFigures, delta_of
 from lightning_fedq.training.isolation import IsolationTrial, said
-from lightning_fedq.training.journal import keep_journal, keep_journal_of_checkpoint, say_at_start
-from lightning_fedq.training.metrics import ClientMetrics
+from lightning_fedq.training.loops import average_by_rounds
 from lightning_fedq.training.population import Population, SimulatedClients
-from lightning_fedq.training.rank_checks import agree_on_start, idle_cores, say_who_is_idle
-from lightning_fedq.training.ranks import OtherRankStoppedError, RankEngine, RankShare
-from lightning_fedq.training.records import (
+from lightning_fedq.training.privacy_target import KeptTarget
+from lightning_fedq.training.ranks import (
+    OtherRankStoppedError,
+    RankEngine,
+    agree_on_start,
+    idle_cores,
+    say_who_is_idle,
+)
+from lightning_fedq.training.rehearsal import first_clients, try_statistics, untried
+from lightning_fedq.training.round import ClientSide, Rounds, RoundStart
+from lightning_fedq.training.said import (
+    clocks,
+    lengths_tell,
     log_round,
-    say_change,
-    say_cost_of_statistics,
-    say_what_is_constant,
-    say_what_is_not_known,
+    say_what_noise_does,
     warn_of,
     warn_of_noise,
 )
-from lightning_fedq.training.rehearsal import Trial, first_clients
-from lightning_fedq.training.resume import RecordsBeside, plain_records, records_of
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
-from lightning_fedq.training.settings import check_broadcast, check_modulus
-from lightning_fedq.training.stale import untried
-from lightning_fedq.training.statistics import check_released, check_statistics, release, try_statistics
-from lightning_fedq.training.unprotected import clocks, lengths_tell
-
-_AT_ONCE = 1 << 17
-"""Values of updates up to which those of clients that train one at a time are received together."""
+from lightning_fedq.training.settings import Federation, check_broadcast, check_modulus
 
 
-class RoundStart(NamedTuple):
-    """State that a checkpoint of an open round goes back to.
-
-    Args:
-        engine: State of the server.
-        members: What travels.
-    """
-
-    engine: dict[str, Any]
-    members: Members
-
-
-class FederatedFit:
+class FederatedFit(Rounds):
     """The rounds of one fit, and what is kept of them when it is over.
 
     Args:
         federation: Its settings, with the mechanism as given.
-        trainer: The user's Trainer, at the start of its fit.
-        module: The user's module, which holds the global model.
-        population: The clients.
+        target: Its privacy target, which sets the mechanism; None leaves it.
         before: The last fit of the same federation, whose server goes on if the model is still its own.
         loaded: State of a checkpoint to go on from, see `state_dict`.
         undo: Gives the user's objects their own back.
 
     Attributes:
-        vector: What travels.
-        engine: The server.
         records: One record for every finished round.
         client_evaluations: What was measured on clients' held-out samples.
-        correction: State of the local algorithm; None is federated averaging.
-        clients_per_step: How many clients train side by side.
-        log: What clients have logged in training, and where it goes.
         identity: Fingerprint that a checkpoint must agree with.
-        worker: Trains the clients.
-        present: The stack that trains. None between stacks.
-        taken: Steps that clients of the round have taken, on all ranks once the engine has finished.
-        start: Start of the open round. None between rounds.
         given_up: Start of a round that an exception has ended.
         isolation: How isolation of the clients was tried, as a sentence. "" where they are elsewhere.
 
@@ -120,6 +95,7 @@ class FederatedFit:
     def __init__(
         self,
         federation: Federation,
+        target: KeptTarget | None,
         trainer: pl.Trainer,
         module: pl.LightningModule,
         population: Population,
@@ -128,33 +104,34 @@ class FederatedFit:
         undo: Undo,
     ) -> None:
         self._federation, self._trainer, self.population = federation, trainer, population
+        self._target = target
         self._process = os.getpid()
         self._schedule, self._is_checked = population.holdings.schedule, False
         self.start: RoundStart | None = None
         self.given_up: RoundStart | None = None
-        self.present: Stack | None = None
-        self.taken = Taken()
-        self._seconds, self._refused_to_stop = 0.0, False
-        self._waiting: list[Trained] = []
-        self.isolation = said(None) if isinstance(population, SimulatedClients) else ""
-        self._clock = Clock(trainer, self._schedule.longest)
+        self.figures: RunFigures | None = None
+        self._steps: range | None = range(0)
         self._no_forks, self._beside = why_no_forks(trainer), RecordsBeside()
-        found = population.rehearse(trainer, self._clock, self._no_forks)
-        self.averages = untried(trainer, self._why_untried(found.failure), found.raised)
+        self.isolation = said(None) if isinstance(population, SimulatedClients) else ""
+        saved, ranks, to_try = loaded or {}, population.ranks, population.to_try()
+        self.side = ClientSide(
+            trainer,
+            federation.local,
+            population.holdings,
+            population.loader,
+            federation.batch_rule,
+            self._no_forks,
+            to_try,
+            Members.of(saved["members"]) if "members" in saved else None,
+        )
+        if to_try:
+            self.side.check_smallest(to_try[0])
+        self.averages = untried(trainer, self._why_untried(), self.side.found.raised)
         if self.averages:
             rank_zero_info(self.averages)
-        saved = loaded or {}
-        self.vector = Vector(
-            module,
-            lambda: trainer.strategy.optimizers,
-            federation.local.buffers,
-            found.rehearsed,
-            Members.of(saved["members"]) if "members" in saved else None,
-            federation.local.patterns,
-            federation.local.shared,
-            federation.local.constraints,
-        )
-        federation.meet_target(trainer, sum(self.vector.segments), saved.get("calibration"))
+        self.vector = self.side.vector
+        if target is not None:
+            target.begin(federation, trainer, sum(self.vector.segments), saved.get("calibration"))
         self.identity = federation.identity()
         population.coming = self.coming_stacks
         last = before if before is not None and loaded is None and before._is_at(self.vector) else None
@@ -165,41 +142,24 @@ class FederatedFit:
         say_what_stays(self.vector.members.local, module)
         self._prepare_rounds(loaded)
         self.clients_per_step = saved["clients_per_step"] if saved else self._choose_stack()
-        if population.ranks is not None:
-            say_who_is_idle(
-                self._schedule.of_all_ranks(0, 0, self.clients_per_step), population.ranks.num_ranks
-            )
+        if ranks is not None:
+            say_who_is_idle(self._schedule.of_all_ranks(0, 0, self.clients_per_step), ranks.num_ranks)
         if federation.seed is None:
             check_exact_monitors(trainer, lengths_tell(self.engine))
         choice = choose(federation.local.client_metrics, trainer, self.engine)
-        group = None if population.ranks is None else population.ranks.group
-        self.log = ClientMetrics(choice, trainer, group)
-        self.log.names.update(found.names)
-        self.log.check_watched()
-        self.correction = population.correction = self._begin_algorithm(last, saved.get("algorithm"))
-        rule = federation.batch_rule
-        self.worker = ClientWorker(
-            trainer,
-            self.vector,
-            ClientFit(trainer, trainer.loggers if self.log.shared else None),
-            self._clock,
-            self.log,
-            population.loader,
-            self.clients_per_step,
-            rule is not None and rule.skips_empty,
-            self.correction,
+        self.correction = self._begin_algorithm(last, saved.get("algorithm"))
+        self.side.begin(
+            choice, self.correction, self.clients_per_step, None if ranks is None else ranks.group
         )
         self._evaluator = self._begin_evaluation(choice)
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
         self._try_statistics()
         if isinstance(self.engine, RankEngine):
-            self.engine.beside = self
+            self.engine.beside = self.side
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
-        self._steps: range | None = range(0)
         average_by_rounds(trainer, lambda: self._steps, undo)
         population.is_training = True
-        self.figures: RunFigures | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The server, which refuses to be copied where its keys are secret."""
@@ -207,12 +167,13 @@ class FederatedFit:
 
     # ---- start ------------------------------------------------------------------------------------
 
-    def _why_untried(self, failed: str) -> str:
+    def _why_untried(self) -> str:
         """Why hooks that use averages of one's own were not tried, see `stale_hooks`. "" if they were."""
         if not isinstance(self.population, SimulatedClients):
             return "clients train elsewhere"
-        if self._federation.batch_rule is not None or self.population.holdings.holds_streams:
+        if self.population.to_try() is None:
             return "there is no rehearsal"
+        failed = self.side.found.failure
         return self._no_forks or (f"the rehearsal failed: {failed}" if failed else "")
 
     def _is_at(self, vector: Vector) -> bool:
@@ -266,14 +227,8 @@ class FederatedFit:
             check_modulus(server.secure_aggregation, engine)
         if loaded is not None:
             engine.load_state_dict(loaded["engine"])
-            self.records = records_of(loaded["records"], self._trainer.ckpt_path, self._beside)
+            self.records = self._beside.load(loaded["records"], self._trainer.ckpt_path)
         return engine
-
-    def _client_weights(self) -> Tensor | None:
-        held = [len(part) for part in self.population.holdings.client_indices]
-        federation = self._federation
-        wanted, segments = federation.clients.num_clients, self.vector.segments
-        return federation.server.client_weights(federation.mechanism, segments, held, wanted)
 
     def _prepare_rounds(self, loaded: dict[str, Any] | None) -> None:
         """Journal, the same start on all ranks, and the limits of a target.
@@ -293,10 +248,10 @@ class FederatedFit:
             start = {**self.identity, "round": str(engine.round), "who is available": said}
             indices = self.population.holdings.client_indices
             agree_on_start(self.population.ranks, start, indices, federation.ledger)
-        if federation.kept_target is not None:
-            federation.kept_target.limit(engine, federation, trainer)
+        if self._target is not None:
+            self._target.limit(engine, federation, trainer)
             if federation.seed is None:
-                federation.kept_target.skip_what_is_spent(engine)
+                self._target.skip_what_is_spent(engine)
 
     def _choose_stack(self) -> int:
         """The number of clients that train side by side."""
@@ -339,17 +294,11 @@ class FederatedFit:
         federation, algorithm = self._federation, self._federation.local.algorithm
         if algorithm is None:
             return None
-        check_algorithm(
-            algorithm,
-            self._trainer.optimizers,
-            federation.batch_rule,
-            self._schedule.alike,
-            self._trainer.lightning_module.automatic_optimization,
-        )
+        check_algorithm(algorithm, self._trainer, federation.batch_rule, self._schedule.alike)
         check_memory(algorithm, federation.mechanism, self.vector.num_parameters, sum(self.vector.segments))
         if before is not None and before.correction is not None:
             return before.correction
-        correction = algorithm.begin(federation.clients.num_clients, self.vector.num_parameters)
+        correction = algorithm.begin(self.vector.num_parameters)
         if saved is not None:
             correction.load_state_dict(saved)
         elif self.engine.round and algorithm.remembers:
@@ -368,7 +317,7 @@ class FederatedFit:
         if elsewhere is not None:
             return elsewhere
         group = None if population.ranks is None else population.ranks.group
-        worker, seed = self.worker, self._federation.planner.seed
+        worker, seed = self.side.worker, self._federation.planner.seed
         seed_of = lambda round, client: RoundPlan(round, (), frozenset(), seed).stream_seed(  # noqa: E731
             "evaluation", client
         )
@@ -382,30 +331,14 @@ class FederatedFit:
 
     def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
         """The stack that trains on a batch of this round, and which of its batches that is."""
-        assert self.present is not None
-        return self.present, batch_idx
-
-    # ---- one round --------------------------------------------------------------------------------
-
-    def coming_stacks(self) -> list[Stack]:
-        """The stacks of the round to come, or of the open one."""
-        engine, most = self.engine, self._clock.most_batches
-        return self._schedule.stacks(engine.round, engine.attempt, self._side_by_side, most)
-
-    def _stacks_of_all_ranks(self) -> list[Stack]:
-        """The stacks of the round to come, or of the open one, that one process would train."""
-        engine, most = self.engine, self._clock.most_batches
-        return self._schedule.of_all_ranks(engine.round, engine.attempt, self._side_by_side, most)
-
-    @property
-    def _side_by_side(self) -> int:
-        return 1 if self.engine.reads_statistics else self.clients_per_step
+        assert self.side.present is not None
+        return self.side.present, batch_idx
 
     def run_round(self) -> int | None:
         """Train the next round: every client in a fit of its own, and the server's step. See `RoundLoop`."""
         federation, trainer = self._federation, self._trainer
         check_released(self.engine, str(self.records[-1].aborted) if self.records else "")
-        before, is_secret = self._clock.now, federation.clients.cohorts == "secret"
+        before, is_secret = self.side.clock.now, federation.clients.cohorts == "secret"
         if is_secret:
             if not self._is_checked:
                 check_claim(federation, trainer)
@@ -415,9 +348,10 @@ class FederatedFit:
         if not self._is_checked:
             self._is_checked = True
             self._check_isolation()
-            self._say_cost_of_statistics()
+            if claims_something(self.engine.mechanism, self.engine.context(self.engine.coming_plan())):
+                say_what_noise_does(self.vector)  # a seed does not take it away
         try:
-            record, steps = self._train_round()
+            record = self.play()
         except OtherRankStoppedError as error:
             rank_zero_warn(f"the run ends before the round is over: {error}")
             trainer.should_stop = True
@@ -429,166 +363,25 @@ class FederatedFit:
         self.records.append(record)
         if (journal := self.engine.ledger.journal) is not None:  # of which one rank knows
             self._beside.add(journal.path.parent, self._plain_records)
-        warn_of(record, self.taken.not_finite)
+        warn_of(record, self.side.clock.taken.not_finite)
         if self.population.ranks is not None:
             self.population.ranks.share_counts(trainer.lightning_module)
         trained = len(self.records) - (0 if self.engine.statistics is None else self.engine.statistics.rounds)
-        if federation.kept_target is not None and trained > 0:
-            federation.kept_target.check_direction(record)
+        if self._target is not None and trained > 0:
+            self._target.check_direction(record)
         elif trained == 1:
             warn_of_noise(record, trainer.max_epochs)
+        steps = self.side.clock.steps
         self._steps = range(before, before + steps)
         if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
             self.client_evaluations.append(self._evaluator.measure(int(record.round)))
         return steps
 
-    def _train_round(self) -> tuple[RoundRecord, int]:
-        """Train the next round. Returns its record and the steps of one client.
-
-        Raises:
-            OtherRankStoppedError: If another rank has given it up.
-        """
-        engine, vector = self.engine, self.vector
-        found = vector.found()
-        if found != vector.members:
-            self._change_vector(found)
-            self.worker.forget_shapes()
-        vector.begin_round()
-        self.worker.states.count(())  # of a round that was given up
-        self.log.begin_round()
-        self._clock.begin_round()
-        # keep what somebody has written into the global model between two rounds, pruned weights say
-        shown = vector.read()
-        if not torch.equal(shown, engine.weights.to(shown)):
-            engine.weights = shown.to(engine.weights)
-        self.start = RoundStart(engine.state_dict(), vector.members)
-        self.coming_stacks()  # a rule may choose the round's noise with its batches
-        before = engine.weights
-        plan, of_statistics = engine.start(), engine.reads_statistics
-        if engine.broadcast is not None:
-            vector.show(engine.weights)
-        self._give_up_a_cut_round()
-        self._train_clients(vector.read().to(engine.weights.dtype))  # as rounded to the module's dtype
-        seed_for_transforms(plan.stream_seed("after the clients"))
-        # no error, of which `noise_variance` has the whole law: what a layer holds constant is as trained
-        exact = bool(vector.held) and engine.broadcast is None and self._is_exact(plan)
-        record = engine.finish()
-        self.worker.states.count(engine.in_last_sum)
-        if self.correction is not None and not record.aborted and not of_statistics:
-            # the algorithm's server has the mean update, which lies between two models
-            trained, after = vector.num_parameters, engine.weights
-            own = self.correction.end_round(before[:trained], after[:trained])
-            engine.weights = torch.cat([own, after[trained:]])
-        steps = self._clock.end_round(self.taken)
-        vector.constrain(engine.weights, before.to(engine.weights), exact)
-        vector.commit()
-        vector.show(engine.weights)
-        if of_statistics:
-            release(vector.module, engine)
-        self.start = None
-        return record, steps
-
-    def _is_exact(self, plan: RoundPlan) -> bool:
-        """Does decoding add no error to the mean of a round?"""
-        mechanism = self.engine.mechanism
-        if not mechanism.gaussian_error:
-            return False
-        context = self.engine.context(plan)
-        cohort = [client for group in context.groups for client in group]
-        variance = mechanism.noise_variance(context, cohort)
-        return variance is not None and not bool(variance.any())
-
-    def _train_clients(self, weights: Tensor) -> None:
-        self._not_finite: dict[str, None] = {}
-        done, expected = 0, sum(len(stack.clients) for stack in self.coming_stacks())
-        listening: list[Any] = []
-        if not self.engine.planner.own_draws:  # how many clients take part is nobody's to know
-            listening = [one for one in callbacks_of(self._trainer) if hasattr(one, "on_clients_done")]
-        began = time.perf_counter()
-        try:
-            for stack, batches in self.population.loader().by_stack():
-                if stack.clients:
-                    self._train(stack, batches, weights)
-                done += len(stack.clients)
-                for callback in listening:
-                    callback.on_clients_done(self._trainer, done, expected)
-            self._receive()
-        finally:
-            self._waiting.clear()
-            self.present = None
-            self._seconds += time.perf_counter() - began
-            self.worker.fit.end_round()
-            self.log.end_round()
-        self.taken = self._clock.taken._replace(not_finite=tuple(self._not_finite))
-
-    def _train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> None:
-        self.present = stack
-        statistics = self.engine.statistics
-        if statistics is not None and self.engine.reads_statistics:
-            vector = statistics_of(self.worker.fit, stack, batches, statistics.size)
-            self.engine.receive_statistics(stack.clients, vector[None])
-            return
-        trained = self.worker.train(stack, batches, weights)
-        if trained.asks_to_stop:
-            self._stop(trained.clients)
-        self._waiting.append(trained)
-        full = (len(self._waiting) + 1) * len(weights) > _AT_ONCE
-        if len(trained.clients) > 1 or full or not self.engine.mechanism.order_free:
-            self._receive()
-
-    def _receive(self) -> None:
-        """Let the server have the updates that wait: those of single clients, and of a stack behind them."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        clients = tuple(client for trained in waiting for client in trained.clients)
-        updates = [trained.updates for trained in waiting]
-        rows = updates[0] if len(updates) == 1 else torch.cat(updates)
-        before = len(self.engine.non_finite)
-        self.engine.receive(clients, rows)
-        for client in self.engine.non_finite[before:]:
-            self._not_finite |= dict.fromkeys(self.vector.not_finite(rows[clients.index(client)]))
-
-    def _stop(self, clients: Sequence[int]) -> None:
-        """A client's training has asked to end the run: after the round, where clients may be heard."""
-        if self.log.shared:
-            self._trainer.should_stop = True
-        elif not self._refused_to_stop:
-            self._refused_to_stop = True
-            rank_zero_warn(
-                f"client {clients[0]} set trainer.should_stop, which is not followed: the run would end by "
-                "what one client's data say, without noise; stop by a metric of the validation "
-                "(EarlyStopping), or let clients be heard by Federated(client_metrics='shared')"
-            )
-
-    def share_of_rank(self) -> RankShare:
-        """Steps, logs and states that this rank's clients have come to in the round, for `take_shares`."""
-        counted = self.vector.most_counted
-        return RankShare(self.taken, self.log.of_rank(), self.worker.states.packed(), counted)
-
-    def take_shares(self, shares: Sequence[RankShare]) -> None:
-        """Bring clock, log and clients' states to where one process would have them."""
-        self.taken = Taken.together([one.taken for one in shares])
-        self.log.of_all_ranks([one.logged for one in shares])
-        for one in shares:
-            self.worker.states.unpack(one.opened)
-            self.vector.most_counted = torch.maximum(self.vector.most_counted, one.most)
-
-    def _say_cost_of_statistics(self) -> None:
-        """Where something is claimed, by noise that a seed does not take away."""
-        engine, vector = self.engine, self.vector
-        if claims_something(engine.mechanism, engine.context(engine.coming_plan())):
-            sizes = dict(zip(vector.travelling, vector.segments, strict=True))
-            names = vector.normalised
-            say_cost_of_statistics(names, sum(sizes[name] for name in names), sum(vector.segments))
-            say_what_is_constant(list(vector.held))
-            say_what_is_not_known([n for n in vector.shared if n not in {*names, *vector.constraints}])
-
     def _check_isolation(self) -> None:
         local, population = self._federation.local, self.population
         wanted = local.check_isolation
         if wanted is None:
-            wanted = self._claims() or local.client_metrics in ("local", "none")
+            wanted = claims(self.engine) or local.client_metrics in ("local", "none")
         if not wanted:
             return
         if population.holdings.holds_streams:
@@ -603,86 +396,24 @@ class FederatedFit:
         else:
             clients = [stack for stack in self.coming_stacks() if stack.clients]
             stacks_of = lambda round: clients  # noqa: E731 (a rule draws once)
-        trial = Trial(self._trainer, self._clock, population.loader)
         statistics = self.engine.statistics if self.engine.reads_statistics else None
-        found = IsolationTrial(self._trainer, trial, self.vector, stacks_of, self._no_forks, statistics)
+        found = IsolationTrial(
+            self._trainer, self.side.trial(), self.vector, stacks_of, self._no_forks, statistics
+        )
         self.isolation = found.check(clients)
 
     def _try_statistics(self) -> None:
         """Before anybody is charged. Clients elsewhere try at their registration."""
-        engine, population, statistics = self.engine, self.population, self.engine.statistics
-        here = isinstance(population, SimulatedClients) and not population.holdings.holds_streams
-        if statistics is None or not engine.reads_statistics or not here:
-            return
-        trial = Trial(self._trainer, self._clock, population.loader)
-        for stack in first_clients(lambda round: self._schedule.to_try(round, 1), 1):
-            aside(self._no_forks, partial(try_statistics, trial, stack, statistics))
-
-    def _claims(self) -> bool:
-        """Are keys secret, and is something claimed?"""
-        engine = self.engine
-        context = engine.context(engine.coming_plan())
-        return self._federation.seed is None and claims_something(engine.mechanism, context)
-
-    def _give_up_a_cut_round(self) -> None:
-        """Under `fast_dev_run`, release no sum that holds fewer clients than its claims count on."""
-        engine, limit = self.engine, self.population.limit
-        if not limit or not self._claims():
-            return
-        present = sum(len(stack.clients) for stack in self._stacks_of_all_ranks())
-        expected = len(engine.planner.plan(engine.round, engine.mechanism, engine.attempt).survivors)
-        if present < expected:
-            engine.abort(
-                f"fast_dev_run={limit} cuts the round after {present} of {expected} clients, and "
-                "what is claimed counts on all of them; nothing is sent and the model stays as it was"
-            )
-
-    def _change_vector(self, members: Members) -> None:
-        """Parameters join or leave at the start of a round.
-
-        Raises:
-            ValueError: If something rests on the parameters of the start.
-            RuntimeError: If a budget can't pay for the new vector.
-        """
-        federation, vector, engine = self._federation, self.vector, self.engine
-        names, ledger = vector.travelling, federation.ledger
-        self.population.check_change(vector.members, members)
-        change = say_change(vector.members, members, vector.module, engine.round)
-        rule, algorithm, mechanism = federation.batch_rule, federation.local.algorithm, federation.mechanism
-        if rule is not None:
-            raise ValueError(
-                f"{change}, and {type(rule).__name__} is made for the parameters that were trained "
-                "when the fit began; freeze or unfreeze before the fit, or leave it out"
-            )
-        if algorithm is not None and algorithm.remembers:
-            raise ValueError(
-                f"{change}, and clients of {type(algorithm).__name__} keep vectors of the parameters "
-                "that were trained when the fit began; freeze or unfreeze before the fit, or use FedProx"
-            )
-        if not mechanism.covers_shorter:
-            raise ValueError(
-                f"{change}, and {type(mechanism).__name__} can't be charged for vectors of two lengths; "
-                "freeze or unfreeze before the fit, or take another mechanism"
-            )
-        vector.take(members)
-        check_broadcast(federation.server, vector)
-        if names != vector.travelling:
-            engine.rearrange(vector.parts(), origins(vector.travelling, names), self._client_weights())
-        if federation.server.secure_aggregation is not None:
-            check_modulus(federation.server.secure_aggregation, engine)
-        if federation.kept_target is not None:
-            federation.kept_target.limit(engine, federation, self._trainer)
-        federation.vector_changed()
-        if self.figures is not None:
-            self.figures.vector_changed()
-        ledger.check_spent()
-        longest = max(ledger.dim, engine.weights.numel())
-        rank_zero_info(f"{change}; the ledger goes on, and every charge counts {longest} coordinates")
+        statistics = self.engine.statistics
+        if statistics is not None and self.engine.reads_statistics:
+            for stack in self.population.to_try() or ():
+                aside(self._no_forks, partial(try_statistics, self.side.trial(), stack, statistics))
 
     def log_round(self) -> None:
         """Log the round that has just ended, and what was measured after it where that may be logged."""
         if self.figures is None:  # not before the first round, when the federation knows this fit
             self.figures = RunFigures(self._federation, self._trainer)
+            self._federation.when_vector_changes(self.figures.vector_changed)
         log_round(self._trainer, self.records[-1], self.figures.after(self.records[-1]))
         last = self.client_evaluations[-1] if self.client_evaluations else None
         if self._evaluator is not None and last is not None and last.round == self.records[-1].round:
@@ -701,7 +432,7 @@ class FederatedFit:
             and self._trainer.strategy.root_device.type == "cpu"
         )
         stacks = -(-federation.planner.cohort_size // self.clients_per_step)
-        if takes_ranks and (words := idle_cores(self._seconds, stacks)) is not None:
+        if takes_ranks and (words := idle_cores(self.side.seconds, stacks)) is not None:
             rank_zero_info(words)
 
     def replace_weights(self, weights: Tensor) -> None:
@@ -714,7 +445,7 @@ class FederatedFit:
     def end(self) -> None:
         """Free what only the rounds needed."""
         self.population.is_training = False
-        self.worker.forget_shapes()  # frees the memory of stacks
+        self.side.worker.forget_shapes()  # frees the memory of stacks
 
     def give_up(self) -> None:
         """Drop the open round, if there is one, and say so."""
@@ -729,15 +460,6 @@ class FederatedFit:
         self.given_up = self.start
         self._abandon()
 
-    def _abandon(self) -> None:
-        """Give up the open round, if there is one."""
-        self.start, self.present = None, None
-        if self.engine.plan is not None:
-            self.engine.abandon()
-            if self.engine.broadcast is not None:
-                self.vector.show(self.engine.weights)
-        self.vector.begin_round()
-
     @property
     def start_of_round(self) -> RoundStart | None:
         """Start of the open round, or of one that an exception has ended. None between rounds."""
@@ -750,7 +472,7 @@ class FederatedFit:
         if not is_seeded and os.getpid() == self._process:  # the trial looks into checkpoints, in a fork
             keep_journal_of_checkpoint(self._trainer, self.engine.ledger)
         start = self.start_of_round if is_seeded else None
-        kept = {} if federation.kept_target is None else {"calibration": federation.kept_target.state_dict()}
+        kept = {} if self._target is None else {"calibration": self._target.state_dict()}
         elsewhere = self.population.state_dict()
         if elsewhere:
             kept["clients"] = elsewhere

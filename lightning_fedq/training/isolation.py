@@ -17,22 +17,127 @@ Both are tests and no proofs: of two rounds and at most eight batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
+from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
 from lightning_fedq.rounds import Statistics
-from lightning_fedq.training.rehearsal import Trial
-from lightning_fedq.training.shown import Digests, checkpoint_of, outside, shown_by, unseen
+from lightning_fedq.training.rehearsal import Digests, Trial, digests
+
+_NOT_SAVED, _NOT_VALIDATED = "not saved", "not validated"
+"""Where the error stands for which a checkpoint or a validation, or a part of it, could not be looked at."""
+_LARGE = 1 << 22
+
+
+def checkpoint_of(trainer: Any) -> Digests:
+    """Of a checkpoint that is saved now.
+
+    Where none can be, of all but the states of optimisers, which may have none before a first step, then of
+    all but the callbacks, each of which then shows its own state; what is left out is told by `unseen`.
+    """
+    strategy, callbacks = trainer.strategy, trainer.callbacks
+    optimizers, schedules = strategy.optimizers, strategy.lr_scheduler_configs
+    errors: dict[str, str] = {}
+    try:
+        for left_out in ("", "optimizers", "callbacks"):
+            if left_out == "optimizers":
+                strategy.optimizers, strategy.lr_scheduler_configs = [], []
+            elif left_out:
+                trainer.callbacks = []
+            try:
+                found = digests(trainer._checkpoint_connector.dump_checkpoint(False), "checkpoint")
+            except Exception as error:  # of the user's code, or of an optimiser without a state
+                errors.setdefault(f"{type(error).__name__}: {error}"[:200], left_out)
+                continue
+            break
+        else:
+            found = {}
+        if trainer.callbacks is not callbacks:
+            for number, callback in enumerate(callbacks):
+                with suppress(Exception):
+                    found |= digests(callback.state_dict(), f"checkpoint/callbacks/{number}")
+    finally:
+        trainer.callbacks = callbacks
+        strategy.optimizers, strategy.lr_scheduler_configs = optimizers, schedules
+    return found | ({_NOT_SAVED: "; ".join(errors)} if errors else {})
+
+
+def shown_by(trainer: Any, most: int) -> Digests:
+    """A checkpoint, a validation and a checkpoint again. Only in a fork.
+
+    Args:
+        most: Most batches of a loader.
+    """
+    found = checkpoint_of(trainer)
+    trainer.loggers = [pl.loggers.logger.DummyLogger() for _ in trainer.loggers]  # services hear nothing
+    no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
+    trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or knows_clients(c))]
+    if trainer.enable_validation:
+        trainer.validating = True
+        try:
+            _validate(trainer, most)
+        except Exception as error:  # of the user's code: the rounds will raise it again
+            found[_NOT_VALIDATED] = f"{type(error).__name__}: {error}"[:200]
+        trainer.training = True
+        metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
+        values = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float | Tensor)}
+        found |= {f"logged {k}": repr(v) for k, v in values.items()}
+        after = checkpoint_of(trainer)
+        found |= {f"after validation, {name}": value for name, value in after.items() if name != _NOT_SAVED}
+        if _NOT_SAVED not in after:  # what lacked before is seen now
+            found.pop(_NOT_SAVED, None)
+    return found
+
+
+def outside(state: Sequence[tuple[str, Any]]) -> Digests:
+    """A digest of each value that code names past its own, and of large tensors their sum."""
+    found: Digests = {}
+    for way, value in state:
+        if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) > _LARGE:
+            found[f"{way}, which the code names"] = repr(float(value.sum()))
+        else:
+            found |= digests(value, f"{way}, which the code names", 4, plain=True)
+    return found
+
+
+def unseen(shown: Sequence[Digests]) -> str:
+    """Parts of a Trainer's output that could not be looked at, with the errors. "" if all could.
+
+    Args:
+        shown: What it showed at several times; once is enough.
+    """
+    kinds = {"a checkpoint": _NOT_SAVED, "a validation": _NOT_VALIDATED}
+    last = shown[-1] if shown else {}
+    parts = [f"{kind} ({last[key]})" for kind, key in kinds.items() if key in last]
+    return " or ".join(parts)
+
+
+def _validate(trainer: Any, most: int) -> None:
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    seed_for_transforms(0)
+    loop.setup_data()
+    for loader in loop._combined_loader.flattened if loop._combined_loader is not None else ():
+        with suppress(AttributeError):  # workers of the parent do not work for its fork
+            loader._iterator, loader.num_workers, loader.timeout = None, 0, 0
+    loop._max_batches = [min(most, 2) for most in loop._max_batches]
+    loop.run()
+
+
+# ---- the trial ---------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 Way = Literal["forks", "one process"]
@@ -103,8 +208,6 @@ class IsolationTrial:
 
     Args:
         trainer: The user's, in its fit; in forks nobody has trained in it.
-        trial: Trains one client.
-        vector: What travels.
         stacks_of: Returns the stacks of a round, of one client each.
         no_forks: Why it is not done in forks. "" if it is.
         statistics: Whether clients make statistics before they train.

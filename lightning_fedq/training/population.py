@@ -1,4 +1,4 @@
-"""The clients of one fit, wherever they are: what they hold, their rehearsal, their server."""
+"""The clients of one fit, wherever they are: what they hold, their server."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import Correction
-from lightning_fedq.clients.forks import aside
 from lightning_fedq.clients.undo import Undo
-from lightning_fedq.clients.vector import Members, Rehearsed
+from lightning_fedq.clients.vector import Members
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.dealing import LocalPasses, deal
@@ -28,14 +26,11 @@ from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.secagg import Aggregation
 from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
 from lightning_fedq.training.client_evaluation import ClientEvaluator
-from lightning_fedq.training.clock import Clock
-from lightning_fedq.training.federation import Federation
-from lightning_fedq.training.handed_loader import ask_module_instead, handed_loader
-from lightning_fedq.training.rank_checks import check_for_ranks, check_streams
-from lightning_fedq.training.ranks import DistributedClientsStrategy, RankEngine, RankSchedule, ranks_of
-from lightning_fedq.training.rehearsal import Findings, Trial, first_clients, rehearse
-from lightning_fedq.training.schedule import Schedule
-from lightning_fedq.training.smallest_batch import check_smallest
+from lightning_fedq.training.loops import Schedule, ask_module_instead, handed_loader
+from lightning_fedq.training.rank_group import DistributedClientsStrategy, ranks_of
+from lightning_fedq.training.ranks import RankEngine, RankSchedule, check_for_ranks, check_streams
+from lightning_fedq.training.rehearsal import first_clients
+from lightning_fedq.training.settings import Federation
 
 Stacks = Callable[[], list[Stack]]
 
@@ -46,8 +41,6 @@ class Holdings:
 
     Args:
         client_indices: Sample indices of each client; of a stream none.
-        schedule: The stacks of any round.
-        loader: Loader of all clients.
         own_loaders: Whether every client has loaders of its own.
         held_out: Sample indices that each client keeps out of its training; empty if nobody does.
     """
@@ -72,20 +65,15 @@ class Holdings:
 class Population(ABC):
     """The clients of one fit, from its setup on.
 
-    Args:
-        federation: The federation.
-
     Attributes:
         ranks: Strategy of this process where several train the clients.
         limit: Steps after which `fast_dev_run` cuts a round; 0 is all of it.
         coming: Returns the stacks of the round to come, or of the open one. The fit sets it.
         is_training: Whether clients train, so that a new question for the loader may renew it.
-        correction: State of the local algorithm, once the fit has it.
     """
 
     ranks: DistributedClientsStrategy | None = None
     limit = 0
-    correction: Correction | None = None
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
@@ -145,20 +133,10 @@ class Population(ABC):
             return None
 
     def check_change(self, before: Members, now: Members) -> None:  # noqa: B027 (simulated ones follow any)
-        """Refuse parameters that join or leave where clients can't follow.
-
-        Args:
-            before: What was trained so far.
-            now: What is trained from the coming round on.
-        """
+        """Refuse parameters that join or leave where clients can't follow."""
 
     def evaluator(self, trainer: pl.Trainer, engine: Any) -> ClientEvaluator | None:
-        """Measures clients that are elsewhere, by `evaluate_clients`. None where they are measured here.
-
-        Args:
-            trainer: Trainer of the fit.
-            engine: Server of the rounds.
-        """
+        """Measures clients that are elsewhere, by `evaluate_clients`. None where they are measured here."""
         return None
 
     @abstractmethod
@@ -170,14 +148,8 @@ class Population(ABC):
         """
 
     @abstractmethod
-    def rehearse(self, trainer: pl.Trainer, clock: Clock, no_forks: str) -> Findings:
-        """Tensors beside parameters that a client's first steps change, and what else they tell.
-
-        Args:
-            trainer: Trainer of the fit.
-            clock: Steps so far.
-            no_forks: Why nothing is tried in forks. "" if it is.
-        """
+    def to_try(self) -> list[Stack] | None:
+        """The first client to train, or nobody. None: nothing can be tried with anybody."""
 
     @abstractmethod
     def server(self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks) -> Any:
@@ -197,12 +169,6 @@ class Population(ABC):
 
 class SimulatedClients(Population):
     """Clients that are trained here, on shares of the user's training data.
-
-    Args:
-        federation: The federation.
-        trainer: Its Trainer, in the setup of a fit.
-        module: The user's module.
-        undo: Gives Trainer and data module their own back.
 
     Raises:
         ValueError: If there is a deadline and no durations.
@@ -301,28 +267,11 @@ class SimulatedClients(Population):
     def check_start(self, trainer: pl.Trainer) -> None:
         """Nothing: a simulation follows every schedule."""
 
-    def rehearse(self, trainer: pl.Trainer, clock: Clock, no_forks: str) -> Findings:
-        # not where a rule draws the batches, or streams can't be read twice
-        buffers, held = self._federation.local.buffers, self.holdings
-        module = trainer.lightning_module
-        found = Findings(Rehearsed.by_layers(module))
-        if self._federation.batch_rule is None and not held.holds_streams:
-            clients = first_clients(lambda round: held.schedule.to_try(round, 1), 1)
-
-            def tried() -> Findings:
-                trial = Trial(trainer, clock, self.loader)
-                return rehearse(trial, module, clients, buffers, not no_forks)._replace(names=trial.names)
-
-            def smallest() -> None:
-                indices, sizes = held.client_indices, held.schedule.sizes
-                trial = Trial(trainer, clock, self.loader)
-                check_smallest(trial, self.loader(), indices, sizes, clients[0], buffers)
-
-            found = aside(no_forks, tried)
-            found.told(module)
-            if clients:
-                aside(no_forks, smallest)
-        return found._replace(rehearsed=Rehearsed()) if buffers == "frozen" else found
+    def to_try(self) -> list[Stack] | None:
+        held = self.holdings
+        if self._federation.batch_rule is not None or held.holds_streams:
+            return None  # a rule draws once, and streams can't be read twice
+        return first_clients(lambda round: held.schedule.to_try(round, 1), 1)
 
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks

@@ -8,7 +8,7 @@ fits and resumed ones keep what was found, and are refused if it does not pay fo
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,11 +25,8 @@ from lightning_fedq.privacy.target import (
     spent_on,
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord
-from lightning_fedq.training.described import run_to_come, whole_run
-from lightning_fedq.training.records import NoiseWarning
-
-if TYPE_CHECKING:
-    from lightning_fedq.training.federation import Federation
+from lightning_fedq.training.accounts import NoiseWarning, run_to_come, whole_run
+from lightning_fedq.training.settings import Federation
 
 _ONE_DIRECTION, _FEW_CLIENTS = 0.5, 10
 """Share of the updates' energy along their mean that is warned of, and clients from which on it means it."""
@@ -43,7 +40,6 @@ class KeptTarget:
     """A federation's target through its fits: what was found for it, and how many charges it pays for.
 
     Args:
-        target: Target that the user gave.
         asked: The mechanism as given by the user.
     """
 
@@ -66,8 +62,8 @@ class KeptTarget:
 
     def begin(
         self, federated: Federation, trainer: pl.Trainer, dim: int, saved: dict[str, Any] | None
-    ) -> Calibration:
-        """Calibrate in the first fit. In a later or resumed one, keep what was found.
+    ) -> None:
+        """Set the mechanism: calibrated in the first fit, in a later or resumed one as it was found.
 
         Raises:
             ValueError: If the target can't be met, there is no number of rounds, or more than is paid for.
@@ -104,7 +100,9 @@ class KeptTarget:
                 "is met by SecAgg(run='masked')"
             )
         assert self.found is not None
-        return self.found
+        federated.mechanism = self.found.mechanism
+        if not federated.ledger.rounds:  # nothing is charged for the mechanism as it was given
+            federated.ledger.mechanism = repr(federated.mechanism)
 
     def _check_charged(self, federated: Federation, charged: int, wanted: int) -> None:
         """Refuse a ledger whose charges were of another setting than the one that was found."""

@@ -1,26 +1,32 @@
-"""The process group of the ranks, which nobody else knows of.
+"""Processes that share a federation: the group in which they exchange, and the strategy that starts them.
 
-It is no default group of `torch.distributed`: to Lightning, torchmetrics and the user's module there are no
-other processes, so that nobody adds up a metric that every rank has in full, or waits for a rank that is
-busy with its own clients. Objects always go by gloo, which notices at once that a rank is gone; tensors on a
-GPU go by NCCL, unless gloo is asked for.
+The group is no default group of `torch.distributed`: to Lightning, torchmetrics and the user's module there
+are no other processes, so that nobody adds up a metric that every rank has in full, or waits for a rank that
+is busy with its own clients. Objects always go by gloo, which notices at once that a rank is gone; tensors on
+a GPU go by NCCL, unless gloo is asked for.
+
+To Lightning every rank is a single device: no sampler is swapped, no gradient is averaged, nothing is said
+between batches, and ranks may have different numbers of them.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
+
+from lightning_fedq._lightning import pl
 
 Backend = Literal["gloo", "nccl"]
 
@@ -75,8 +81,6 @@ class RankGroup:
     """Exchange of objects and sums between the ranks of a federation. Every rank makes the same calls.
 
     Args:
-        rank: This one.
-        size: Number of ranks.
         address: Host and port at which rank 0 answers.
         backend: For tensors; NCCL takes those on a GPU only.
         timeout: After which a rank that does not answer counts as lost.
@@ -200,3 +204,192 @@ def _write(tensor: Tensor, data: bytes) -> None:
     """Bytes to the beginning of a tensor of them."""
     if data:
         tensor[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+# ---- to Lightning ------------------------------------------------------------------------------------------
+
+
+NAME = "fedq_clients"
+
+
+class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
+    """`Trainer(strategy="fedq_clients", devices=N, num_nodes=M)`, launched by Lightning, torchrun or SLURM.
+
+    While a round is open every rank is on its own: what Lightning asks all ranks, each answers itself,
+    because they have different numbers of batches and would wait for each other at different places. Rank 0's
+    answer counts wherever files are written.
+
+    Args:
+        process_group_backend: "gloo" or "nccl" for the round's sum; None goes by the device.
+        timeout: After which a rank that does not answer ends the run of the others.
+
+    Attributes:
+        num_ranks: Number of ranks, once the Trainer knows where it runs. To Lightning, `world_size` is 1.
+
+    Raises:
+        ValueError: If there is no such backend.
+    """
+
+    strategy_name = NAME
+
+    def __init__(
+        self, process_group_backend: Backend | None = None, timeout: timedelta = timedelta(minutes=30)
+    ) -> None:
+        super().__init__(device="cpu")
+        if process_group_backend not in (*get_args(Backend), None):
+            raise ValueError(
+                f"process_group_backend must be 'gloo', 'nccl' or None, got {process_group_backend!r}"
+            )
+        self._backend, self._timeout = process_group_backend, timeout
+        self.parallel_devices: list[torch.device] | None = None  # the Trainer fills in these three
+        self.cluster_environment: Any = None
+        self.num_nodes = 1
+        self.global_rank = self.local_rank = 0
+        self.num_ranks = 1
+        self.on_its_own = self.fails = self.has_federation = False
+        self.group: RankGroup
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks on this machine."""
+        return len(self.parallel_devices or ())
+
+    @property
+    def root_device(self) -> torch.device:
+        """This rank's device: of accelerators its own, and of CPUs any.
+
+        Raises:
+            ValueError: If the Trainer was given fewer accelerators than there are ranks on this machine.
+        """
+        devices = self.parallel_devices or [self._root_device]
+        if devices[0].type == "cpu":
+            return devices[0]
+        if self.local_rank >= len(devices):
+            raise ValueError(
+                f"rank {self.local_rank} of this machine has no device of its own, because the Trainer has "
+                f"devices={len(devices)}; give it as many as processes were started on the machine, or "
+                'devices="auto"'
+            )
+        return devices[self.local_rank]
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Is this the rank that writes files?"""
+        return self.global_rank == 0
+
+    @property
+    def backend(self) -> Backend:
+        """Backend that the round's sum goes by.
+
+        Raises:
+            ValueError: If NCCL is to add up what is on no GPU.
+        """
+        on_gpu = self.root_device.type == "cuda"
+        if self._backend == "nccl" and not on_gpu:
+            raise ValueError(
+                f"NCCL adds up tensors on GPUs, and this rank's device is {self.root_device}; "
+                "use process_group_backend='gloo' or None"
+            )
+        return self._backend or ("nccl" if on_gpu else "gloo")
+
+    def set_world_ranks(self) -> None:
+        """Find out which rank this is, once the Trainer knows where it runs."""
+        environment = self.cluster_environment
+        environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
+        environment.set_world_size(self.num_nodes * self.num_processes or 1)
+        # torchrun, SLURM, MPI and Ray, which start the processes, don't listen and say how many there are
+        self.num_ranks = environment.world_size()
+        self.global_rank, self.local_rank = environment.global_rank(), environment.local_rank()
+        pl.utilities.rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+
+    def _configure_launcher(self) -> None:
+        environment = self.cluster_environment
+        if not environment.creates_processes_externally:
+            launcher = pl.strategies.launchers._SubprocessScriptLauncher
+            self._launcher = launcher(environment, self.num_processes, self.num_nodes)
+
+    def setup_environment(self) -> None:
+        """Join the group.
+
+        Raises:
+            ValueError: If another number of processes was launched.
+        """
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        self.set_world_ranks()
+        super().setup_environment()
+        self.on_its_own = self.fails = self.has_federation = False
+        if self.num_ranks > 1:
+            self.group = _joined(self)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        if self.num_ranks > 1 and trainer.state.fn == "fit" and not self.has_federation:
+            raise ValueError(
+                f'strategy="{NAME}" spreads the clients of a Federated callback over its ranks, and the '
+                f"Trainer has none: each of {self.num_ranks} ranks would train a model of its own on all "
+                "data; add Federated to the callbacks, or use strategy='auto', beside DPSGD with devices=1"
+            )
+        super().setup(trainer)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks, except where a round is about to start, which all ranks do together anyway."""
+        if self._asks_others and name != "train_dataloader()":
+            self.group.gather(None, f"the barrier {name}")
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """One rank's object, on all ranks."""
+        return self.group.broadcast(obj, "a broadcast", src) if self._asks_others else obj
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Do all ranks, or does any, say so?"""
+        votes = self.group.gather(bool(decision), "a vote") if self._asks_others else [bool(decision)]
+        return bool(min(votes) if all else max(votes))
+
+    @property
+    def _asks_others(self) -> bool:
+        return self.num_ranks > 1 and not self.on_its_own and not self.group.is_lost
+
+    def share_counts(self, module: torch.nn.Module) -> None:
+        """Give every rank rank 0's integer buffers, which count batches and are in no update."""
+        counts = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
+        if not counts:
+            return
+        flat = torch.cat([buffer.flatten().to(torch.int64) for buffer in counts])
+        self.group.share(flat)
+        parts = torch.split(flat, [buffer.numel() for buffer in counts])
+        for buffer, values in zip(counts, parts, strict=True):
+            buffer.copy_(values.view_as(buffer))
+
+    def share(self, module: torch.nn.Module) -> None:
+        """Give every rank rank 0's parameters and buffers, those that nobody trains included."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            self.group.share(tensor.detach())
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Ask nobody any more: this rank is about to end, and others may have."""
+        self.on_its_own = self.fails = True
+
+
+_groups: dict[tuple[int, int], RankGroup] = {}
+"""The group that this process has joined: one Trainer after another uses it."""
+
+
+def _joined(strategy: DistributedClientsStrategy) -> RankGroup:
+    place, environment = (strategy.global_rank, strategy.num_ranks), strategy.cluster_environment
+    if place not in _groups:
+        address = str(environment.main_address), int(environment.main_port)
+        _groups[place] = RankGroup(*place, address, strategy.backend, strategy._timeout)
+    return _groups[place]
+
+
+atexit.register(_groups.clear)
+
+
+pl.strategies.StrategyRegistry.register(
+    NAME, DistributedClientsStrategy, description="ranks own disjoint clients of a federation"
+)
+
+
+def ranks_of(trainer: pl.Trainer) -> DistributedClientsStrategy | None:
+    """The trainer's strategy, where it spreads clients over several ranks."""
+    found = trainer.strategy
+    return found if isinstance(found, DistributedClientsStrategy) and found.num_ranks > 1 else None

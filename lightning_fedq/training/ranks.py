@@ -1,9 +1,8 @@
 """Many devices: ranks own disjoint clients of a round, and exchange one sum at its end.
 
-To Lightning every rank is a single device: no sampler is swapped, no gradient is averaged, nothing is said
-between batches, and ranks may have different numbers of them. What has to be one for all goes over a
-process group of their own (`rank_group`): the round's sum, rank 0's files, and anybody's wish to stop. Every
-rank steps the server on the same sum, so no model is sent back; that they agree is checked every round.
+What has to be one for all goes over a group of their own (`rank_group`): the round's sum, rank 0's files, and
+anybody's wish to stop. Every rank steps the server on the same sum, so no model is sent back; that they agree
+is checked every round.
 
 The sum is one of integers where messages add up to it, else one of the floats that they decode to, which
 rounds alike in any order. For robust rules, joint decoders and secure aggregation every rank is given all
@@ -14,206 +13,21 @@ All ranks are one trust domain, as the clients of any simulation are: they hold 
 
 from __future__ import annotations
 
-import atexit
 import hashlib
+import os
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl
-from lightning_fedq.clients.states import Packed
+from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.mechanisms.interface import AbortedRoundError
+from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.clock import Taken
-from lightning_fedq.training.metrics import Logged
-from lightning_fedq.training.rank_group import Backend, RankGroup
-from lightning_fedq.training.schedule import Schedule
-
-if TYPE_CHECKING:
-    from lightning_fedq.training.fit import FederatedFit
-
-NAME = "fedq_clients"
-
-
-class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
-    """`Trainer(strategy="fedq_clients", devices=N, num_nodes=M)`, launched by Lightning, torchrun or SLURM.
-
-    While a round is open every rank is on its own: what Lightning asks all ranks, each answers itself,
-    because they have different numbers of batches and would wait for each other at different places. Rank 0's
-    answer counts wherever files are written.
-
-    Args:
-        process_group_backend: "gloo" or "nccl" for the round's sum; None goes by the device.
-        timeout: After which a rank that does not answer ends the run of the others.
-
-    Attributes:
-        num_ranks: Number of ranks, once the Trainer knows where it runs. To Lightning, `world_size` is 1.
-
-    Raises:
-        ValueError: If there is no such backend.
-    """
-
-    strategy_name = NAME
-
-    def __init__(
-        self, process_group_backend: Backend | None = None, timeout: timedelta = timedelta(minutes=30)
-    ) -> None:
-        super().__init__(device="cpu")
-        if process_group_backend not in (*get_args(Backend), None):
-            raise ValueError(
-                f"process_group_backend must be 'gloo', 'nccl' or None, got {process_group_backend!r}"
-            )
-        self._backend, self._timeout = process_group_backend, timeout
-        self.parallel_devices: list[torch.device] | None = None  # the Trainer fills in these three
-        self.cluster_environment: Any = None
-        self.num_nodes = 1
-        self.global_rank = self.local_rank = 0
-        self.num_ranks = 1
-        self.on_its_own = self.fails = self.has_federation = False
-        self.group: RankGroup
-
-    @property
-    def num_processes(self) -> int:
-        """Ranks on this machine."""
-        return len(self.parallel_devices or ())
-
-    @property
-    def root_device(self) -> torch.device:
-        """This rank's device: of accelerators its own, and of CPUs any.
-
-        Raises:
-            ValueError: If the Trainer was given fewer accelerators than there are ranks on this machine.
-        """
-        devices = self.parallel_devices or [self._root_device]
-        if devices[0].type == "cpu":
-            return devices[0]
-        if self.local_rank >= len(devices):
-            raise ValueError(
-                f"rank {self.local_rank} of this machine has no device of its own, because the Trainer has "
-                f"devices={len(devices)}; give it as many as processes were started on the machine, or "
-                'devices="auto"'
-            )
-        return devices[self.local_rank]
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Is this the rank that writes files?"""
-        return self.global_rank == 0
-
-    @property
-    def backend(self) -> Backend:
-        """Backend that the round's sum goes by.
-
-        Raises:
-            ValueError: If NCCL is to add up what is on no GPU.
-        """
-        on_gpu = self.root_device.type == "cuda"
-        if self._backend == "nccl" and not on_gpu:
-            raise ValueError(
-                f"NCCL adds up tensors on GPUs, and this rank's device is {self.root_device}; "
-                "use process_group_backend='gloo' or None"
-            )
-        return self._backend or ("nccl" if on_gpu else "gloo")
-
-    def set_world_ranks(self) -> None:
-        """Find out which rank this is, once the Trainer knows where it runs."""
-        environment = self.cluster_environment
-        environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
-        environment.set_world_size(self.num_nodes * self.num_processes or 1)
-        # torchrun, SLURM, MPI and Ray, which start the processes, don't listen and say how many there are
-        self.num_ranks = environment.world_size()
-        self.global_rank, self.local_rank = environment.global_rank(), environment.local_rank()
-        pl.utilities.rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
-
-    def _configure_launcher(self) -> None:
-        environment = self.cluster_environment
-        if not environment.creates_processes_externally:
-            launcher = pl.strategies.launchers._SubprocessScriptLauncher
-            self._launcher = launcher(environment, self.num_processes, self.num_nodes)
-
-    def setup_environment(self) -> None:
-        """Join the group.
-
-        Raises:
-            ValueError: If another number of processes was launched.
-        """
-        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
-        self.set_world_ranks()
-        super().setup_environment()
-        self.on_its_own = self.fails = self.has_federation = False
-        if self.num_ranks > 1:
-            self.group = _joined(self)
-
-    def setup(self, trainer: pl.Trainer) -> None:
-        if self.num_ranks > 1 and trainer.state.fn == "fit" and not self.has_federation:
-            raise ValueError(
-                f'strategy="{NAME}" spreads the clients of a Federated callback over its ranks, and the '
-                f"Trainer has none: each of {self.num_ranks} ranks would train a model of its own on all "
-                "data; add Federated to the callbacks, or use strategy='auto', beside DPSGD with devices=1"
-            )
-        super().setup(trainer)
-
-    def barrier(self, name: str | None = None) -> None:
-        """Wait for all ranks, except where a round is about to start, which all ranks do together anyway."""
-        if self._asks_others and name != "train_dataloader()":
-            self.group.gather(None, f"the barrier {name}")
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """One rank's object, on all ranks."""
-        return self.group.broadcast(obj, "a broadcast", src) if self._asks_others else obj
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Do all ranks, or does any, say so?"""
-        votes = self.group.gather(bool(decision), "a vote") if self._asks_others else [bool(decision)]
-        return bool(min(votes) if all else max(votes))
-
-    @property
-    def _asks_others(self) -> bool:
-        return self.num_ranks > 1 and not self.on_its_own and not self.group.is_lost
-
-    def share_counts(self, module: torch.nn.Module) -> None:
-        """Give every rank rank 0's integer buffers, which count batches and are in no update."""
-        counts = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
-        if not counts:
-            return
-        flat = torch.cat([buffer.flatten().to(torch.int64) for buffer in counts])
-        self.group.share(flat)
-        parts = torch.split(flat, [buffer.numel() for buffer in counts])
-        for buffer, values in zip(counts, parts, strict=True):
-            buffer.copy_(values.view_as(buffer))
-
-    def share(self, module: torch.nn.Module) -> None:
-        """Give every rank rank 0's parameters and buffers, those that nobody trains included."""
-        for tensor in (*module.parameters(), *module.buffers()):
-            self.group.share(tensor.detach())
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Ask nobody any more: this rank is about to end, and others may have."""
-        self.on_its_own = self.fails = True
-
-
-_groups: dict[tuple[int, int], RankGroup] = {}
-"""The group that this process has joined: one Trainer after another uses it."""
-
-
-def _joined(strategy: DistributedClientsStrategy) -> RankGroup:
-    place, environment = (strategy.global_rank, strategy.num_ranks), strategy.cluster_environment
-    if place not in _groups:
-        address = str(environment.main_address), int(environment.main_port)
-        _groups[place] = RankGroup(*place, address, strategy.backend, strategy._timeout)
-    return _groups[place]
-
-
-atexit.register(_groups.clear)
-
-
-pl.strategies.StrategyRegistry.register(
-    NAME, DistributedClientsStrategy, description="ranks own disjoint clients of a federation"
-)
+from lightning_fedq.training.loops import Schedule
+from lightning_fedq.training.rank_group import NAME, DistributedClientsStrategy, RankGroup
 
 
 def deal(stacks: Sequence[Stack], num_ranks: int) -> list[list[int]]:
@@ -240,8 +54,6 @@ class RankSchedule(Schedule):
 
     Args:
         whole: The schedule of one process, cut into the same stacks.
-        rank: This one.
-        num_ranks: How many there are.
 
     Attributes:
         places: For each own stack of the round last asked for its place among those of one process.
@@ -263,13 +75,14 @@ class OtherRankStoppedError(RuntimeError):
     """Signal that another rank has given the open round up, so that it is void for all."""
 
 
-class RankShare(NamedTuple):
-    """One rank's share of what is kept beside the server: steps, logs and states of its clients."""
+class Beside(Protocol):
+    """What is kept beside the server: `training.round.ClientSide`, steps, logs and states of clients."""
 
-    taken: Taken
-    logged: Logged | None
-    opened: Packed
-    most: Tensor
+    def share(self) -> Any:
+        """This rank's, of the open round. It can be pickled."""
+
+    def take_in(self, shares: Sequence[Any]) -> None:
+        """Be where one process would be, by the shares of all ranks."""
 
 
 class _Kind(NamedTuple):
@@ -308,7 +121,7 @@ class _Part(NamedTuple):
     energy: float
     kind: _Kind | None
     messages: list[tuple[list[int], Tensor]]
-    share: RankShare | None
+    share: Any
 
 
 class RankEngine(RoundEngine):
@@ -316,12 +129,11 @@ class RankEngine(RoundEngine):
 
     Args:
         *args: See `RoundEngine`.
-        strategy: Strategy of this rank.
         stacks: Returns the stacks of the round to come, or of the open one, that one process would train.
         **options: See `RoundEngine`.
 
     Attributes:
-        beside: Fit of this rank, whose share the ranks exchange with their parts of a round, before the
+        beside: Clients of this rank, whose shares the ranks exchange with their parts of a round, before the
             server steps.
     """
 
@@ -334,7 +146,7 @@ class RankEngine(RoundEngine):
     ) -> None:
         super().__init__(*args, **options)
         self._strategy, self._stacks = strategy, stacks
-        self.beside: FederatedFit | None = None
+        self.beside: Beside | None = None
 
     def start(self) -> RoundPlan:
         # rank 0, which alone reads the journal, says which attempt it is
@@ -385,14 +197,14 @@ class RankEngine(RoundEngine):
         symbols = total.integer_sum
         kind = None if symbols is None else _Kind.of(symbols)
         own = total.received, self._uplink_bits, self._clipped, self.non_finite, self._energy
-        share = None if self.beside is None else self.beside.share_of_rank()
+        share = None if self.beside is None else self.beside.share()
         parts = self._meet(_Part(*own, kind, self._messages, share))
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts):
             raise OtherRankStoppedError(f"rank {parts.index(None)} has given up round {self.round + 1}")
         self._take_in(whole)
         if self.beside is not None:  # now, because a server's optimiser may draw random numbers, too
-            self.beside.take_shares([part.share for part in whole if part.share is not None])
+            self.beside.take_in([part.share for part in whole if part.share is not None])
         return super().finish()
 
     def abandon(self) -> None:
@@ -456,7 +268,109 @@ def _short(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:8]
 
 
-def ranks_of(trainer: pl.Trainer) -> DistributedClientsStrategy | None:
-    """The trainer's strategy, where it spreads clients over several ranks."""
-    found = trainer.strategy
-    return found if isinstance(found, DistributedClientsStrategy) and found.num_ranks > 1 else None
+# ---- what is refused, and said -----------------------------------------------------------------------------
+
+
+WORTH = 60.0
+"""Seconds of training from which on idle cores are worth a word."""
+
+
+def check_for_ranks(rule: object | None) -> None:
+    """Refuse what needs a client's memory in one place.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    if rule is not None:
+        raise ValueError(
+            f"{type(rule).__name__} keeps every client's account in one process; train in one process "
+            f'(devices=1), or leave it out with strategy="{NAME}"'
+        )
+
+
+def check_streams(held: Sequence[Tensor]) -> None:
+    """Refuse clients whose data come in a stream, which goes on where it stopped on one rank only.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    streams = [client for client, part in enumerate(held) if not len(part)]
+    if streams:
+        raise ValueError(
+            f"the data of clients {streams[:10]} are streams, and every rank would read its own copy; "
+            f'train in one process (devices=1), or use data sets with a length with strategy="{NAME}"'
+        )
+
+
+def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
+    """Refuse ranks that were started with different settings.
+
+    Args:
+        facts: What must be the same, in words.
+
+    Raises:
+        ValueError: On every rank that differs, naming what does.
+    """
+    theirs = group.broadcast(facts, "the comparison of settings")
+    differing = [key for key in facts if facts[key] != theirs[key]]
+    if differing:
+        raise ValueError(
+            f"rank {group.rank} was started with other settings than rank 0: "
+            + ", ".join(f"{key} = {facts[key]} (on rank 0 {theirs[key]})" for key in differing)
+            + "; start all ranks with the same program, arguments and data"
+        )
+
+
+def say_who_is_idle(stacks: Sequence[Stack], num_ranks: int) -> None:
+    """Warn where a round has fewer stacks than there are ranks."""
+    if len(stacks) < num_ranks:
+        most = max(len(stack.clients) for stack in stacks)
+        rank_zero_warn(
+            f"a round has {len(stacks)} stacks of up to {most} clients, so only {len(stacks)} of {num_ranks} "
+            "ranks have work; use a smaller clients_per_step, or fewer devices"
+        )
+
+
+def idle_cores(seconds: float, num_stacks: int) -> str | None:
+    """Say what more ranks would have brought a fit in one process on a CPU, if that is worth a word.
+
+    Args:
+        seconds: For which its clients trained.
+        num_stacks: Stacks of a round, which are what ranks share.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    ranks = min(cores // threads, num_stacks)
+    if seconds < WORTH or ranks < 2:
+        return None
+    return (
+        f"clients trained for {seconds:.0f} s on {threads} of {cores} cores; with {ranks} ranks, "
+        f'Trainer(strategy="{NAME}", devices={ranks}), it is {seconds / ranks:.0f} s at best'
+    )
+
+
+def agree_on_start(
+    ranks: DistributedClientsStrategy, facts: dict[str, str], held: Sequence[Tensor], ledger: Ledger
+) -> None:
+    """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger.
+
+    Args:
+        facts: Facts that must be the same, in words.
+        ledger: Ledger, which follows that of rank 0.
+
+    Raises:
+        ValueError: On every rank that differs, naming what does.
+    """
+    sizes = [len(part) for part in held]
+    theirs = ranks.group.broadcast(sizes, "the sizes of clients")
+    for client, (own, other) in enumerate(zip(sizes, theirs, strict=False)):
+        if own != other:
+            raise ValueError(
+                f"rank {ranks.group.rank} has {own} samples of client {client}, and rank 0 has {other}; "
+                "start all ranks with the same data"
+            )
+    dealt = hashlib.sha256(b"".join(part.numpy().tobytes() for part in held))
+    check_same_on_all_ranks(ranks.group, {**facts, "who holds which samples": dealt.hexdigest()[:16]})
+    first = ranks.group.broadcast(ledger.state_dict(), "the ledger at the start")
+    if not ranks.is_global_zero:
+        ledger.follow(first)

@@ -14,11 +14,9 @@ from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.privacy.target import PrivacyTarget, check_secret
 from lightning_fedq.privacy.verdict import NO_GUARANTEE
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.training.described import why_round_repeated
-from lightning_fedq.training.figures import delta_of
+from lightning_fedq.training.accounts import delta_of, report_of, why_round_repeated
+from lightning_fedq.training.said import lengths_tell
 from lightning_fedq.training.settings import Clients, Local, Server
-from lightning_fedq.training.spending import report_of
-from lightning_fedq.training.unprotected import lengths_tell
 
 
 def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyTarget | None) -> bool:
@@ -33,11 +31,8 @@ def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyT
     if seed is not None:
         _refuse("S1, a secret draw", f"whoever knows seed={seed} knows every cohort", "use seed=None")
     if clients.participation in ("once", "cyclic"):
-        _refuse(
-            "S1, a fresh draw every round",
-            f"participation={clients.participation!r} deals the clients out",
-            "use participation='random'",
-        )
+        what = f"participation={clients.participation!r} deals the clients out"
+        _refuse("S1, a fresh draw every round", what, "use participation='random'")
     if target is not None and not target.secret:
         _refuse(
             "S5, clients without a limit of their own",
@@ -55,17 +50,11 @@ def check_settings(planner: RoundPlanner, local: Local, server: Server, has_ledg
     """
     algorithm = local.algorithm
     if planner.cohort_size == planner.num_clients:
-        _refuse(
-            "S1, a draw",
-            f"all {planner.num_clients} clients take part in every round",
-            f"set clients_per_round below {planner.num_clients}",
-        )
+        what = f"all {planner.num_clients} clients take part in every round"
+        _refuse("S1, a draw", what, f"set clients_per_round below {planner.num_clients}")
     if planner.dropout_probability > 0.0:
-        _refuse(
-            "S3, everybody who is drawn answers",
-            f"dropout_probability={planner.dropout_probability}",
-            "use dropout_probability=0",
-        )
+        what = f"dropout_probability={planner.dropout_probability}"
+        _refuse("S3, everybody who is drawn answers", what, "use dropout_probability=0")
     if planner.deadline is not None:
         _refuse("S3, everybody who is drawn answers", f"{planner.deadline!r}", "leave deadline out")
     if planner.own_draws:
@@ -75,47 +64,26 @@ def check_settings(planner: RoundPlanner, local: Local, server: Server, has_ledg
     if server.aggregator is not None:
         _refuse("S4, a plain mean", f"aggregator={server.aggregator!r}", "leave aggregator out")
     if algorithm is not None and algorithm.remembers:
-        _refuse(
-            "S5, clients without memory",
-            f"clients of {type(algorithm).__name__} keep vectors from round to round",
-            "use FedProx, or no algorithm",
-        )
+        what = f"clients of {type(algorithm).__name__} keep vectors from round to round"
+        _refuse("S5, clients without memory", what, "use FedProx, or no algorithm")
     if local.buffers == "local":
-        _refuse(
-            "S5, clients without memory",
-            "buffers='local' stay with every client",
-            "use buffers='share' or 'frozen'",
-        )
+        what = "buffers='local' stay with every client"
+        _refuse("S5, clients without memory", what, "use buffers='share' or 'frozen'")
     if local.patterns:
-        _refuse(
-            "S5, clients without memory",
-            f"local={local.patterns!r} stay with every client",
-            "leave local out",
-        )
+        what = f"local={local.patterns!r} stay with every client"
+        _refuse("S5, clients without memory", what, "leave local out")
     if local.evaluate_clients is not None:
-        _refuse(
-            "S8, nothing else that depends on the draw",
-            "evaluate_clients writes what clients measure",
-            "leave evaluate_clients out",
-        )
+        what = "evaluate_clients writes what clients measure"
+        _refuse("S8, nothing else that depends on the draw", what, "leave evaluate_clients out")
     if local.check_isolation is False:
-        _refuse(
-            "S5, clients without memory",
-            "check_isolation=False does not look for any",
-            "leave check_isolation out",
-        )
+        what = "check_isolation=False does not look for any"
+        _refuse("S5, clients without memory", what, "leave check_isolation out")
     if server.diagnostics:
-        _refuse(
-            "S8, nothing else that depends on the draw",
-            "diagnostics compare with the exact mean of the cohort",
-            "use diagnostics=False",
-        )
+        what = "diagnostics compare with the exact mean of the cohort"
+        _refuse("S8, nothing else that depends on the draw", what, "use diagnostics=False")
     if local.client_metrics not in (None, "none"):
-        _refuse(
-            "S8, nothing else that depends on the draw",
-            f"client_metrics={local.client_metrics!r} writes what the drawn clients log",
-            "use client_metrics='none'",
-        )
+        what = f"client_metrics={local.client_metrics!r} writes what the drawn clients log"
+        _refuse("S8, nothing else that depends on the draw", what, "use client_metrics='none'")
     if has_ledger:
         _refuse(
             "S9, a ledger of this one training",

@@ -1,4 +1,4 @@
-"""Settings of a federation in frozen groups: what protects, who takes part, what a client and the server do.
+"""Settings of a federation in frozen groups, and the federation that all parts of a fit know.
 
 `Federated` takes them as flat arguments, because a YAML and a person write them so, with their defaults; here
 each has its place, its kind and its range. What depends on a fit is none of this (`training.fit`).
@@ -6,10 +6,10 @@ each has its place, its kind and its range. What depends on a fit is none of thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,10 +20,12 @@ from lightning_fedq.algorithms.byzantine.aggregation import (
     Weighting,
     inverse_variance_weights,
 )
-from lightning_fedq.clients.constraints import Constraint, check_constraints
+from lightning_fedq.clients.constraints import Constraint, check_constraints, shown
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.personal import check_patterns
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import BufferMode, Vector
+from lightning_fedq.data.batches import BatchRule
 from lightning_fedq.data.labels import Labels
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.functional.checks import check_fields
@@ -42,11 +44,16 @@ from lightning_fedq.rounds import (
     Participation,
     RoundEngine,
     RoundPlanner,
+    RoundRecord,
     Statistics,
     check_aggregation,
 )
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.client_metrics import ClientMetricsChoice
+
+if TYPE_CHECKING:
+    from lightning_fedq.training.client_evaluation import EvaluatedClients
+    from lightning_fedq.training.client_metrics import ClientMetrics
 
 Group = TypeVar("Group")
 
@@ -285,3 +292,77 @@ def check_modulus(secagg: SecAgg, engine: RoundEngine) -> None:
     context = engine.context(engine.coming_plan())
     rand = PublicRandomness(engine.keys, context.round, context.attempt)
     secagg.layout(engine.mechanism, context, rand)
+
+
+class Federation:
+    """Base of `Federated`: all that parts of a fit and other callbacks need to know of it.
+
+    Attributes:
+        privacy_target: Epsilon that was asked for, and towards whom. None without a target.
+        engine: The round engine. None before the first fit.
+        records: One record for every finished round.
+        client_log: Metrics that clients have logged in training, and where they went. None before the first
+            fit.
+        client_evaluations: Measurements on clients' held-out samples, of this process's rounds.
+        clients_per_step_chosen: Number of clients that train side by side, from `on_fit_start` on. 0 before.
+    """
+
+    mechanism: Mechanism
+    clients: Clients
+    local: Local
+    server: Server
+    planner: RoundPlanner
+    seed: int | None
+    ledger: Ledger
+    owns_ledger: bool
+    privacy_target: PrivacyTarget | None
+    batch_rule: BatchRule | None
+    engine: RoundEngine | None
+    records: list[RoundRecord]
+    client_log: ClientMetrics | None
+    client_evaluations: list[EvaluatedClients]
+    clients_per_step_chosen: int
+    _followers: list[Callable[[], None]]
+    _undo: Undo
+
+    def when_vector_changes(self, call: Callable[[], None]) -> None:
+        """Be called, until this fit is over, when parameters have joined or left. Raise to stop there."""
+        self._undo.replace(self, "_followers", [*self._followers, call])
+
+    def vector_changed(self) -> None:
+        """Tell whoever asked for it that parameters have joined or left."""
+        for call in self._followers:
+            call()
+
+    def plan_by(self, seed: int) -> None:
+        """Draw cohorts and shares of the data by a seed."""
+        self.planner = replace(self.planner, seed=seed)
+
+    def identity(self) -> dict[str, str]:
+        """Fingerprint that a checkpoint must agree with, in words."""
+        clients, local, server = self.clients, self.local, self.server
+        rule = clients.available
+        return {
+            "mechanism": repr(self.mechanism),
+            "num_clients": str(clients.num_clients),
+            "clients_per_round": str(self.planner.cohort_size),
+            "participation": clients.participation,
+            "dropout_probability": str(clients.dropout_probability),
+            **({} if clients.deadline is None else {"deadline": repr(clients.deadline)}),
+            **({} if rule is None else {"available": getattr(rule, "__qualname__", type(rule).__name__)}),
+            "weighting": server.weighting,
+            "aggregator": repr(server.aggregator),
+            "secure_aggregation": repr(server.secure_aggregation),
+            "partition": repr(clients.partition),
+            "target": server.target,
+            **({} if server.broadcast_bits is None else {"broadcast_bits": str(server.broadcast_bits)}),
+            "buffers": local.buffers,
+            **({"local": repr(local.patterns)} if local.patterns else {}),
+            **({"shared": repr(local.shared)} if local.shared else {}),
+            **({"constraints": shown(local.constraints)} if local.constraints else {}),
+            **({} if local.statistics is None else {"statistics": repr(local.statistics)}),
+            "seed": str(self.seed),
+            "batches": "passes" if self.batch_rule is None else type(self.batch_rule).__name__,
+            **({} if local.algorithm is None else {"algorithm": repr(local.algorithm)}),
+            **({} if local.evaluate_clients is None else local.evaluate_clients.identity()),
+        }

@@ -44,22 +44,23 @@ class SetsItsRate(Steady):
 def fit(module):
     fed = Federated(FedAvg(), CLIENTS, seed=1, algorithm=SCAFFOLD(), local_steps=STEPS, clients_per_step=1)
     make_trainer(fed, max_epochs=2).fit(module, datamodule=Digits(100, 5))
-    return fed.fit.correction
+    return fed.fit
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("kind", [Steady, LeavesOut, SetsItsRate])
 def test_the_divisor_is_the_schedule_s(kind):
     second = sum(RATE * 0.5**step for step in range(STEPS, 2 * STEPS))
-    assert fit(kind()).moved == pytest.approx(second)
+    assert fit(kind()).side.clock.moved == pytest.approx(second)
 
 
 def test_without_a_schedule_it_is_rate_times_steps_and_everybody_opens_a_variate():
     class NoSchedule(LeavesOut):
         schedule = False
 
-    found = fit(NoSchedule())
-    assert found.moved == pytest.approx(RATE * STEPS)
+    fitted = fit(NoSchedule())
+    found = fitted.correction
+    assert fitted.side.clock.moved == pytest.approx(RATE * STEPS)
     assert sorted(found.kept) == list(range(CLIENTS)), "whether a client has moved does not show in the share"
     mean = torch.stack([found.kept[client] for client in range(CLIENTS)]).mean(0)
     assert torch.allclose(found.server, mean, atol=1e-6), "with everybody, the server's is the mean"

@@ -20,7 +20,7 @@ from lightning_fedq.privacy.document import from_json
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import read_rows
-from lightning_fedq.training.spending import noise_words
+from lightning_fedq.training.accounts import noise_words
 from tests.callbacks.runs import small_data, small_model, small_run
 from tests.digits_run import Classifier, Digits, digits, make_trainer
 

@@ -6,7 +6,7 @@ import torchmetrics
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, ByzantineClients
-from lightning_fedq.training.rank_checks import check_same_on_all_ranks
+from lightning_fedq.training.ranks import check_same_on_all_ranks
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import Stream, of
 from tests.digits_run import Classifier

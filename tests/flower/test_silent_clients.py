@@ -14,7 +14,7 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import HiddenPair
 from lightning_fedq.privacy.report import OWN_CODE
-from lightning_fedq.training.described import described
+from lightning_fedq.training.accounts import described
 from tests.flower.loop import LoopGrid, clients, deployment, federated
 
 DELTA, ROUNDS, CLIENTS = 1e-3, 3, 6
@@ -77,8 +77,6 @@ def test_what_is_kept_whoever_is_silent():
             plain_sum=True,
             num_byzantine=0,
             secure_keys=True,
-            charges=None,
-            broken="",
         )
         return Account(run, DELTA).claims()[Adversary.OUTSIDER].loss
 

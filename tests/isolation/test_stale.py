@@ -248,7 +248,7 @@ def test_an_average_that_could_not_be_tried_is_named(kind, why, monkeypatch, tmp
         globals()["in_rehearsal"] = True
         return ordinary(*args)
 
-    monkeypatch.setattr("lightning_fedq.training.population.rehearse", rehearse)
+    monkeypatch.setattr("lightning_fedq.training.round.rehearse", rehearse)
     monkeypatch.chdir(tmp_path)
     _, fed = federate(row(kind), 1)
     assert re.search(f"{kind.__name__}.on_train_end{why}" if kind is Saving else why, fed.fit.averages)

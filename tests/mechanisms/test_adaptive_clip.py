@@ -17,7 +17,7 @@ from lightning_fedq.mechanisms.interface.ranges import Ranges
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.spending import report_of
+from lightning_fedq.training.accounts import report_of
 from tests.flower.loop import TRAINER, Digits, LoopGrid, clients, deployment, federated, module, simulate
 from tests.one_round import context_of, encode
 

@@ -22,7 +22,7 @@ from lightning_fedq.secagg import Client, SecAgg, Server
 from lightning_fedq.secagg.graph import is_connected, neighbours, security_log2
 from lightning_fedq.secagg.layout import sum_layout
 from lightning_fedq.secagg.shamir import SHARE_BYTES, element_bytes, interpolate
-from lightning_fedq.training.described import described
+from lightning_fedq.training.accounts import described
 from tests.described import page as markdown
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -63,8 +63,6 @@ def run_of(clients, cohort, secagg, mechanism, rounds=100, num_byzantine=0):
         plain_sum=True,
         num_byzantine=num_byzantine,
         secure_keys=True,
-        charges=None,
-        broken="",
     )
 
 

@@ -529,7 +529,7 @@ def findings(fed, trainer, module, folder):
             for r in fed.records
         ],
         "validation": exact,
-        "steps": [trainer.global_step, trainer.current_epoch, fed.fit._clock.now],
+        "steps": [trainer.global_step, trainer.current_epoch, fed.fit.side.clock.now],
         "optimizers": _plain([group for o in trainer.optimizers for group in o.state_dict()["param_groups"]]),
         "own": {client: _plain(fed.fit.vector.own.of(client)) for client in range(CLIENTS)},
         "measured": [_plain(one.plain()) for one in fed.fit.client_evaluations],

@@ -13,8 +13,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import planned_charges
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.described import run_to_come
-from lightning_fedq.training.spending import report_of
+from lightning_fedq.training.accounts import report_of, run_to_come
 from tests.digits_run import Classifier, Digits, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -5,7 +5,7 @@ from torch import nn
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.training.averaging import check_averaging
+from lightning_fedq.training.checks import check_averaging
 from reproductions.useful.training import tail_from
 from tests.callbacks.silent import Silent
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of

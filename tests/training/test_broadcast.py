@@ -10,7 +10,7 @@ from lightning_fedq.callbacks import Federated, Langevin
 from lightning_fedq.mechanisms import CorBin, FedAvg, GaussianNoise
 from lightning_fedq.rounds import Broadcast
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.statement import outcome
+from lightning_fedq.training.said import outcome
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 from tests.flower.loop import LoopGrid, clients, deployment, federated as deployed, simulate
 

@@ -54,7 +54,7 @@ def test_a_limit_that_leaves_a_client_without_a_batch():
     )
     with pytest.raises(ValueError, match=message):
         check_limit(work)
-    with pytest.raises(ValueError, match=r"= 0 leaves clients 0, 1, 2, .*, 9, \.\.\. without a batch"):
+    with pytest.raises(ValueError, match=r"= 0 leaves clients 0, 1, 2, .*, 9 and 1 more without a batch"):
         check_limit(LocalWork([torch.arange(40)] * 11, 10, False, True, 1, None, 0))
     check_limit(LocalWork(held, 10, False, True, 1, None, 1))
     check_limit(LocalWork(held, 10, False, True, 1, None, 1.0))

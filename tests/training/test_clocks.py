@@ -10,8 +10,7 @@ from lightning_fedq import PrivacyBudget, RunFolder
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import RoundProgressBar
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.statement import outcome
-from lightning_fedq.training.unprotected import clocks
+from lightning_fedq.training.said import clocks, outcome
 from tests.training.test_own_draws import OWN, own
 from tests.training.test_privacy_target import Line, loader
 from tests.training.test_secret_cohorts import NOISE, secret, trainer_of

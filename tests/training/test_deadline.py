@@ -13,7 +13,7 @@ from lightning_fedq.commands.configs import find
 from lightning_fedq.flower.federated_server import FederatedServer
 from lightning_fedq.flower.settings import of_real_clients, time_limit
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.spending import report_of
+from lightning_fedq.training.accounts import report_of
 from tests.digits_run import Classifier, Digits, make_trainer
 
 SLOW = fedq.Deadline(30.0, durations=[10.0, 10.0, 90.0, 10.0, 10.0, 10.0])

@@ -14,18 +14,20 @@ from lightning_fedq.mechanisms import CPA, CorBin, FedAvg, SignRR, SubtractiveDi
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, Ranges
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.training import rank_checks
-from lightning_fedq.training.rank_checks import agree_on_start, check_same_on_all_ranks, say_who_is_idle
+from lightning_fedq.training import ranks
+from lightning_fedq.training.loops import Schedule
+from lightning_fedq.training.rank_group import DistributedClientsStrategy
 from lightning_fedq.training.ranks import (
-    DistributedClientsStrategy,
     OtherRankStoppedError,
     RankEngine,
     RankSchedule,
     _dtype_of_sum,
     _Kind,
+    agree_on_start,
+    check_same_on_all_ranks,
     deal,
+    say_who_is_idle,
 )
-from lightning_fedq.training.schedule import Schedule
 from tests.digits_run import Classifier, Digits, make_trainer
 
 # ---- who owns whom --------------------------------------------------------------------------------------
@@ -351,7 +353,7 @@ def test_lightning_knows_the_strategy_by_name():
 
 
 def test_the_end_of_a_fit_says_what_a_second_core_would_bring(monkeypatch, caplog):
-    monkeypatch.setattr(rank_checks, "WORTH", 0.0)
+    monkeypatch.setattr(ranks, "WORTH", 0.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     private = DPSGD(1.0, 1.0, delta=0.01, seed=0)  # which ranks refuse
@@ -368,8 +370,8 @@ def test_the_end_of_a_fit_says_what_a_second_core_would_bring(monkeypatch, caplo
 def test_nothing_is_said_of_cores_for_a_short_fit_a_single_stack_or_a_core_of_all_threads(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert rank_checks.idle_cores(59.0, 10) is None
-    assert rank_checks.idle_cores(600.0, 1) is None
-    assert "300 s at best" in (rank_checks.idle_cores(600.0, 10) or "")
+    assert ranks.idle_cores(59.0, 10) is None
+    assert ranks.idle_cores(600.0, 1) is None
+    assert "300 s at best" in (ranks.idle_cores(600.0, 10) or "")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert rank_checks.idle_cores(600.0, 10) is None
+    assert ranks.idle_cores(600.0, 10) is None

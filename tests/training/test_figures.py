@@ -15,7 +15,7 @@ from lightning_fedq.privacy.planning import Problem, context_of, plan
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.runs import read_rows, summary_lines
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.spending import report_of
+from lightning_fedq.training.accounts import report_of
 from tests.contract.test_targets import KINDS, WITHOUT
 from tests.described import Setting
 from tests.digits_run import Classifier, Digits, make_trainer

@@ -7,7 +7,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.journal import Journal
-from lightning_fedq.training.journal import find_journal
+from lightning_fedq.training.checkpoints import find_journal
 from tests.callbacks.test_federated_resume import ROUNDS, federation, fit, latest, module, pytestmark  # noqa: F401
 from tests.callbacks.test_federated_resume_killed import journal_lines
 from tests.digits_run import Digits, make_trainer

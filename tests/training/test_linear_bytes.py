@@ -11,8 +11,8 @@ from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.rounds import RoundRecord
 from lightning_fedq.rounds.client import StreamLog
-from lightning_fedq.training.records import warn_of
-from lightning_fedq.training.resume import RecordsBeside, records_of
+from lightning_fedq.training.checkpoints import RecordsBeside, records_of
+from lightning_fedq.training.said import warn_of
 from tests.callbacks.test_federated_resume import fit, latest
 from tests.callbacks.test_federated_resume_killed import pytestmark  # noqa: F401
 from tests.digits_run import Digits, make_trainer

@@ -24,7 +24,7 @@ from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.rounds import CohortKey, RoundPlanner
 from lightning_fedq.rounds.running_sum import RunningSum
-from lightning_fedq.training.spending import report_of
+from lightning_fedq.training.accounts import report_of
 from tests.described import page as markdown, privacy_report
 from tests.training.test_privacy_target import Line, loader
 from tests.training.test_secret_cohorts import Kept, fitted, plain, trainer_of

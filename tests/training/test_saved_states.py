@@ -9,7 +9,7 @@ import torchmetrics
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.mechanisms import LDPQ
-from lightning_fedq.training.saved_states import same
+from lightning_fedq.training.checkpoints import same
 from tests.digits_run import Classifier, Digits, make_trainer
 
 

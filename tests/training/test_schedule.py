@@ -3,7 +3,7 @@ import torch
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.rounds import RoundPlan, RoundPlanner
-from lightning_fedq.training.schedule import round_stacks, shortened
+from lightning_fedq.training.loops import round_stacks, shortened
 
 
 def plan(num_clients, dropout=0.0):

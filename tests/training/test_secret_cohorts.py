@@ -21,8 +21,8 @@ from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.privacy.secret_row import CONDITIONS
 from lightning_fedq.rounds import CohortKey, RoundPlanner
+from lightning_fedq.training.accounts import report_of
 from lightning_fedq.training.secret_cohorts import check_processes
-from lightning_fedq.training.spending import report_of
 from tests.described import page as markdown, privacy_report
 from tests.digits_run import make_trainer
 from tests.training.test_privacy_target import Line, loader

@@ -14,7 +14,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.mechanisms.interface.ranges import PreviousMinMax
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, Statistics
-from lightning_fedq.training.spending import report_of
+from lightning_fedq.training.accounts import report_of
 from tests.contract.test_mechanisms import ROWS
 from tests.digits_run import Classifier, Digits, digits, make_trainer
 

@@ -14,7 +14,7 @@ from lightning_fedq.leakage import LeakageMonitor
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.records import NoiseWarning
+from lightning_fedq.training.accounts import NoiseWarning
 from tests.described import page as markdown
 from tests.digits_run import Classifier, Digits, make_trainer
 from tests.training.test_client_metrics import Logs, SendsNothingUseful, run

@@ -24,7 +24,7 @@ from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.described import run_to_come
+from lightning_fedq.training.accounts import run_to_come
 from tests.digits_run import Classifier, make_trainer
 from tests.test_cli import configuration
 

@@ -9,7 +9,7 @@ client of the round has taken, of optimisers and of each schedule.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -49,13 +49,16 @@ class Clock:
     """The clock of every client of one fit.
 
     Args:
-        trainer: The user's Trainer, in its fit.
         batches: Batches of the federation's longest client in a round.
+
+    Attributes:
+        steps: Steps of the last round.
     """
 
     def __init__(self, trainer: Any, batches: int) -> None:
         self._trainer, self._batches = trainer, batches
         self._clients: list[Taken] = []
+        self.steps = 0
         self._told = False
         self._moved: float | None = None
 
@@ -84,11 +87,7 @@ class Clock:
             optimizer._opt_called = True
 
     def saw(self, trainer: Any) -> None:
-        """Count what a client has taken.
-
-        Args:
-            trainer: The client's.
-        """
+        """Count what a client has taken."""
         if trainer.lr_scheduler_configs:
             self._look_at_plateaus(trainer.lr_scheduler_configs)
         steps = int(trainer.global_step) - self.now
@@ -117,30 +116,34 @@ class Clock:
 
     @property
     def taken(self) -> Taken:
-        """By the clients so far."""
+        """By the clients so far, and by those of other ranks once they are taken in."""
         return Taken.together(self._clients)
 
-    def end_round(self, taken: Taken) -> int:
-        """Move schedules and loss scale on. Returns the steps of the round.
+    def take_in(self, ranks: Sequence[Taken]) -> None:
+        """Go on with what the clients of all ranks have taken."""
+        self._clients = list(ranks)
 
-        Args:
-            taken: By all clients of the round.
-        """
-        trainer = self._trainer
+    def saw_not_finite(self, names: Sequence[str]) -> None:
+        """Note what was NaN or infinite in an update that counts as zero."""
+        self._clients.append(Taken(not_finite=tuple(names)))
+
+    def commit(self, counted: Collection[int]) -> None:
+        """The round has ended: move schedules and loss scale on, by all its clients, counted or not."""
+        trainer, taken = self._trainer, self.taken
         self._scale(taken.scales)
         if not self._automatic:
             for config, steps in zip(trainer.lr_scheduler_configs, taken.schedules, strict=False):
                 for _ in range(steps):
                     config.scheduler.step()
-            return taken.steps
-        steps = self._steps
-        for step in range(1, steps + 1):
+            self.steps = taken.steps
+            return
+        self.steps = self._steps
+        for step in range(1, self.steps + 1):
             self._after_step(step)
         for config in trainer.lr_scheduler_configs:
             due = not (trainer.current_epoch + 1) % config.frequency
             if config.interval == "epoch" and not config.reduce_on_plateau and due:
                 self._step(config)
-        return steps
 
     @property
     def _steps(self) -> int:

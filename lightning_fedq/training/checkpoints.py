@@ -1,0 +1,369 @@
+"""Checkpoints of a federation: the journal and the records beside them, and what a round that is open says.
+
+The ledger's journal lies beside the checkpoints, under a name that the checkpoint knows. Where no checkpoint
+callback has a local folder, anybody may still save (`trainer.save_checkpoint`, Ray's callback): the first
+checkpoint opens a journal in `default_root_dir`, and nothing is written where nobody saves. A run that
+resumes goes on in the journal of its checkpoint; one that lies in the checkpoint's own folder comes first, so
+that the folder can be moved. A run that begins beside the journal of another run of the same federation says
+so, and its statements count both.
+
+`SavedStates` looks at what a checkpoint holds of a module beside parameters and buffers: states of persistent
+metrics, what `get_extra_state` gives, and hyperparameters; not at those of callbacks and of the data module.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
+from torchmetrics import Metric
+
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.privacy.journal import Journal, charged_under, is_of
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.rounds import RoundRecord
+
+
+def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
+    """Give the ledger the journal of its checkpoint, or a new one in the folder of the checkpoints to come.
+
+    Args:
+        ledger: New, or restored from a checkpoint; one that has a journal keeps it.
+        repeatable: Whether the keys come from a seed, see `Ledger.keep`.
+
+    Raises:
+        FileNotFoundError: If the checkpoint's journal is missing and the keys come from the system.
+        ValueError: If the journal is of another federation, or damaged; or if the checkpoint names none,
+            has charges, and the keys come from the system.
+    """
+    if not trainer.is_global_zero or (ledger.journal is not None and ledger.journal.path.is_file()):
+        return
+    if ledger.names_no_journal and not repeatable:
+        raise ValueError(
+            "the checkpoint has charged rounds and names no journal, so what was sent after it is not known; "
+            "load only the weights, begin a new federation, and add up what both spend"
+        )
+    recorded, position = ledger.recorded
+    found = find_journal(recorded, trainer.ckpt_path, ledger.recorded_names)
+    if recorded and found is None and not repeatable:
+        raise FileNotFoundError(
+            f"the journal {recorded} of this checkpoint is missing, or another run's, so what was sent after "
+            "the checkpoint is not known; put it beside the checkpoint, or load only the weights and begin a "
+            "new federation"
+        )
+    if found is not None:
+        ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
+        return
+    folder = _beside_checkpoints(trainer)
+    if not repeatable and not recorded:
+        _count_others(folder or _local(trainer.default_root_dir), ledger)
+    if folder is not None:
+        _begin(folder, ledger, repeatable)
+
+
+def keep_journal_of_checkpoint(trainer: pl.Trainer, ledger: Ledger) -> None:
+    """Open a journal in `default_root_dir` before a checkpoint is made, if the ledger has none. Secret keys.
+
+    Args:
+        trainer: In its fit, or after it.
+        ledger: What it has charged until now stands in the checkpoint, and all that comes in the journal.
+    """
+    if ledger.journal is not None or not trainer.is_global_zero:
+        return
+    if (folder := _local(trainer.default_root_dir)) is not None:
+        _begin(folder, ledger, repeatable=False)
+        return
+    rank_zero_warn(
+        f"no journal is kept in default_root_dir={trainer.default_root_dir}, which is no local folder, so "
+        "that a checkpoint with charges can't be resumed; set Trainer(default_root_dir=FOLDER)"
+    )
+
+
+def _begin(folder: Path, ledger: Ledger, repeatable: bool) -> None:
+    path = folder / f"ledger-{secrets.token_hex(4)}.jsonl"
+    ledger.keep(Journal(path, ledger.mechanism, ledger.num_clients), repeatable)
+
+
+def _count_others(folder: Path | None, ledger: Ledger) -> None:
+    """Let statements count what other runs of the same federation have charged in a folder."""
+    for path in sorted(folder.glob("ledger-*.jsonl")) if folder is not None else ():
+        if not is_of(path, ledger.mechanism, ledger.num_clients):
+            continue
+        try:
+            rounds = ledger.count_beside(Journal(path, ledger.mechanism, ledger.num_clients))
+        except ValueError as error:  # damaged, or charged on other terms
+            rank_zero_warn(f"{path} is of another run of this federation, and is not counted: {error}")
+            continue
+        if rounds:
+            rank_zero_warn(
+                f"another run of this federation has charged {rounds} rounds, which stand in {path}. This "
+                "one does not resume it, so the same clients pay for both, and statements count both; resume "
+                "with trainer.fit(..., ckpt_path=...), or, where other clients train, take another folder"
+            )
+
+
+def say_at_start(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = None) -> None:
+    """Say where a new server's keys come from, and that clients who trained before have paid before.
+
+    Args:
+        saved: State of the checkpoint's ledger, where the training resumes one.
+    """
+    if seeded:
+        rank_zero_info("keys from a seed: reproducible, and nothing is private")
+    else:
+        rank_zero_info("keys from the operating system: secret, and not reproducible whatever is seeded")
+    if ledger.rounds:
+        rank_zero_info(
+            f"these clients have paid for up to {ledger.most_charged} rounds before this training, which add "
+            "up with those to come; other clients need another Federated"
+        )
+    unknown = ledger.rounds and ledger.terms is None
+    if unknown or (saved is not None and saved["rounds"] and saved.get("terms") is None):
+        rank_zero_warn(
+            "rounds were charged before this training without a word on their terms (cohort, secure "
+            "aggregation, lying clients), by hand or by an earlier version; they are priced like its own"
+        )
+
+
+def find_journal(recorded: str, checkpoint: object, names: Collection[str] | None = None) -> Path | None:
+    """The journal that a checkpoint names: in the checkpoint's own folder, else where it was written.
+
+    Args:
+        recorded: Path in the checkpoint, which somebody else may have written.
+        names: Names that the run has charged under; elsewhere than beside the checkpoint, a journal with
+            charges of other names alone is another run's. None takes any.
+    """
+    if not recorded:
+        return None
+    if checkpoint is not None and (beside := Path(str(checkpoint)).parent / Path(recorded).name).is_file():
+        return beside
+    path = Path(recorded)
+    if not path.is_file():
+        return None
+    charged = set() if names is None else charged_under(path)
+    return None if charged and names is not None and charged.isdisjoint(names) else path
+
+
+def _beside_checkpoints(trainer: pl.Trainer) -> Path | None:
+    """The folder of the first checkpoint callback that has a local one."""
+    folders = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
+    return next((found for folder in folders if (found := _local(folder)) is not None), None)
+
+
+def _local(folder: object) -> Path | None:
+    return Path(str(folder)) if folder and "://" not in str(folder) else None
+
+
+# ---- an unfinished round, and records ----------------------------------------------------------------------
+
+
+def begin_again(loops: dict[str, Any]) -> None:
+    """Let a state of Lightning's loops say that an unfinished round has not begun."""
+    epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
+    now = epochs["current"]
+    if now["ready"] == now["processed"] or (now["started"] == now["ready"] and batches["is_last_batch"]):
+        return
+    for counts in (now, epochs["total"]):
+        counts["ready"] = counts["started"] = counts["processed"]
+    batches["current"] = dict.fromkeys(batches["current"], 0)
+    batches["is_last_batch"] = False
+
+
+def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Refuse a checkpoint of another federation.
+
+    Args:
+        own: Setting that the checkpoint must agree with, in words.
+        theirs: The same of the checkpoint.
+
+    Raises:
+        ValueError: Naming what differs.
+    """
+    differing = [
+        f"{key} = {theirs.get(key)} (here {own.get(key)})"
+        for key in (*own, *(theirs.keys() - own.keys()))
+        if own.get(key) != theirs.get(key)
+    ]
+    if differing:
+        raise ValueError(
+            f"the checkpoint is of another federation: {', '.join(differing)}; "
+            "resume with its settings, or load only its weights"
+        )
+
+
+def plain_records(records: Sequence[RoundRecord], private: bool, lengths: bool) -> list[dict[str, Any]]:
+    """Records in the types that a checkpoint may hold.
+
+    Args:
+        private: Whether what only a simulation knows is left out.
+        lengths: Whether lengths of messages are kept then.
+    """
+    kept = [record.released() if private else record for record in records]
+    hidden = {"uplink_bits": math.nan} if private and not lengths else {}
+    return [{**vars(r), "non_finite_clients": list(r.non_finite_clients), **hidden} for r in kept]
+
+
+class RecordsBeside:
+    """Records in a file beside the ledger's journal, a line each, so that checkpoints do not grow.
+
+    A checkpoint names the file and how much of it is its own. A file that has gone on without the checkpoint
+    is left to others, and a new one begun.
+
+    Attributes:
+        rounds: Records that the file holds.
+    """
+
+    def __init__(self) -> None:
+        self._path, self._bytes, self._crc, self.rounds = Path(), 0, 0, 0
+
+    def add(self, folder: Path, plain: Callable[[int], list[dict[str, Any]]]) -> None:
+        """Write records that the file lacks. When a round has ended: what is only tried ends none.
+
+        Args:
+            plain: Returns the records from one on, see `plain_records`.
+        """
+        same = self._path.parent == folder and self._path.is_file()
+        if not same or self._path.stat().st_size != self._bytes:
+            self._path = folder / f"records-{secrets.token_hex(4)}.jsonl"
+            self._bytes = self._crc = self.rounds = 0
+        lines = [json.dumps(record).encode() + b"\n" for record in plain(self.rounds)]
+        data = b"".join(lines)
+        with open(self._path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._bytes, self._crc = self._bytes + len(data), zlib.crc32(data, self._crc)
+        self.rounds += len(lines)
+
+    def named(self, rounds: int) -> dict[str, Any] | None:
+        """File, length and checksum of so many records, for a checkpoint. None if they are not in it."""
+        if not rounds or rounds != self.rounds:
+            return None
+        return {"file": str(self._path), "bytes": self._bytes, "crc": self._crc, "rounds": self.rounds}
+
+    def load(
+        self, saved: Sequence[dict[str, Any]] | Mapping[str, Any], checkpoint: object
+    ) -> list[RoundRecord]:
+        """Records of a checkpoint at this path: in it, or in the file that it has `named`, to go on there.
+
+        Raises:
+            FileNotFoundError: If the file is missing.
+            ValueError: If it is damaged, or not the one.
+        """
+        plain = self._read(saved, checkpoint) if isinstance(saved, Mapping) else saved
+        return [RoundRecord(**{**r, "non_finite_clients": tuple(r["non_finite_clients"])}) for r in plain]
+
+    def _read(self, saved: Mapping[str, Any], checkpoint: object) -> list[dict[str, Any]]:
+        path = find_journal(saved["file"], checkpoint)
+        if path is None:
+            raise FileNotFoundError(
+                f"{saved['file']}, which holds the records of this checkpoint's {saved['rounds']} rounds, is "
+                "missing; put it back beside the checkpoint, or load only the weights and begin a new "
+                "federation"
+            )
+        with path.open("rb") as file:
+            data = file.read(saved["bytes"])
+        if zlib.crc32(data) != saved["crc"]:
+            raise ValueError(
+                f"{path} is damaged, or of another run: it is not what this checkpoint's {saved['rounds']} "
+                "rounds have written; put a whole copy of it back beside the checkpoint, or load only the "
+                "weights and begin a new federation"
+            )
+        self._path, self._bytes = path.resolve(), saved["bytes"]
+        self._crc, self.rounds = saved["crc"], saved["rounds"]
+        return [json.loads(line) for line in data.splitlines()]
+
+
+# ---- states beside parameters and buffers ------------------------------------------------------------------
+
+
+def copy_of(value: Any) -> Any:
+    """A copy of containers and tensors."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
+
+
+class SavedStates:
+    """States that checkpoints hold, that no noise covers, and that a training may have changed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._before, self._settings = copy_of(_states(module)), dict(_hparams(module))
+
+    def check(self) -> None:
+        """Refuse to go on where they have changed, and put them back.
+
+        Raises:
+            ValueError: Naming them.
+        """
+        changed = self._changed()
+        if not changed:
+            return
+        for part in self._module.modules():
+            if isinstance(part, Metric):
+                part.reset()
+        self._module.load_state_dict(copy_of(self._before), strict=False)
+        owner: Any = self._module
+        for name in [name for name in _hparams(owner) if name not in self._settings]:
+            del owner.hparams[name]
+        if self._settings:
+            owner.hparams.update(self._settings)
+        raise ValueError(
+            f"training changed {', '.join(changed[:10])}, which checkpoints hold beside parameters and "
+            "buffers, exactly and without noise; leave persistent(True) of metrics and get_extra_state out, "
+            "and what follows from batches out of hyperparameters, or update them in validation"
+        )
+
+    def _changed(self) -> list[str]:
+        before, now = {**self._before}, {**_states(self._module)}
+        before |= {f"hparams.{name}": value for name, value in self._settings.items()}
+        now |= {f"hparams.{name}": value for name, value in _hparams(self._module).items()}
+        return [name for name in {**before, **now} if not same(before.get(name), now.get(name))]
+
+
+def _states(module: nn.Module) -> dict[str, Any]:
+    if not any(_saves_more(part) for part in module.modules()):
+        return {}
+    own = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    own |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return {name: value for name, value in module.state_dict().items() if name not in own}
+
+
+def _hparams(owner: Any) -> dict[str, Any]:
+    """Numbers and tensors among the hyperparameters."""
+    named = dict(getattr(owner, "hparams", {}))
+    return {name: copy_of(value) for name, value in named.items() if isinstance(value, int | float | Tensor)}
+
+
+def _saves_more(part: nn.Module) -> bool:
+    if isinstance(part, Metric):
+        return any(part._persistent.values())
+    return type(part).get_extra_state is not nn.Module.get_extra_state
+
+
+def same(one: Any, other: Any) -> bool:
+    """Do two states agree in every number, word and tensor, and in the keys of their dictionaries?"""
+    (leaves, spec), (other_leaves, other_spec) = tree_flatten(one), tree_flatten(other)
+    return bool(spec == other_spec) and all(map(_alike, leaves, other_leaves))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    if type(one) is not type(other):
+        return False
+    of_a_copy: Any = type(one).__eq__
+    if of_a_copy is object.__eq__:  # by identity, which no copy has
+        return True
+    return bool(one == other) or bool(one != one and other != other)  # NaN

@@ -1,0 +1,353 @@
+"""The user's Trainer counts rounds: the stacks of a round, and the loops in which one is an epoch.
+
+The stacks are a pure function of the round's plan; where a `BatchRule` draws the batches, they also depend on
+what the rule remembers.
+
+The loops stand in for Lightning's own during a fit, and clients train in fits of their own. To whoever looks
+at the Trainer a round is what an epoch is in one client's training: as many batches and optimiser steps as
+the longest client has. So `max_steps`, `global_step`, `val_check_interval` and the names of checkpoints mean
+what they mean without a federation, and validation, checkpoints, early stopping, averages and loggers see
+global models only. `on_train_epoch_end` belongs to the clients, of the module and of callbacks that look at
+batches. What a server would do when a round ends goes into a hook that a module may have,
+`on_round_end(self)`.
+
+`WeightAveraging` and `EMAWeightAveraging` average after every step; here the end of a round stands for all
+its steps: the global model enters the average once, if any step of the round's longest client is one that
+the callback's `should_update` asks for.
+
+A loader that is handed straight to `fit(...)` is taken over by a private name (tried on Lightning 2.4 and
+2.6): `fit_loop._data_source.instance` is whatever the training loader comes from. With the module in its
+place, Lightning asks the module's `train_dataloader`, which can be replaced in public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
+from lightning_fedq.clients.hooks import (
+    call_hooks,
+    crosses_clients,
+    has_own_hook,
+    looks_at_batches,
+    trains_with_clients,
+)
+from lightning_fedq.clients.undo import Undo
+from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.rounds import RoundPlan, RoundPlanner
+from lightning_fedq.training.client_metrics import ToldResults
+
+
+def idle(plan: RoundPlan) -> Stack:
+    """A stack of nobody, with one step that does nothing."""
+    return Stack((), (1,), plan.stream_seed("training"), ())
+
+
+def round_stacks(
+    plan: RoundPlan,
+    sizes_of: Callable[[int], tuple[int, ...]],
+    shuffled: Callable[[int], bool],
+    clients_per_step: int,
+) -> list[Stack]:
+    """Cut the clients that answer into stacks of equal batch shapes, all of which shuffle or none.
+
+    Stacks of one kind differ by at most one client. A client's seeds do not depend on the other clients.
+
+    Args:
+        shuffled: Is there anything to shuffle for this client?
+        clients_per_step: Largest stack, >= 1.
+
+    Returns:
+        The stacks; a single idle one where nobody answers.
+    """
+    if not plan.survivors:
+        return [idle(plan)]
+    alike: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+    for client in plan.survivors:
+        alike.setdefault((sizes_of(client), shuffled(client)), []).append(client)
+    stacks = []
+    for (sizes, shuffles), clients in alike.items():
+        num_stacks = -(-len(clients) // clients_per_step)
+        bounds = [len(clients) * index // num_stacks for index in range(num_stacks + 1)]
+        for start, stop in pairwise(bounds):
+            members = tuple(clients[start:stop])
+            orders = tuple(plan.stream_seed("data order", c) for c in members) if shuffles else ()
+            first = plan.stream_seed("training", members[0])
+            seed_of = partial(plan.stream_seed, "training")
+            stacks.append(Stack(members, sizes, first, orders, training_seed_of=seed_of))
+    return stacks
+
+
+def shortened(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
+    """The first steps of a round, for `fast_dev_run`: whole stacks, or else a part of the first one."""
+    kept, left = [], num_steps
+    for stack in stacks:
+        if len(stack.batch_sizes) > left:
+            break
+        kept.append(stack)
+        left -= len(stack.batch_sizes)
+    first = stacks[0]
+    part = replace(
+        first,
+        batch_sizes=first.batch_sizes[:num_steps],
+        samples=first.samples[:num_steps],
+        keys=first.keys[:num_steps],
+    )
+    return kept or [part]
+
+
+class Schedule:
+    """The stacks of any round. Those of the last one asked for are kept, so that a rule draws them once.
+
+    Args:
+        mechanism: Mechanism that says into which groups a cohort falls.
+        rule: Draws the batches; None is whole passes.
+        num_steps: Cut a round after so many steps; 0 is all of it.
+    """
+
+    def __init__(
+        self,
+        planner: RoundPlanner,
+        mechanism: Mechanism,
+        work: LocalWork,
+        rule: BatchRule | None,
+        num_steps: int,
+    ) -> None:
+        self._planner, self._mechanism, self._work = planner, mechanism, work
+        self._rule, self._num_steps = rule, num_steps
+        self._kept: tuple[tuple[int, int, int, int | None], list[Stack]] | None = None
+
+    @property
+    def longest(self) -> int:
+        """Batches of the client that has most of them in a round."""
+        longest = max(map(len, self._work.sizes))
+        return min(longest, self._num_steps) if self._num_steps else longest
+
+    @property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """Each client's batch sizes in a round."""
+        return self._work.sizes
+
+    @property
+    def alike(self) -> bool:
+        """Has every client as many batches in a round?"""
+        return len({len(sizes) for sizes in self._work.sizes}) == 1
+
+    def stacks(
+        self, round: int, attempt: int, clients_per_step: int, most_batches: int | None = None
+    ) -> list[Stack]:
+        """The stacks of one attempt at a round, in which a client has no more than `most_batches`."""
+        key = (round, attempt, clients_per_step, most_batches)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = (key, self._new(*key))
+        return self._kept[1]
+
+    def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
+        return self.of_all_ranks(round, attempt, clients_per_step, most)
+
+    def of_all_ranks(
+        self, round: int, attempt: int, clients_per_step: int, most: int | None = None
+    ) -> list[Stack]:
+        """The stacks that one process would train, in its order, however many processes there are."""
+        return self._of(self._planner.plan(round, self._mechanism, attempt), attempt, clients_per_step, most)
+
+    def to_try(self, round: int, clients_per_step: int) -> list[Stack]:
+        """Stacks to try something out with: those of a round as everybody may see it."""
+        return self._of(self._planner.expected(round, self._mechanism), 0, clients_per_step, None)
+
+    def _of(self, plan: RoundPlan, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
+        work, rule = self._work, self._rule
+        if rule is None:
+            stacks = round_stacks(plan, lambda c: work.sizes[c][:most], work.shuffles, clients_per_step)
+        else:  # one for each client that answers, on the batches that are drawn for it
+            stacks, drawn = [], rule.draw(plan.round, attempt, plan.survivors)
+            for client, batches in zip(plan.survivors, drawn, strict=True):
+                own, seed = batches[:most], plan.stream_seed("training", client)
+                sizes, keys = tuple(map(len, own)), rule.keys(client, len(own))
+                stacks.append(Stack((client,), sizes, seed, (), own, keys))
+            stacks = stacks or [idle(plan)]
+        return shortened(stacks, self._num_steps) if self._num_steps else stacks
+
+
+# ---- the user's Trainer ------------------------------------------------------------------------------------
+
+
+OF_THE_FIT = ("on_round_end", "on_train_end", "on_fit_end")
+"""Hooks of whoever ends rounds and fits: over a network the server's, and no client's message runs them."""
+_loops: Any = pl.loops
+
+
+class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
+    """Lightning's epoch loop with one step: a round.
+
+    Attributes:
+        run_round: Trains the clients of a round, lets the module be the new global model, and returns the
+            optimiser steps of one client in it. None where the round was given up.
+    """
+
+    run_round: Callable[[], int | None]
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Train one round."""
+        trainer, progress = self.trainer, self.batch_progress
+        if self.restarting and progress.current.ready and self._should_check_val_fx(data_fetcher):
+            if self.val_loop.restarted_mid_evaluation:
+                return
+            if self.restarted_on_last:
+                self._skip_next_val = True
+                return
+            self.val_loop.increment_progress_to_evaluation_end()
+        self.val_loop.restarting = False
+        for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or crosses_clients(c))]
+        for callback in for_fit:
+            batch = self._batch_of_nobody() if has_own_hook(callback, "on_train_batch_start") else None
+            call_hooks(trainer, [callback], "on_train_batch_start", batch, 0)
+        before = self.global_step
+        steps = self.run_round()
+        if steps is None:
+            raise StopIteration
+        batches = int(trainer.num_training_batches)
+        for counts in (progress.total, progress.current):
+            counts.ready += batches
+            counts.started += batches
+            counts.processed += batches
+            counts.completed += batches - 1  # as in the middle of Lightning's last batch
+        progress.is_last_batch = True
+        self._count_steps(before + steps)
+        trainer._logger_connector._first_loop_iter = False
+        for callback in for_fit:
+            own = has_own_hook(callback)
+            seen = ({"loss": torch.tensor(math.nan)}, self._batch_of_nobody()) if own else (None, None)
+            call_hooks(trainer, [callback], "on_train_batch_end", *seen, batches - 1)
+        trainer._logger_connector.on_batch_end()
+        progress.increment_completed()
+        self._batches_that_stepped += steps - 1  # Lightning adds the last
+
+    def _batch_of_nobody(self) -> Any:
+        """One sample of zeros in the structure of a batch, None where every client has its own loader."""
+        try:
+            return self.trainer.train_dataloader.fetch(torch.empty(0, dtype=torch.int64))
+        except (AttributeError, ValueError):
+            return None
+
+    def _count_steps(self, steps: int) -> None:
+        for counts in (
+            self.automatic_optimization.optim_progress.optimizer.step.total,
+            self.manual_optimization.optim_step_progress.total,
+        ):
+            counts.ready = counts.completed = steps
+
+    def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Only schedules that follow a metric: the clock moves the others on."""
+        if interval == "epoch" and update_plateau_schedulers:
+            super()._update_learning_rates(interval, update_plateau_schedulers)
+
+
+class RoundFitLoop(_loops._FitLoop):  # type: ignore[misc]
+    """Lightning's loop over epochs, which leaves `on_train_epoch_end` to the clients."""
+
+    def on_advance_end(self) -> None:
+        """End a round."""
+        trainer, module = self.trainer, self.trainer.lightning_module
+        trainer._logger_connector.epoch_end_reached()
+        self.epoch_progress.increment_processed()
+        for_fit = [c for c in trainer.callbacks if not trains_with_clients(c)]
+        monitoring = [
+            c for c in for_fit if isinstance(c, pl.callbacks.EarlyStopping | pl.callbacks.Checkpoint)
+        ]
+        call_hooks(trainer, [c for c in for_fit if c not in monitoring], "on_train_epoch_end")
+        if hasattr(module, "on_round_end"):
+            module._current_fx_name = "on_train_epoch_end"  # in which Lightning lets it log
+            module.on_round_end()
+            module._current_fx_name = None
+        call_hooks(trainer, monitoring, "on_train_epoch_end")
+        trainer._logger_connector.on_epoch_end()
+        if not self.restarting and self.epoch_loop._num_ready_batches_reached():
+            self.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        self.epoch_loop._batches_that_stepped -= 1
+        trainer._logger_connector.update_train_epoch_metrics()
+        self.epoch_loop._batches_that_stepped += 1
+        self.epoch_progress.increment_completed()
+        if trainer.received_sigterm:
+            raise pl.utilities.exceptions.SIGTERMException
+
+
+def install(
+    trainer: Any, run_round: Callable[[], int | None], tell: Callable[[str, Any], None], undo: Undo
+) -> None:
+    """Let a Trainer's fit train rounds, until undone.
+
+    Args:
+        tell: Called with name and value of whatever is logged in validation.
+    """
+    fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    round_fit: Any = RoundFitLoop.__new__(RoundFitLoop)
+    vars(round_fit).update(vars(fit))
+    round_epoch: Any = RoundLoop.__new__(RoundLoop)
+    vars(round_epoch).update(vars(epoch))
+    round_epoch.run_round, round_fit.epoch_loop = run_round, round_epoch
+    results = epoch.val_loop._results
+    epoch.val_loop._results = ToldResults(False, tell)
+    trainer.fit_loop = round_fit
+
+    def put_back() -> None:
+        del round_epoch.run_round
+        vars(epoch).update(vars(round_epoch))
+        vars(fit).update({**vars(round_fit), "epoch_loop": epoch})
+        epoch.val_loop._results = results
+        trainer.fit_loop = fit
+
+    undo.callback(put_back)
+
+
+def average_by_rounds(trainer: pl.Trainer, steps_of: Callable[[], range | None], undo: Undo) -> None:
+    """Let the end of a round stand for all its steps in the averaging callbacks of a Trainer, until undone.
+
+    Args:
+        steps_of: Returns the steps of one client in the last round, counted from the first round on; None if
+            it was given up.
+    """
+
+    def unless_given_up(hook: Callable[..., Any], *arguments: Any) -> None:
+        if steps_of() is not None:
+            hook(*arguments)
+
+    def any_step(due: Callable[..., bool], step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        if step_idx is None:
+            return due(epoch_idx=epoch_idx)
+        return any(due(step_idx=step) for step in steps_of() or ())
+
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, pl.callbacks.WeightAveraging):
+            rank_zero_info(f"{type(callback).__name__} averages the global model, once a round")
+            hook = partial(unless_given_up, callback.on_train_epoch_end)
+            undo.replace(callback, "on_train_epoch_end", hook)
+            undo.replace(callback, "should_update", partial(any_step, callback.should_update))
+
+
+def handed_loader(trainer: Any) -> Any:
+    """The training loader handed to `fit(...)`.
+
+    None where a module or a data module returns it.
+    """
+    instance = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)
+    return None if isinstance(instance, pl.LightningModule | pl.LightningDataModule) else instance
+
+
+def ask_module_instead(trainer: Any, module: pl.LightningModule, undo: Undo) -> None:
+    """Let Lightning take the training loader from the module's `train_dataloader`, until undone."""
+    undo.replace(trainer.fit_loop._data_source, "instance", module)
+
+
+def forget_loader(trainer: Any) -> None:
+    """Let Lightning ask for the training loader again before it trains, as its own tuner does."""
+    if trainer.train_dataloader is not None:
+        trainer.fit_loop._combined_loader = None
