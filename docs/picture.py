@@ -1,4 +1,4 @@
-"""Draw docs/accuracy_epsilon_bits.png and its dark twin from the first table of docs/useful_privacy.md.
+"""Draw docs/accuracy_epsilon_bits.png and its dark twin from the tables of the pages on what epsilon costs.
 
 python docs/picture.py
 """
@@ -15,57 +15,58 @@ from lightning_fedq.reports.runs import save_figure
 
 DOCS = Path(__file__).parent
 PICTURE = DOCS / "accuracy_epsilon_bits.png"
-WITHOUT_PRIVACY = 88.7
-EPSILONS = (1, 2, 4, 8)
+WITHOUT_PRIVACY = 98.0
+EPSILONS = (8, 2, 1)
 SHOWN = {
-    "RotatedCoins": "RotatedCoins",
-    "RotatedCoins, share 1/8": "RotatedCoins, one coordinate in 8",
-    "DistributedDiscreteGaussian": "DistributedDiscreteGaussian",
-    "LDPQ": "LDPQ",
+    "strokes": "features whitened by strokes",
+    "share": "the same, one coordinate in 8",
+    "leaves": "features whitened by generic pictures",
+    "projection": "features, random projection",
+    "pixels": "pixels",
 }
-"""Rows of the table: name in the picture."""
+"""A word of each row of docs/guides/useful_epsilon.md: name in the picture."""
+_MASKED = {"pixels": "**masks**"}
 
 
 def read_rows() -> dict[str, tuple[float, list[float]]]:
-    """Bits a parameter, at most, and accuracy in % at each epsilon, by mechanism."""
-    table = (DOCS / "useful_privacy.md").read_text().partition("### Linear")[2].partition("###")[0]
+    """Bytes that a client sends in a round, and accuracy in % at each epsilon, by word of `SHOWN`."""
+    page = (DOCS / "guides" / "useful_epsilon.md").read_text().partition("## Do it")[0]
+    rows = re.findall(r"^\| ([^|]+) " + r"\| ([\d.]+) " * len(EPSILONS) + r"\| ([\d,]+) \|$", page, re.M)
     found = {}
-    for name, bits, *cells in re.findall(
-        r"^\| server behind secure aggregation, run \| ([^|]+) \| ([^|]+) "
-        + r"\| ([\d.]+)[^|]*" * len(EPSILONS)
-        + r"\|$",
-        table,
-        re.M,
-    ):
-        found[name] = (float(bits.split()[-1]), [float(cell) for cell in cells])
+    for step, *cells, size in rows:
+        for word in SHOWN:
+            if _MASKED.get(word, word) in step:
+                found.setdefault(word, (float(size.replace(",", "")), [float(cell) for cell in cells]))
     return found
 
 
 def draw() -> Figure:
-    """Accuracy against epsilon above, bits of the same mechanisms below; as narrow as a telephone."""
+    """Accuracy against epsilon above, bytes of the same below; as narrow as a telephone."""
     rows = read_rows()
     figure, (above, below) = panels(2)
     styles = {name: series(place) for place, name in enumerate(SHOWN)}
     for name, label in SHOWN.items():
         above.plot(EPSILONS, rows[name][1], label=label, **styles[name])
-    above.axhline(WITHOUT_PRIVACY, color="0.5", lw=1, ls="--", label="without privacy")
+    above.axhline(WITHOUT_PRIVACY, color="0.5", lw=1, ls="--", label="strokes without privacy")
     above.set_xscale("log", base=2)
     above.set_xticks(EPSILONS, [f"{epsilon}" for epsilon in EPSILONS])
     above.set_xlabel("epsilon of a client over the run: less protects more")
     above.set_ylabel("MNIST test accuracy, %")
-    above.set_ylim(55, 95)
+    above.set_ylim(70, 100)
     legend(above)
-    names = [*sorted(SHOWN, key=lambda name: rows[name][0]), "without privacy"]
-    bits = [*(rows[name][0] for name in names[:-1]), 32.0]
-    colours = [*(styles[name]["color"] for name in names[:-1]), "0.5"]
+    names = sorted(SHOWN, key=lambda name: rows[name][0])
     places = range(len(names))
-    below.barh(places, bits, color=colours, height=0.42)
-    for place, name, number in zip(places, names, bits, strict=True):
-        label = SHOWN.get(name, name)
-        below.text(0, place - 0.3, f"{label}: {number:g}", fontsize=9, va="bottom")
+    below.barh(
+        places,
+        [rows[name][0] for name in names],
+        color=[styles[name]["color"] for name in names],
+        height=0.42,
+    )
+    for place, name in zip(places, names, strict=True):
+        below.text(0, place - 0.3, f"{SHOWN[name]}: {rows[name][0]:,.0f}", fontsize=9, va="bottom")
     below.set_ylim(len(names) - 0.6, -0.85)
     below.set_yticks([])
-    below.set_xlabel("bits a parameter on the wire, without keys")
+    below.set_xlabel("bytes that a client sends in a round, keys included")
     below.grid(False)
     below.spines["left"].set_visible(False)
     return figure

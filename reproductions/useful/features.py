@@ -64,7 +64,7 @@ _CIFAR = {
 
 def _grid(*norms: float) -> tuple[tuple[float, float], ...]:
     """Rates and clips over the rate, by the norm of a clipped update: it decides most."""
-    return tuple((norm / clip, clip) for norm, clip in product(norms, (0.05, 0.1, 0.2)))
+    return tuple((norm / clip, clip) for norm, clip in product(norms, (0.05, 0.1)))
 
 
 _SMALL = {8.0: _grid(10.0, 20.0, 40.0), 2.0: _grid(4.0, 6.0, 9.0), 1.0: _grid(2.0, 3.0, 4.5)}
@@ -142,6 +142,7 @@ def useful_features(
     num_clients: int | None = None,
     rounds: int | None = None,
     run_masks: bool = False,
+    broadcast_bits: int | None = None,
     out: str = "runs/useful-features",
     resume: bool = False,
 ) -> dict[str, Any]:
@@ -157,6 +158,7 @@ def useful_features(
         num_clients: None is 1,000, of CIFAR-10 10,000.
         rounds: None is 30, of CIFAR-10 100.
         run_masks: Run them in place of counting them, which changes no sum and takes longer.
+        broadcast_bits: Of a parameter on its way down; None are floats.
         out: Folder of the table and its summary.
         resume: Keep the rows that are in `out` already.
 
@@ -172,7 +174,7 @@ def useful_features(
         federation = OnFeatures(
             data.root, data.download, "linear", num_clients or clients, samples, rounds or all_rounds, kind
         )
-        bench = _Bench(rows, federation, delta, masks)
+        bench = _Bench(rows, federation, delta, masks, broadcast_bits)
         results.append(bench.result(method, epsilon, seed))
     return rows.finish(_verdicts(results), "accuracy against client-level epsilon, fixed features")
 
@@ -185,6 +187,7 @@ class _Bench:
     federation: OnFeatures
     delta: float
     masks: Any
+    broadcast_bits: int | None
 
     def result(self, method: str, epsilon: float, seed: int) -> Row:
         """A tuned run; from the disk, if it is there."""
@@ -230,6 +233,8 @@ class _Bench:
             "clip": clip,
             "masks": self.masks.run,
         }
+        if self.broadcast_bits is not None:
+            key["broadcast_bits"] = self.broadcast_bits
         if done := [row for row in self.rows.rows if key.items() <= row.items()]:
             return done[0]
         return self.rows.add(key, lambda: self._run(federation, method, epsilon, seed, lr, clip))
@@ -248,6 +253,7 @@ class _Bench:
             seed,
             server_optimizer=FedAvgM if momentum else None,
             masks=self.masks,
+            broadcast_bits=self.broadcast_bits,
         )
         return _columns(run)
 

@@ -127,6 +127,7 @@ def train(
     clients_per_round: int | None = None,
     server_optimizer: Any = None,
     masks: SecAgg = MASKS,
+    broadcast_bits: int | None = None,
 ) -> Run:
     """Train one federation and test it.
 
@@ -142,6 +143,7 @@ def train(
         clients_per_round: Size of cohorts that take turns.
         server_optimizer: Of the server; None applies the mean.
         masks: How sums are masked, and who colludes.
+        broadcast_bits: Of a parameter on its way down; None are floats.
     """
     start = time.process_time()
     gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
@@ -163,6 +165,7 @@ def train(
         diagnostics=False,
         privacy=target,
         server_optimizer=server_optimizer,
+        broadcast_bits=broadcast_bits,
     )
     model = Classifier(federation.network(seed), lr)
     trainer = pl.Trainer(

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from lightning_fedq.data.models import Classifier, FixedFeatures, Linear
 from lightning_fedq.flower import exchange, roster
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.roster import Roster
-from lightning_fedq.flower.settings import fingerprint
+from lightning_fedq.flower.settings import differences, fingerprint
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import training_words
 from lightning_fedq.mechanisms import CorBin
@@ -297,3 +298,15 @@ def test_who_has_not_answered_has_dropped_out(tmp_path):
     lost = lambda kind, client, reply: None if (kind, client) == ("train", 1) else reply  # noqa: E731
     _, server = deployment(make(), 1, tmp_path).run(LoopGrid(*clients(make, tmp_path), lost))
     assert [(record.num_received, record.num_dropped) for record in server.records] == [(3, 1)]
+
+
+def test_another_projection_is_named(tmp_path):
+    """Fixed features do not travel: a site that made its own would train on others, and nobody would know."""
+
+    def features(seed):
+        return Classifier(Linear(6, 3, features=FixedFeatures(6, side=16, pictures=None, seed=seed)))
+
+    here, there = (training_words({}, lambda seed=seed: features(seed)) for seed in (0, 1))
+    name = "sha256 of backbone.0"
+    assert differences(here, there) == f"{name} is {here[name]} here and {there[name]} there"
+    assert here[name] == features(0).backbone[0].sha256 and not differences(here, here)
