@@ -15,7 +15,7 @@ import lightning_fedq
 from reproductions.corbin.theorems import corbin_theorems
 from reproductions.cpa.theorems import cpa_theorems
 from reproductions.optimal.theorems import optimal_theorems
-from reproductions.results import PAGE, RESULTS, command, commands, file_of, record, source
+from reproductions.results import PAGE, RESULTS, command, commands, draw, file_of, record, source
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 NOT_SINCE = re.compile(r"not run since \d+ November 2026")
@@ -186,3 +186,12 @@ def test_a_hash_sees_code_and_no_words(tmp_path, monkeypatch):
         wanted = {"cpa/fig8.py": {"cpa-fig8"}, "cpa/runs.py": {"cpa-fig8", "cpa-fig6"}}
         assert changed == wanted.get(name, {"corbin-exp8"})
         monkeypatch.undo()
+
+
+def test_a_seed_draws_five_rows_with_commands(capsys):
+    from reproductions.__main__ import main
+
+    drawn = draw("a commit")
+    assert drawn == draw("a commit") != draw("another") and len(drawn) == 5
+    assert all(found and f"`{found[0]}`" in ROWS[number][3] for number, found in drawn)
+    assert main("draw", "a commit") == 0 and f"row {drawn[0][0]}: " in capsys.readouterr().out
