@@ -2,13 +2,14 @@
 
 import ast
 import os
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 from lightning_fedq.commands.errors import TRACE
 from reproductions import EXPERIMENTS
-from reproductions.results import record
+from reproductions.results import draw, record
 
 
 def main(*argv: str) -> int:
@@ -22,6 +23,14 @@ def main(*argv: str) -> int:
         print("usage: python -m reproductions NAME [options]      python -m reproductions NAME --help\n")
         for one in EXPERIMENTS:
             print(f"  {one:<16} {title(one)}")
+        print("  draw             Five rows of docs/papers.md to repeat, by the last commit's hash")
+        return 0
+    if name == "draw":
+        words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        seed = options[0] if options else subprocess.run(words, capture_output=True, text=True).stdout.strip()
+        print(f"seed {seed}")
+        for number, commands in draw(seed):
+            print(f"row {number}: {'; '.join(commands)}")
         return 0
     if name not in EXPERIMENTS:
         print(f"error: there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}", file=sys.stderr)

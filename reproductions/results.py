@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import random
 import re
 import shlex
 import textwrap
@@ -52,6 +53,21 @@ def commands(page: str) -> list[str]:
     """Commands of experiments in a text, each once."""
     found = (shlex.split(text) for text in re.findall(r"`python -m reproductions ([^`]+)`", page))
     return list(dict.fromkeys(command(words[0], words[1:]) for words in found))
+
+
+def draw(seed: str, count: int = 5) -> list[tuple[int, list[str]]]:
+    """Rows of the page and their commands, drawn by a seed; rows without a command are left out.
+
+    Args:
+        seed: Any text, such as the hash of a commit.
+        count: Rows.
+    """
+    rows = dict[int, list[str]]()
+    for number, line in re.findall(r"^\| (\d+) \|(.*)", PAGE.read_text(encoding="utf-8"), re.M):
+        if found := re.findall(r"`((?:fedq|pytest|python -m) [^`]+)`", line):
+            rows[int(number)] = found
+    chosen = random.Random(seed).sample(sorted(rows), count)
+    return [(number, rows[number]) for number in sorted(chosen)]
 
 
 def file_of(text: str) -> Path:

@@ -95,7 +95,7 @@ def _claims(rows: Sequence[Row], apart: float) -> list[Claim]:
             "proposition 3, definition 6: the aggregate mechanism is homomorphic",
             f"the root's sum and all messages decode to the same, within {apart:.1e}",
             apart < 1e-4,
-            (127,),
+            (47, 127),
         )
     ]
     for n in dict.fromkeys(row["leaves"] for row in rows):

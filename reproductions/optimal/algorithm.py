@@ -95,9 +95,9 @@ def train(
 
 def optimal_algorithm(
     budgets: Sequence[float] = (0.6, 0.4, 0.2),
-    rounds: int = 100,
+    rounds: int = 40,
     learning_rate: float = 1.0,
-    attempts: int = 200,
+    attempts: int = 100,
     seeds: Sequence[int] = (0, 1, 2),
     out: str = "runs/optimal-algorithm",
     resume: bool = False,

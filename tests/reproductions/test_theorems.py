@@ -26,12 +26,15 @@ def test_corbin(tmp_path):
     summary = corbin_theorems(out=str(tmp_path / "run"))
     assert verdicts(summary) == {
         "proposition 1": [True],
+        "algorithm 2": [True],
         "theorem 1": [True],
+        "theorem 1 as printed": [False],
         "theorem 2": [True, True],
         "theorem 3": [False, True],
         "theorem 3 applies to the paper's experiments": [False],
         "theorem 4": [True, True],
         "theorem 4 applies in cohorts of this size": [False],
+        "section IV-5": [True, True],
     }
     words = " ".join(claim["ours"] for claim in summary["claims"])
     # the specification's figures: equation 5 printed 0.0108, true delta 0.0049; dropouts 9.08; theorem 2 at 1
@@ -41,15 +44,35 @@ def test_corbin(tmp_path):
     assert corbin.theorem_4_errors(1.0, 1e-9)[0] == pytest.approx(2.32790682748, rel=1e-6)  # no dropouts
 
 
+def test_a_rival_pair_refutes_theorem_1_as_printed():
+    """By its definition: unbiased, private, and its sum, by both values of the shared bit."""
+    for epsilon in (0.1, 1.0, 5.0):
+        level, error = corbin.rival_pair(epsilon)
+        assert level == pytest.approx(epsilon) and error == pytest.approx(0.0, abs=1e-12)
+    # where (4) allows more than CorBinQ errs, it is not refuted
+    assert corbin.theorem_1_as_printed(((1.0, 5),)).held is True
+    assert corbin.theorem_1_as_printed(((1.0, 5), (1.0, 8))).held is False
+
+
+def test_theorem_4_as_printed_at_a_cohort():
+    assert corbin.theorem_4_errors(0.5, 0.5, 400_000)[1] == np.inf
+    assert corbin.theorem_4_errors(0.5, 0.5, 500_000)[1] == pytest.approx(582, abs=1)
+    assert corbin.theorem_4_errors(0.5, 0.5)[1] == pytest.approx(52.43, abs=0.01)
+
+
 def test_cpa(tmp_path):
     summary = cpa_theorems(out=str(tmp_path / "run"), steps=20_000)
     assert verdicts(summary) == {
         "proposition 1": [False],
         "proposition 2": [True],
         "section 5.1": [False],
-        "corollary 1": [False],
+        "corollary 1": [True],
+        "lemma 4.2.1": [False, True],
         "theorem 4.1": [False, True],
-        "theorem 4.2": [False, False, True],
+        "theorem 4.2": [False, False, True, True],
+        "claim 1": [True],
+        "lemma 4.3.1": [True],
+        "lemma 4.3.2": [True],
     }
     assert "30 rounds 29,842" in summary["claims"][0]["ours"]
     # the specification's vectors of the recursion at 200,000 steps
@@ -73,6 +96,8 @@ def test_near_optimal_utility(tmp_path, capsys):
         "lemma B.1": [True],
         "lemma B.3": [True],
         "appendix Q": [False],
+        "lemma Q.1": [True],
+        "lemma Q.2": [True, False],
     }
 
 
