@@ -182,6 +182,7 @@ class World:
         self._frozen: list[tuple[str, Any, list[str], list[tuple[nn.Module, bool]]]] = []
         self.reached: dict[int, tuple[Any, str]] = reached or {}
         self.code, self.met = dict[int, Any](), set[int]()
+        self.generators = list[Any]()
         self._bytes, self._loads = self._dump(list(roots)), 0
         if reached is None:
             self.reached = reached_by(self.code.values(), self.met)
@@ -195,7 +196,7 @@ class World:
 
     def _dump(self, roots: list[Any]) -> bytes:
         file = io.BytesIO()
-        pickler = _Pickler(file, self)
+        pickler = self._pickler = _Pickler(file, self)
         try:
             pickler.dump(([twin.of for twin in self.twins.values()], roots, list(self.twins.values())))
         except NotCarriedError:
@@ -206,6 +207,12 @@ class World:
             why = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
             raise NotCarriedError(why, _way(roots, last), cure) from error
         return file.getvalue()
+
+    def copied(self) -> dict[int, Any]:
+        """Objects whose copies a client may change, by `id`."""
+        fixed = (*_FIXED, types.FunctionType, types.BuiltinFunctionType)  # what they hold is here by itself
+        held = (one for _, one in self._pickler.memo.copy().values())
+        return {id(one): one for one in held if not isinstance(one, fixed)}
 
     def number(self, value: Any) -> int:
         """The place of an object in the table."""
@@ -347,6 +354,7 @@ class _Pickler(pickle.Pickler):
         if place is not None or kind in _CONTAINERS:
             return place
         if kind in GENERATORS and not is_of_the_process(value):
+            world.generators.append(value)
             return "generator", world.number(value)
         self.last = value
         return world.keep(value) if _stays_outside(kind, value) else None
