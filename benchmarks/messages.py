@@ -1,10 +1,12 @@
-"""CPU time of a client's message, beside Flower's FedAvg in plain torch: `PYTHONPATH=. python benchmarks/messages.py`.
+"""CPU time of a client's message, beside Flower's FedAvg in plain torch.
 
-The apps of both answer in one process, at once (`tests.flower.loop.LoopGrid`), in rounds that take turns, so
-that other work on the machine meets both: a sites' app of `fedq flower init` (an MLP of 2,410 parameters on the
-digits, two local epochs of batches of 16) with LDPQ and secret keys, and the same steps in plain torch. CPU
-milliseconds of the whole round by its clients, server and folders included; the first rounds are warm-up.
-`--secagg` puts the complete graph before it, whose four exchanges are counted as one message. It asserts nothing.
+    PYTHONPATH=. python benchmarks/messages.py          # 50 and 200 sites, minutes
+
+Sites in one process, in rounds that take turns, so that other work on the machine meets both: the app of
+`fedq flower init` (an MLP of 2,410 parameters on the digits, two local epochs of batches of 16) with LDPQ and
+secret keys, and the same steps in plain torch. "Messages" is the CPU time of a site's thread from the
+question for a task to its end, as in `fedq flower client`; "answers" that of the app in it. `--secagg` puts
+the complete graph before it, whose four exchanges count as one message. The first rounds are warm-up.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,6 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from tests.flower.fake_runtime import FakeRuntime, Job
-from tests.flower.loop import TRAINER, LoopGrid
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
@@ -40,6 +39,8 @@ from lightning_fedq.flower.runtime import Queue, SuperNode
 from lightning_fedq.flower.site import Site, respond
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.secagg import SecAgg
+from tests.flower.fake_runtime import FakeRuntime, Job
+from tests.flower.loop import TRAINER, LoopGrid
 
 EPOCHS, BATCH, LR = 2, 16, 0.1
 
@@ -72,7 +73,7 @@ def module() -> pl.LightningModule:
 
 
 class Turns(pl.Callback):
-    """One side's rounds, each when the other has had its own, and the time that its clients' messages take."""
+    """One side's rounds, each when the other has had its own, and the time that messages take."""
 
     def __init__(self, mine: threading.Semaphore, theirs: threading.Semaphore) -> None:
         self._mine, self._theirs = mine, theirs

@@ -215,7 +215,8 @@ def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], u
     for loop in (epoch_loop, fit_loop):
         vars(made[id(loop.of)]).update({name: made.get(id(one), one) for name, one in loop.own.items()})
     own = {
-        name: one.of if isinstance(one, Twin) else made.get(id(one), one) for name, one in as_client.own.items()
+        name: one.of if isinstance(one, Twin) else made.get(id(one), one)
+        for name, one in as_client.own.items()
     }
     own |= {"home": whole, "_loggers": list(loggers), "callbacks": list(callbacks)}
     for one, attributes in ((strategy, of_strategy.own), (home, own)):

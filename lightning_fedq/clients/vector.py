@@ -479,9 +479,7 @@ class Vector:
 
     # ---- a client ------------------------------------------------------------------------------------
 
-    def take_from(
-        self, module: nn.Module, client: int, before: Mapping[str, Tensor] | None = None
-    ) -> None:
+    def take_from(self, module: nn.Module, client: int, before: Mapping[str, Tensor] | None = None) -> None:
         """Take what a client's copy has counted and keeps; `before` has counters of one that is no copy."""
         if not self._get_rest:
             return
@@ -490,9 +488,7 @@ class Vector:
         row = flatten([t.detach().to(torch.promote_types(t.dtype, wide)) for t in rest])
         self.keep([client], row[None], before)
 
-    def keep(
-        self, clients: Sequence[int], rest: Tensor, before: Mapping[str, Tensor] | None = None
-    ) -> None:
+    def keep(self, clients: Sequence[int], rest: Tensor, before: Mapping[str, Tensor] | None = None) -> None:
         """Take what clients have counted, and what each keeps for itself.
 
         Args:

@@ -27,6 +27,7 @@ import math
 import pickle
 import pickletools
 import random
+import sys
 import threading
 import types
 import weakref
@@ -45,7 +46,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.reached import reached_by
+from lightning_fedq.clients.reached import of_a_library, reached_by
 from lightning_fedq.data.generator_turns import GENERATORS, is_of_the_process, new_generator
 
 _OUTSIDE: tuple[type, ...] = (
@@ -541,7 +542,17 @@ def _has_no_memory(function: types.FunctionType) -> bool:
         return True
     kept = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     fixed = all(type(one) in _FIXED or isinstance(one, type) or _is_of_a_module(one) for one in kept)
-    return function.__closure__ is None and not function.__dict__ and fixed
+    if function.__closure__ is None and not function.__dict__ and fixed:
+        return True
+    return of_a_library(function) and _is_named(function)
+
+
+def _is_named(function: types.FunctionType) -> bool:
+    """Is it what its module, or a class there, has by its name: `SGD.step`, which torch has wrapped?"""
+    try:
+        return attrgetter(function.__qualname__)(sys.modules[function.__module__]) is function
+    except (KeyError, AttributeError):
+        return False
 
 
 def _is_of_a_module(value: Any) -> bool:

@@ -71,7 +71,7 @@ _kept: dict[tuple[Any, str], Any] = {
     (torch.cuda, "device_count"): functools.cache(torch.cuda.device_count),
     (_setup, "_log_device_info"): lambda trainer: _log_devices(trainer) if _is_first() else None,
 }
-"""What a Trainer looks for whenever one is made, and a process need know once: a third of a message's time."""
+"""What a Trainer looks for whenever one is made, and a process need know once."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class LocalRound(pl.Callback):
         return self
 
     def shares_with(self, other: LocalRound) -> list[Any]:
-        """What a training changes, and a message made anew would find changed: see `ClientFit.shares_with`."""
+        """What a training changes, and another message finds changed: see `ClientFit.shares_with`."""
         return self._fit.shares_with(other._fit)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
