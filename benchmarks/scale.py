@@ -24,8 +24,7 @@ from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.rounds import RoundClient, RoundEngine, RoundPlanner, RoundServer
-from lightning_fedq.rounds.client import StreamLog
+from lightning_fedq.rounds import RoundClient, RoundEngine, RoundPlanner, RoundServer, StreamLog
 from lightning_fedq.secagg import SecAgg
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)

@@ -81,7 +81,16 @@ ALLOWED = {
         *("jinja2", "markupsafe", "matplotlib", "PIL", "rich"),
     },
     "algorithms": {"functional", "torch"},
-    "clients": {"data", "functional", "mechanisms", "torchmetrics", "numpy", *HOST},
+    "algorithms.local_algorithm": {"torch"},
+    "clients": {
+        "algorithms.local_algorithm",
+        "data",
+        "functional",
+        "mechanisms",
+        "torchmetrics",
+        "numpy",
+        *HOST,
+    },
     "training": {
         *(
             "clients",

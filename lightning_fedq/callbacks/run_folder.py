@@ -247,7 +247,7 @@ class RunFolder(pl.Callback):
         privacy = report_of(federated, trainer, delta_of(federated, trainer))
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
         privacy = replace(
-            privacy, leaves=what_left(trainer, federated, columns), times=clocks(trainer, federated)
+            privacy, leaves=tuple(what_left(trainer, federated, columns)), times=clocks(trainer, federated)
         )
         for callback in callbacks_of(trainer):
             if isinstance(callback, DPSGD):

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
-
-
-class Corrected(Protocol):
-    """Term of a local algorithm. `algorithms.Correction` is one."""
-
-    pull: float
-
-    def offsets(self, clients: Sequence[int]) -> Tensor | None:
-        """`(len(clients), dim)`, or None."""
+from lightning_fedq.algorithms.local_algorithm import Correction
 
 
 class Corrects(pl.Callback):
@@ -34,7 +26,7 @@ class Corrects(pl.Callback):
 
     def __init__(
         self,
-        term: Corrected,
+        term: Correction,
         clients: Sequence[int],
         weights: Callable[[], Sequence[Tensor]],
         start: Sequence[Tensor],

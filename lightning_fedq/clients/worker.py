@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import rank_zero_warn
-from lightning_fedq.clients.correction import Corrected, Corrects
+from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
+from lightning_fedq.clients.correction import Corrects
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.measuring import measure
 from lightning_fedq.clients.stack import ClientStack, StackMemory
@@ -30,16 +31,6 @@ from lightning_fedq.functional.flatten import unflatten
 
 _LOOKED_AT = 1_000_000
 """Values that nothing should change, up to which every client is looked at."""
-
-
-class Term(Corrected, Protocol):
-    """A local algorithm's half at the clients. `algorithms.Correction` is one."""
-
-    def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
-        """Clients have trained."""
-
-    def sent(self, clients: Sequence[int], updates: Tensor) -> Tensor:
-        """Updates as they hand them to the mechanism."""
 
 
 class Trained(NamedTuple):
@@ -81,7 +72,7 @@ class ClientWorker:
         loader: Callable[[], ClientLoader],
         capacity: int = 1,
         skips_empty: bool = False,
-        term: Term | None = None,
+        term: Correction | None = None,
     ) -> None:
         self.trainer, self.vector, self.fit, self.clock, self.term = trainer, vector, fit, clock, term
         self._metrics, self._loader = metrics, loader
@@ -90,8 +81,8 @@ class ClientWorker:
         self._told = False
         self._looked_at = -1
         parts: dict[str, Keeps] = {"own": vector.own}
-        if term is not None and hasattr(term, "opened"):
-            parts["algorithm"] = cast(Keeps, term)
+        if isinstance(term, KeptOffsets):
+            parts["algorithm"] = term
         self.states = ClientStates(parts)
 
     def train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> Trained:

@@ -7,16 +7,13 @@ that would tell who was drawn.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.run import Participation, Run
 from lightning_fedq.privacy.sampled import why_no_secret
 from lightning_fedq.privacy.verdict import VACUOUS, VACUOUS_EPSILON, verdict
-
-if TYPE_CHECKING:
-    from lightning_fedq.privacy.report import Row
 
 SECRET_COHORTS = ", cohorts secret"
 """What the name of an adversary has behind it."""
@@ -105,11 +102,11 @@ def title_of(name: str) -> str:
     return f"{Adversary[member].title}{comma}{counts_on}"
 
 
-def secret_row(blank: Row, account: Account, broken: str) -> Row:
+def secret_row(blank: Any, account: Account, broken: str) -> Any:
     """The row of an outsider who never learns who took part.
 
     Args:
-        blank: The row of an outsider who may learn it.
+        blank: The `report.Row` of an outsider who may learn it; another one is returned.
         account: The run, at a delta; each of its rounds is released and has a draw of its own.
         broken: Condition that this run has not kept, by name, with the cure; "" for none.
     """

@@ -4,11 +4,8 @@
 `encode_updates` is what it does to an update, and what a simulation does to a stack of them at once.
 """
 
-import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,8 +14,7 @@ from torch import Tensor
 from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
-from lightning_fedq.privacy.journal import Journal, draft_of, drop_drafts, signed
-from lightning_fedq.rounds.client_budget import ClientBudget, terms_of
+from lightning_fedq.rounds.client_budget import ClientBudget, StreamLog, UsedStreamError, terms_of
 from lightning_fedq.rounds.messages import RoundTask, frame
 
 Target = Literal["updates", "weights"]
@@ -74,153 +70,6 @@ def encode_updates(
     rand = ClientRandomness(keys, clients, context.round, context.attempt)
     message = mechanism.encode(values, context, rand)
     return Encoded(message, updates, values, non_finite, rand, energy)
-
-
-class UsedStreamError(RuntimeError):
-    """A server asks for a round, or an attempt, that this client has answered before, or one that is over."""
-
-
-_MARKED = 256
-"""Lines of a log that are read at most, about, before its sum is written down."""
-
-
-def _before(path: Path, position: int) -> str:
-    """The end of the last line before a position, its checksum included."""
-    with path.open("rb") as file:
-        file.seek(max(0, position - 80))
-        return file.read(min(80, position)).hex()
-
-
-class StreamLog:
-    """A client's own memory of the streams that have carried a payload, written before the payload exists.
-
-    One keystream must never carry two payloads, and a client can't rely on the server to see to that: whoever
-    holds both learns how they differ. Attempts come in order, so a log of the last one says it all.
-
-    Args:
-        path: A file on the client's own disk; None forgets with the process, so that a client which comes
-            back must not use its old keys again.
-        owner: Names the client and its federation; a file of somebody else is refused.
-
-    One process uses a log at a time; drafts that one has left which was killed are taken away.
-
-    Attributes:
-        last: Round and attempt of the last stream that was used. (-1, -1) if none was.
-        charges: Streams that were used, which is what the client has paid for.
-        dim: Coordinates of the longest vector that one of them was used for.
-        mechanisms: Mechanisms that the streams were used with, as text; "" if an earlier version did not say.
-        terms: Terms of their rounds on which the price of a message depends, as text; "" likewise.
-        lines_read: Lines of the file that were read; the rest is known from the `.mark` beside it.
-
-    Raises:
-        ValueError: If the file is damaged, or another client's or federation's.
-        OSError: If it can't be read or written.
-    """
-
-    def __init__(self, path: Path | None, owner: str) -> None:
-        self.last, self.charges, self.dim = (-1, -1), 0, 0
-        self.mechanisms: set[str] = set()
-        self.terms: set[str] = set()
-        self._owner, self._journal, self.lines_read = owner, None, 0
-        if path is not None:
-            drop_drafts(path)
-            self._journal = Journal(path, owner, 1, self._marked(path))
-        self._read()
-
-    def _read(self) -> None:
-        found = [] if self._journal is None else self._journal.unread()
-        self.lines_read += len(found)
-        for entry in found:
-            self._used(entry.round, entry.attempt, entry.dim, entry.state, entry.terms)
-        if len(found) >= _MARKED:
-            self._mark()
-
-    def _mark(self) -> None:
-        """Write down what the log says so far, or each message would read the lines of all rounds."""
-        assert self._journal is not None
-        path, position = self._journal.path, self._journal.position
-        known = {
-            "owner": self._owner,
-            "position": position,
-            "before": _before(path, position),
-            "last": self.last,
-            "charges": self.charges,
-            "dim": self.dim,
-            "mechanisms": sorted(self.mechanisms),
-            "terms": sorted(self.terms),
-        }
-        new = draft_of(path)
-        with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(signed(known))
-        # not synced: without it, or torn, the log is read from its start
-        new.replace(path.with_suffix(".mark"))
-
-    def _marked(self, path: Path) -> int:
-        """Take over what `_mark` wrote, and return up to which byte. 0 where there is nothing to trust."""
-        try:
-            line = path.with_suffix(".mark").read_bytes()
-            known = json.loads(line)
-            position = int(known["position"])
-            if line != signed(known) or known["owner"] != self._owner:
-                return 0
-            whole = path.exists() and path.stat().st_size >= position  # else the journal says what is lost
-            if whole and _before(path, position) != known["before"]:
-                return 0  # another log: its lines say
-            last, charges, dim = tuple(known["last"]), int(known["charges"]), int(known["dim"])
-            mechanisms, terms = set(known["mechanisms"]), set(known["terms"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return 0
-        self.last, self.charges, self.dim = (last[0], last[1]), charges, dim
-        self.mechanisms, self.terms = mechanisms, terms
-        return position
-
-    def _used(self, round: int, attempt: int, dim: int, mechanism: str, terms: str) -> None:
-        self.last, self.dim = max(self.last, (round, attempt)), max(self.dim, dim)
-        self.charges += 1
-        self.mechanisms.add(mechanism)
-        self.terms.add(terms)
-
-    def use(
-        self,
-        round: int,
-        attempt: int,
-        dim: int,
-        mechanism: str,
-        terms: str,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Use up one stream. When it returns, the disk knows.
-
-        Args:
-            dim: Coordinates of the vector that is encoded.
-            mechanism: Mechanism that encodes the message, as text.
-            terms: Terms of the round, as text.
-            check: Raises where one more is too much, by what the log holds now.
-
-        Raises:
-            UsedStreamError: If it, or a later one, was used before.
-            RuntimeError: If another process uses one at the same time.
-            OSError: If it can't be written; then nothing may be sent.
-        """
-        self._read()
-        self.check(round, attempt)
-        check()
-        if self._journal is not None:
-            self._journal.append(round, attempt, mechanism, None, dim, terms)
-        self._used(round, attempt, dim, mechanism, terms)
-
-    def check(self, round: int, attempt: int) -> None:
-        """Refuse a stream that was used, by what is known here. `use` asks again, of the disk.
-
-        Raises:
-            UsedStreamError: If it, or a later one, was used before.
-        """
-        if (round, attempt) <= self.last:
-            raise UsedStreamError(
-                f"the server asks for round {round}, attempt {attempt}, and this client has answered round "
-                f"{self.last[0]}, attempt {self.last[1]}: a stream serves one payload. A server that was "
-                "restarted goes on with a new attempt; one that has lost its state needs a new federation"
-            )
 
 
 class RoundClient:

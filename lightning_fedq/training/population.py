@@ -28,7 +28,7 @@ from lightning_fedq.training.checks import check_limit, check_own_loaders, valid
 from lightning_fedq.training.client_evaluation import ClientEvaluator
 from lightning_fedq.training.loops import Schedule, ask_module_instead, handed_loader
 from lightning_fedq.training.rank_group import DistributedClientsStrategy, ranks_of
-from lightning_fedq.training.ranks import RankEngine, RankSchedule, check_for_ranks, check_streams
+from lightning_fedq.training.ranks import RankEngine, RankSchedule, check_for_ranks
 from lightning_fedq.training.rehearsal import first_clients
 from lightning_fedq.training.settings import Federation
 
@@ -139,8 +139,7 @@ class Population(ABC):
         """Measures clients that are elsewhere, by `evaluate_clients`. None where they are measured here."""
         return None
 
-    @abstractmethod
-    def check_start(self, trainer: pl.Trainer) -> None:
+    def check_start(self, trainer: pl.Trainer) -> None:  # noqa: B027 (simulated ones follow any schedule)
         """Refuse what is known once a fit has its optimisers.
 
         Raises:
@@ -218,7 +217,6 @@ class SimulatedClients(Population):
         federation, trainer = self._federation, self._trainer
         clients, local, rule = federation.clients, federation.local, federation.batch_rule
         if self.ranks is not None:
-            check_for_ranks(rule)
             federation.plan_by(self.ranks.group.broadcast(federation.planner.seed, "the plan"))
         planner = federation.planner
         run = RoundPlan(0, (), frozenset(), planner.seed)
@@ -247,7 +245,7 @@ class SimulatedClients(Population):
         weighting = federation.server.weighting
         check_own_loaders(dealt.own_loaders, local.clients_per_step, weighting, dealt.client_indices)
         if self.ranks is not None:
-            check_streams(dealt.client_indices)
+            check_for_ranks(rule, dealt.client_indices)
         check_limit(dealt.work)
         if rule is not None:
             rule.begin(dealt.work)
@@ -263,9 +261,6 @@ class SimulatedClients(Population):
             dealt.own_loaders,
             [] if held_out is None else held_out.parts,
         )
-
-    def check_start(self, trainer: pl.Trainer) -> None:
-        """Nothing: a simulation follows every schedule."""
 
     def to_try(self) -> list[Stack] | None:
         held = self.holdings

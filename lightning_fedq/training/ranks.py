@@ -275,8 +275,8 @@ WORTH = 60.0
 """Seconds of training from which on idle cores are worth a word."""
 
 
-def check_for_ranks(rule: object | None) -> None:
-    """Refuse what needs a client's memory in one place.
+def check_for_ranks(rule: object | None, held: Sequence[Tensor]) -> None:
+    """Refuse what needs a client's memory in one place: accounts, and streams that go on where they stopped.
 
     Raises:
         ValueError: With the cure.
@@ -286,14 +286,6 @@ def check_for_ranks(rule: object | None) -> None:
             f"{type(rule).__name__} keeps every client's account in one process; train in one process "
             f'(devices=1), or leave it out with strategy="{NAME}"'
         )
-
-
-def check_streams(held: Sequence[Tensor]) -> None:
-    """Refuse clients whose data come in a stream, which goes on where it stopped on one rank only.
-
-    Raises:
-        ValueError: With the cure.
-    """
     streams = [client for client, part in enumerate(held) if not len(part)]
     if streams:
         raise ValueError(

@@ -24,7 +24,7 @@ from lightning_fedq.clients.forks import aside
 from lightning_fedq.clients.measuring import statistics_of
 from lightning_fedq.clients.states import Packed
 from lightning_fedq.clients.vector import Members, Rehearsed, Vector, origins
-from lightning_fedq.clients.worker import ClientWorker, Term, Trained
+from lightning_fedq.clients.worker import ClientWorker, Trained
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
@@ -140,7 +140,7 @@ class ClientSide:
     def begin(
         self,
         choice: ClientMetricsChoice,
-        term: Term | None,
+        term: Correction | None,
         clients_per_step: int = 1,
         ranks: RankGroup | None = None,
         number: int | None = None,

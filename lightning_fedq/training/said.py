@@ -212,16 +212,12 @@ def _may_write(one: Any) -> bool:
     return not isinstance(one, pl.Callback) or any(overrides(one, hook) for hook in _IN_ROUNDS)
 
 
-def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> tuple[str, ...]:
+def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> Iterator[str]:
     """Everything that a run has let out without noise, as far as this package wrote it.
 
     Args:
         columns: Columns of the run's table of rounds that hold a number.
     """
-    return tuple(line for line in _lines(trainer, federated, columns) if line)
-
-
-def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> Iterator[str]:
     engine, log = federated.engine, federated.client_log
     assert engine is not None
     seeded = isinstance(engine.keys, SeededKeys)
@@ -275,7 +271,8 @@ def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -
         )
     writers: list[Any] = [callback for callback in callbacks_of(trainer) if hasattr(callback, "lets_out")]
     for callback in writers:  # of something of clients' data, who say where it went
-        yield callback.lets_out(trainer)
+        if line := callback.lets_out(trainer):
+            yield line
     yield (
         "Metrics of validation and test, whose data count as public. What a data module or `setup` computes "
         "from all training rows is not counted (`statistics=` is). What a module or another callback hands "

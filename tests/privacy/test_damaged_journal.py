@@ -5,8 +5,7 @@ import os
 import pytest
 
 from lightning_fedq.privacy.journal import Journal
-from lightning_fedq.rounds import client
-from lightning_fedq.rounds.client import StreamLog, UsedStreamError
+from lightning_fedq.rounds import StreamLog, UsedStreamError, client
 
 OWNER = "client 0 of f"
 

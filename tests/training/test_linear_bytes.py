@@ -9,8 +9,7 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.rounds import RoundRecord
-from lightning_fedq.rounds.client import StreamLog
+from lightning_fedq.rounds import RoundRecord, StreamLog
 from lightning_fedq.training.checkpoints import RecordsBeside, records_of
 from lightning_fedq.training.said import warn_of
 from tests.callbacks.test_federated_resume import fit, latest

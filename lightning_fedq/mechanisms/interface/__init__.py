@@ -5,12 +5,11 @@ ledger) lives in `lightning_fedq.rounds`, randomness comes in as an argument, an
 adds claims up to an epsilon is in `lightning_fedq.privacy`, apart from the claims themselves.
 """
 
-from lightning_fedq.mechanisms.interface.base import Mechanism
+from lightning_fedq.mechanisms.interface.base import AuditCase, Mechanism
 from lightning_fedq.mechanisms.interface.claims import (
     NO_SLACK,
     AbortedRoundError,
     Adversary,
-    AuditCase,
     Neighbours,
     PrivacyClaim,
     Slack,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from lightning_fedq.privacy.losses import Loss, NonPrivate
 
 if TYPE_CHECKING:
-    from lightning_fedq.mechanisms.interface.base import Mechanism
     from lightning_fedq.mechanisms.interface.context import RoundContext
 
 
@@ -172,50 +171,3 @@ def no_guarantee(reason: str, compositions: int) -> tuple[PrivacyClaim, ...]:
 
 class AbortedRoundError(Exception):
     """A round that can't be finished, and why. The model stays as it was and the charge stands."""
-
-
-@dataclass(frozen=True)
-class AuditCase:
-    """One setting in which the claims of a mechanism are attacked.
-
-    Args:
-        concentrated: Does the whole difference lie in one coordinate of very few, so that one encoding is one
-            draw? Else every coordinate is a draw.
-        title: What tells the case from others of the same mechanism, in a few words.
-        num_clients: Size of the cohort; None is three or four, or more where groups are larger.
-        num_dropped: How many of the cohort, the last ones, never answer.
-        enumerable: Is a symbol a function of one word, so that all words can be counted?
-        everybody: Is every client attacked at once, in a cohort of very few coordinates? For a mechanism that
-            promises the same of each message, whoever else is there, and sends one symbol.
-        to_center: Is the pair an end of the range and its centre, in place of both ends? That is worse where
-            what lies in the middle is coupled.
-        only_sums: Does it differ from the mechanism's other cases in what is claimed about sums alone?
-        dropout_probability: Chance that a client does not answer a round; claims about sums are then those of
-            the privacy report.
-        min_survivors: Clients that confirm a sum behind an active secure aggregation; all others are left
-            out, the last ones, and the claims are those of the privacy report.
-    """
-
-    mechanism: Mechanism
-    concentrated: bool = False
-    title: str = ""
-    num_clients: int | None = None
-    num_dropped: int = 0
-    enumerable: bool = False
-    everybody: bool = False
-    to_center: bool = False
-    only_sums: bool = False
-    dropout_probability: float = 0.0
-    min_survivors: int | None = None
-
-    def without_clients(self) -> tuple[AuditCase, ...]:
-        """Settings in which clients are missing and the report works that into the claims about sums.
-
-        Each client of eight drops out with a chance of 1/5; and six of eight confirm, the two that a lying
-        server leaves out are the last ones, which work alone where others work in groups.
-        """
-        among = replace(self, num_clients=8, enumerable=False, only_sums=True)
-        return (
-            replace(among, title="clients drop out", dropout_probability=0.2),
-            replace(among, title="an active server", min_survivors=6),
-        )
