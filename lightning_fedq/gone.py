@@ -31,7 +31,7 @@ GONE = {
     "lightning_fedq.mechanisms.ProjUnit": _AXES,
     "lightning_fedq.mechanisms.Skellam": "use DistributedDiscreteGaussian",
     "lightning_fedq.mechanisms.StratifiedCorBin": "use PairedCoins, or LDPQ",
-    "lightning_fedq.callbacks.TailAveraging": "use WeightAveraging of Lightning (docs/guides/useful_epsilon.md)",
+    "lightning_fedq.callbacks.TailAveraging": "use WeightAveraging (docs/guides/useful_epsilon.md)",
     "lightning_fedq.data.datasets.LEAFDataModule": "copy examples/leaf.py of the repository",
     "lightning_fedq.data.datasets.leaf_clients": "copy examples/leaf.py of the repository",
     "lightning_fedq.data.models.CNN3": "use a network of your own; that of CPA is in the repository",
