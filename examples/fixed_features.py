@@ -45,7 +45,8 @@ class Frozen(nn.Module):
 def features_of(name: str | None, weights: str | None, pictures: str) -> tuple[nn.Module, int]:
     """What stands in front of the head, and how many numbers come out."""
     if name is None:
-        return FixedFeatures(SIZE, side=28, pictures=pictures, mean=0.1307, std=0.3081), SIZE
+        norm = "log" if pictures == "strokes" else "group"
+        return FixedFeatures(SIZE, 28, pictures=pictures, norm=norm, mean=0.1307, std=0.3081), SIZE
     network = models.get_model(name, weights=weights)
     width = network.fc.in_features
     network.fc = nn.Identity()

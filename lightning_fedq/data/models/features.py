@@ -9,7 +9,7 @@ and whitens is from pictures of nothing (`data.models.pictures`), and not from i
 import hashlib
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ class FixedFeatures(nn.Module):
         pictures: What whitens: "leaves", or "strokes" on black, a guess about the task. None is a random
             projection, the same on every machine; where the others are made differs in rotations, so that
             several machines take one `file`.
+        norm: "log" of the coefficients, which is better where pictures are like the task's, or by "group" of
+            three planes, which a random projection needs.
         pool: Side of the squares of the grid (`side / 4`) that are averaged.
         mean: What the data set subtracts from pixels in [0, 1], a number or one a channel.
         std: What it divides by.
@@ -50,7 +52,7 @@ class FixedFeatures(nn.Module):
     Example:
         >>> features = FixedFeatures(64, side=16, pictures=None)
         >>> features(torch.rand(5, 1, 16, 16)).shape, features.sha256[:8]
-        (torch.Size([5, 64]), '34a570fc')
+        (torch.Size([5, 64]), '77615f7b')
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class FixedFeatures(nn.Module):
         side: int = 28,
         channels: int = 1,
         pictures: Pictures | None = "leaves",
+        norm: Literal["log", "group"] = "group",
         pool: int = 1,
         mean: float | list[float] = 0.0,
         std: float | list[float] = 1.0,
@@ -74,7 +77,8 @@ class FixedFeatures(nn.Module):
                 f"got channels={channels}, side={side}, pool={pool}, size={size}; resize the images"
             )
         self.size, self.shape, self.pool, self._wanted = size, (channels, side, side), pool, sha256
-        self.mean, self.std, self.whitens = mean, std, pictures is not None
+        self.norm, affine = norm, [torch.tensor(one, dtype=torch.float32) for one in (mean, std)]
+        self._affine = torch.stack([one.expand(channels) for one in affine])
         self.register_buffer("centre", torch.zeros(width))
         self.register_buffer("axes", torch.zeros(width, size))
         if file is not None:
@@ -106,7 +110,7 @@ class FixedFeatures(nn.Module):
                 f"images must be floats of shape (N, {str(self.shape)[1:]}, got {images.dtype} of shape "
                 f"{tuple(images.shape)}; give FixedFeatures their side and channels, or resize them"
             )
-        mean, std = (torch.tensor(value).view(-1, 1, 1).to(self.axes) for value in (self.mean, self.std))
+        mean, std = self._affine.to(self.axes)[..., None, None]
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             pixels = images.to(self.axes) * std + mean
             _check_range(pixels)
@@ -116,7 +120,7 @@ class FixedFeatures(nn.Module):
     def _raw(self, pixels: Tensor) -> Tensor:
         """`(N, width)` of pixels in [0, 1], before the projection."""
         planes = F.avg_pool2d(_scattering(pixels), self.pool)
-        if self.whitens:  # the centre takes off what all pictures have in common behind a logarithm
+        if self.norm == "log":  # behind it the centre takes off what all pictures have in common
             return torch.log(planes.clamp(min=0) + 1e-3).flatten(1)
         return F.group_norm(planes, planes.shape[1] // 3).flatten(1)
 
@@ -149,9 +153,10 @@ class FixedFeatures(nn.Module):
 
     @property
     def sha256(self) -> str:
-        """Hash of the projection."""
+        """Hash of the projection, and of the settings of what is projected."""
+        settings = (self.shape, self.pool, self.norm, self._affine.tolist())
         parts = (part.float().cpu().numpy().tobytes() for part in (self.centre, self.axes))
-        return hashlib.sha256(b"".join(parts)).hexdigest()
+        return hashlib.sha256(b"".join((repr(settings).encode(), *parts))).hexdigest()
 
     def _load_from_state_dict(self, *state: Any) -> None:
         super()._load_from_state_dict(*state)

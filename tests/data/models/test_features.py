@@ -63,10 +63,10 @@ def test_the_scattering_is_the_papers():
         np.testing.assert_allclose(found.numpy(), by_hand(image[0].double().numpy()), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("pictures", [None, "leaves", "strokes"])
-def test_they_have_length_one_and_see_no_data(pictures):
+@pytest.mark.parametrize(("pictures", "norm"), [(None, "group"), ("leaves", "group"), ("strokes", "log")])
+def test_they_have_length_one_and_see_no_data(pictures, norm):
     """Nothing that passes through them, training included, leaves a trace."""
-    features = FixedFeatures(20, 16, pictures=pictures)
+    features = FixedFeatures(20, 16, pictures=pictures, norm=norm)
     before, first = features.sha256, features(IMAGES)
     assert torch.allclose(first.norm(dim=1), torch.ones(6))
     features.train()(torch.rand(300, 1, 16, 16))
@@ -142,7 +142,7 @@ def test_memory_that_is_not_there():
 def test_a_projection_is_the_same_everywhere():
     """Signs from a seed: no eigenvector, no last bit of a logarithm."""
     features = FixedFeatures(20, 16, pictures=None)
-    assert features.sha256.startswith("f02c85b340c72c27")
+    assert features.sha256.startswith("7afc8001d48b9c6d")
     assert features.axes.unique().tolist() == pytest.approx([-1 / 36, 1 / 36])
     assert FixedFeatures(20, 16, pictures=None, seed=1).sha256 != features.sha256
 
@@ -161,6 +161,9 @@ def test_a_file_is_its_hash_or_nothing(tmp_path):
         again.load_state_dict(other.state_dict())  # a checkpoint
     with pytest.raises(RuntimeError, match="size mismatch for axes"):
         FixedFeatures(10, 16, file=file)
+    for setting in ({"norm": "log"}, {"mean": 0.5}, {"std": 2.0}):  # of which the projection is not
+        with pytest.raises(ValueError, match=f"wanted is {made.sha256}"):
+            FixedFeatures(20, 16, file=file, sha256=made.sha256, **setting)
     copy.deepcopy(made).load_state_dict(other.state_dict())  # any
 
 
