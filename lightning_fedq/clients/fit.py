@@ -12,6 +12,7 @@ Nothing here knows of mechanisms, rounds, servers or other clients.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -215,7 +216,7 @@ class ClientFit:
         fetcher = loops._data_fetcher = self._fetcher()
         fetcher.setup(loops._combined_loader)
         if self._fetcher is pl.loops.fetchers._PrefetchDataFetcher:  # nothing is fetched ahead of its turn
-            fetcher.iterator = ((batch, number, 0) for number, batch in enumerate(batches))
+            fetcher.iterator = zip(batches, itertools.count(), itertools.repeat(0))
             fetcher.length, fetcher.done = len(batches), not len(batches)
         else:
             iter(fetcher)

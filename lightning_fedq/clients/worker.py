@@ -7,7 +7,7 @@ counts, is its caller's business. It knows of no mechanism, no round engine and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -20,8 +20,8 @@ from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
 from lightning_fedq.clients.correction import Corrects
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.measuring import measure
+from lightning_fedq.clients.personal import ClientStates, Keeps
 from lightning_fedq.clients.stack import ClientStack, StackMemory
-from lightning_fedq.clients.states import ClientStates, Keeps
 from lightning_fedq.clients.vector import Vector, changed_of
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import own_draws, seed_for_transforms
@@ -226,6 +226,30 @@ class ClientWorker:
                 f"training changed {in_short(integers, 4)}, which no update carries: every "
                 f"client begins with what the fit began with{cure if self.vector.mode == 'share' else ''}"
             )
+
+
+def at_once(trained: Iterable[Trained], most: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """Clients and updates `(clients, dim)`: those of single clients together, and of a stack behind them.
+
+    Args:
+        trained: Clients as they have trained.
+        most: Values of updates that may wait; 0 lets none.
+    """
+    waiting: list[Trained] = []
+    for one in trained:
+        waiting.append(one)
+        # the next stack overwrites the rows of this one
+        if len(one.clients) > 1 or (len(waiting) + 1) * one.updates.shape[1] > most:
+            yield _together(waiting)
+            waiting = []
+    if waiting:
+        yield _together(waiting)
+
+
+def _together(several: Sequence[Trained]) -> tuple[tuple[int, ...], Tensor]:
+    clients = tuple(client for trained in several for client in trained.clients)
+    updates = [trained.updates for trained in several]
+    return clients, updates[0] if len(updates) == 1 else torch.cat(updates)
 
 
 def _skip_empty(client: Client, sizes: Sequence[int]) -> None:

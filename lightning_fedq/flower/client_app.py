@@ -13,6 +13,7 @@ from lightning_fedq.flower.failures import Failures
 from lightning_fedq.flower.records import from_record, to_record
 from lightning_fedq.flower.remote_client import Own, RemoteClient
 from lightning_fedq.flower.settings import (
+    QUESTIONS,
     check_client_callbacks,
     check_deployable,
     check_identities,
@@ -22,9 +23,6 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import callbacks_in
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget
-
-QUESTIONS = ("register", "ready", "evaluate", "shares", "masked", "confirm", "unmask")
-"""What a client is asked beside training, each a message of Flower's type `query.NAME`."""
 
 
 class _App(ClientApp):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fedq._lightning import rank_zero_warn
-from lightning_fedq.clients.states import State
+from lightning_fedq.clients.personal import State
 from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.flower.store import Store
 

@@ -28,7 +28,7 @@ from lightning_fedq.clients.clock import Clock
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.measuring import statistics_of
-from lightning_fedq.clients.states import State
+from lightning_fedq.clients.personal import State
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Rehearsed, Vector, train_only
 from lightning_fedq.clients.worker import ClientWorker

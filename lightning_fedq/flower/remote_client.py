@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.states import State
+from lightning_fedq.clients.personal import State
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.held_out import num_held_out
 from lightning_fedq.data.loader import check_loader

@@ -19,6 +19,8 @@ PROTOCOL = "9"
 _LONGEST = 200
 """Characters of a setting that are shown."""
 TRAVELS = "numbers that travel"
+QUESTIONS = ("register", "ready", "evaluate", "shares", "masked", "confirm", "unmask")
+"""What a client is asked beside training, each a message of Flower's type `query.NAME`."""
 DECLINED = "declined"
 """All that a server hears of a client whose own budget is spent."""
 MOST_ROUNDS, MOST_ATTEMPTS = 1 << 20, 1_000

@@ -2,8 +2,14 @@
 
 from lightning_fedq.privacy.run import Participation
 from lightning_fedq.rounds.broadcast import Broadcast
-from lightning_fedq.rounds.client import RoundClient, encode_updates
-from lightning_fedq.rounds.client_budget import BudgetSpentError, ClientBudget, StreamLog, UsedStreamError
+from lightning_fedq.rounds.client import (
+    BudgetSpentError,
+    ClientBudget,
+    RoundClient,
+    StreamLog,
+    UsedStreamError,
+    encode_updates,
+)
 from lightning_fedq.rounds.deadline import Deadline
 from lightning_fedq.rounds.engine import RoundEngine
 from lightning_fedq.rounds.messages import (

@@ -2,10 +2,23 @@
 
 `RoundClient` is one real client, with its own keys and its own memory of what it has sent.
 `encode_updates` is what it does to an update, and what a simulation does to a stack of them at once.
+
+The server's ledger protects clients from an honest server that miscounts. A client that does not trust the
+server counts for itself (`ClientBudget`): its own log has one line for every stream that it has used,
+repeated rounds and attempts included, and before a stream is used the accountant says what that many messages
+spend. It enforces what a client can know by itself: the claim of its own messages against those who receive
+them. What a message costs hangs on its round, too: who shares bits with whom, and how many hide it in a sum.
+That is the server's to write, so the log holds these terms with every stream; only groups of the mechanism's
+own rule are answered, and only rounds of the terms of all those before.
 """
 
-from collections.abc import Sequence
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,8 +26,12 @@ from torch import Tensor
 
 from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
-from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
-from lightning_fedq.rounds.client_budget import ClientBudget, StreamLog, UsedStreamError, terms_of
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext
+from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.journal import Journal, draft_of, drop_drafts, signed
+from lightning_fedq.privacy.ledger import pad_segments
+from lightning_fedq.privacy.run import Run, SecureSum
+from lightning_fedq.privacy.target import PrivacyTarget, spent_on
 from lightning_fedq.rounds.messages import RoundTask, frame
 
 Target = Literal["updates", "weights"]
@@ -70,6 +87,271 @@ def encode_updates(
     rand = ClientRandomness(keys, clients, context.round, context.attempt)
     message = mechanism.encode(values, context, rand)
     return Encoded(message, updates, values, non_finite, rand, energy)
+
+
+_ENFORCED = (Adversary.SERVER, Adversary.SERVER_AND_PARTNER, Adversary.SECAGG_SERVER)
+
+
+class UsedStreamError(RuntimeError):
+    """A server asks for a round, or an attempt, that this client has answered before, or one that is over."""
+
+
+_MARKED = 256
+"""Lines of a log that are read at most, about, before its sum is written down."""
+
+
+def _before(path: Path, position: int) -> str:
+    """The end of the last line before a position, its checksum included."""
+    with path.open("rb") as file:
+        file.seek(max(0, position - 80))
+        return file.read(min(80, position)).hex()
+
+
+class StreamLog:
+    """A client's own memory of the streams that have carried a payload, written before the payload exists.
+
+    One keystream must never carry two payloads, and a client can't rely on the server to see to that: whoever
+    holds both learns how they differ. Attempts come in order, so a log of the last one says it all.
+
+    Args:
+        path: A file on the client's own disk; None forgets with the process, so that a client which comes
+            back must not use its old keys again.
+        owner: Names the client and its federation; a file of somebody else is refused.
+
+    One process uses a log at a time; drafts that one has left which was killed are taken away.
+
+    Attributes:
+        last: Round and attempt of the last stream that was used. (-1, -1) if none was.
+        charges: Streams that were used, which is what the client has paid for.
+        dim: Coordinates of the longest vector that one of them was used for.
+        mechanisms: Mechanisms that the streams were used with, as text; "" if an earlier version did not say.
+        terms: Terms of their rounds on which the price of a message depends, as text; "" likewise.
+        lines_read: Lines of the file that were read; the rest is known from the `.mark` beside it.
+
+    Raises:
+        ValueError: If the file is damaged, or another client's or federation's.
+        OSError: If it can't be read or written.
+    """
+
+    def __init__(self, path: Path | None, owner: str) -> None:
+        self.last, self.charges, self.dim = (-1, -1), 0, 0
+        self.mechanisms: set[str] = set()
+        self.terms: set[str] = set()
+        self._owner, self._journal, self.lines_read = owner, None, 0
+        if path is not None:
+            drop_drafts(path)
+            self._journal = Journal(path, owner, 1, self._marked(path))
+        self._read()
+
+    def _read(self) -> None:
+        found = [] if self._journal is None else self._journal.unread()
+        self.lines_read += len(found)
+        for entry in found:
+            self._used(entry.round, entry.attempt, entry.dim, entry.state, entry.terms)
+        if len(found) >= _MARKED:
+            self._mark()
+
+    def _mark(self) -> None:
+        """Write down what the log says so far, or each message would read the lines of all rounds."""
+        assert self._journal is not None
+        path, position = self._journal.path, self._journal.position
+        known = {
+            "owner": self._owner,
+            "position": position,
+            "before": _before(path, position),
+            "last": self.last,
+            "charges": self.charges,
+            "dim": self.dim,
+            "mechanisms": sorted(self.mechanisms),
+            "terms": sorted(self.terms),
+        }
+        new = draft_of(path)
+        with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(signed(known))
+        # not synced: without it, or torn, the log is read from its start
+        new.replace(path.with_suffix(".mark"))
+
+    def _marked(self, path: Path) -> int:
+        """Take over what `_mark` wrote, and return up to which byte. 0 where there is nothing to trust."""
+        try:
+            line = path.with_suffix(".mark").read_bytes()
+            known = json.loads(line)
+            position = int(known["position"])
+            if line != signed(known) or known["owner"] != self._owner:
+                return 0
+            whole = path.exists() and path.stat().st_size >= position  # else the journal says what is lost
+            if whole and _before(path, position) != known["before"]:
+                return 0  # another log: its lines say
+            last, charges, dim = tuple(known["last"]), int(known["charges"]), int(known["dim"])
+            mechanisms, terms = set(known["mechanisms"]), set(known["terms"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return 0
+        self.last, self.charges, self.dim = (last[0], last[1]), charges, dim
+        self.mechanisms, self.terms = mechanisms, terms
+        return position
+
+    def _used(self, round: int, attempt: int, dim: int, mechanism: str, terms: str) -> None:
+        self.last, self.dim = max(self.last, (round, attempt)), max(self.dim, dim)
+        self.charges += 1
+        self.mechanisms.add(mechanism)
+        self.terms.add(terms)
+
+    def use(
+        self,
+        round: int,
+        attempt: int,
+        dim: int,
+        mechanism: str,
+        terms: str,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Use up one stream. When it returns, the disk knows.
+
+        Args:
+            dim: Coordinates of the vector that is encoded.
+            mechanism: Mechanism that encodes the message, as text.
+            terms: Terms of the round, as text.
+            check: Raises where one more is too much, by what the log holds now.
+
+        Raises:
+            UsedStreamError: If it, or a later one, was used before.
+            RuntimeError: If another process uses one at the same time.
+            OSError: If it can't be written; then nothing may be sent.
+        """
+        self._read()
+        self.check(round, attempt)
+        check()
+        if self._journal is not None:
+            self._journal.append(round, attempt, mechanism, None, dim, terms)
+        self._used(round, attempt, dim, mechanism, terms)
+
+    def check(self, round: int, attempt: int) -> None:
+        """Refuse a stream that was used, by what is known here. `use` asks again, of the disk.
+
+        Raises:
+            UsedStreamError: If it, or a later one, was used before.
+        """
+        if (round, attempt) <= self.last:
+            raise UsedStreamError(
+                f"the server asks for round {round}, attempt {attempt}, and this client has answered round "
+                f"{self.last[0]}, attempt {self.last[1]}: a stream serves one payload. A server that was "
+                "restarted goes on with a new attempt; one that has lost its state needs a new federation"
+            )
+
+
+class BudgetSpentError(RuntimeError):
+    """A message that would overspend the client's own budget. Nothing is encoded, and no stream is used."""
+
+
+@dataclass(frozen=True)
+class ClientBudget:
+    """One client's own budget over all messages that its log knows.
+
+    Args:
+        target: Over the "run", which is the life of the client's log. Against the server that receives its
+            messages, that server and the partner that it shares bits with, or the server behind secure
+            aggregation.
+        num_clients: Clients in the federation; the target's delta is below 1 / num_clients.
+        secure_sum: Guarantee of the secure aggregation, `SecAgg.guarantee`. Without one against a server that
+            may lie there is no budget against the server behind it: a client can not see that the others'
+            coins are in the sum.
+
+    Raises:
+        ValueError: If the target is over a round, or against somebody of whom a client knows too little.
+    """
+
+    target: PrivacyTarget
+    num_clients: int
+    secure_sum: SecureSum | None = None
+
+    def __post_init__(self) -> None:
+        against = self.target.against
+        check_delta(self.target.delta, self.num_clients, "clients")
+        if self.target.over != "run":
+            raise ValueError(
+                "a client's own budget is over the run: all that it sends; leave over='round' out"
+            )
+        if against not in _ENFORCED:
+            raise ValueError(
+                f"a client can't see what {against.value} learns, so it can't hold to a budget against it; "
+                "take adversary='server' or 'server_and_partner'"
+            )
+        if against is Adversary.SECAGG_SERVER and self.insists is None:
+            raise ValueError(
+                "whether a sum hides a client is the server's to say, unless it is held to it: use "
+                "SecAgg(active=True), or a budget with adversary='server', which counts on no sum"
+            )
+
+    @property
+    def insists(self) -> SecureSum | None:
+        """The guarantee, where clients insist on survivors. None where the server's word is all there is."""
+        sums = self.secure_sum
+        return None if sums is None or sums.min_survivors is None else sums
+
+    def check(self, mechanism: Mechanism, context: RoundContext, log: StreamLog) -> None:
+        """Refuse one more message.
+
+        Args:
+            log: What was sent before; all of it counts as encoded by `mechanism` and as long as the longest.
+
+        Raises:
+            BudgetSpentError: If it would overspend, if the groups are not the mechanism's, or if the log has
+                messages of another mechanism or other terms.
+        """
+        target, charges = self.target, log.charges
+        if others := log.mechanisms - {repr(mechanism)}:
+            raise BudgetSpentError(
+                f"this client's log has messages of {', '.join(sorted(others)) or 'an unknown mechanism'}, "
+                f"and what they spent is not known to {mechanism!r}; begin a new federation in a new folder, "
+                "whose privacy adds to that of the old one"
+            )
+        sizes, wanted = tuple(map(len, context.groups)), tuple(mechanism.group_sizes(len(context.cohort)))
+        if sizes != wanted:
+            raise BudgetSpentError(
+                f"the server asks for groups of {sizes[:10]}, the mechanism's are {wanted[:10]}, so what a "
+                "message spends is not what was agreed; nothing is sent"
+            )
+        terms = terms_of(mechanism, context, self)
+        if others := log.terms - {terms}:
+            known = "; ".join(other or "unknown terms" for other in sorted(others))
+            raise BudgetSpentError(
+                f"this client's log has messages of {known}, and the server asks for one of {terms}, at "
+                "which those are not priced; begin a new federation in a new folder, whose privacy adds to "
+                "that of the old one"
+            )
+        # what it can't see, others' weights, lies and silence, no view of its own message hangs on
+        run = Run.ideal(mechanism, pad_segments(context, log.dim), charges + 1, None)
+        clients, sums = max(self.num_clients, run.cohort_size), self.insists
+        if sums is not None:
+            sums = replace(sums, colluders=replace(sums.colluders, clients=clients, cohort=run.cohort_size))
+        sampling, threat = replace(run.sampling, num_clients=clients), replace(run.threat, secure_sum=sums)
+        run = replace(run, sampling=sampling, threat=threat)
+        spent = spent_on(target, run, charges + 1)
+        if spent > target.epsilon:
+            raise BudgetSpentError(
+                f"this client's own budget is {target}: {charges} messages were encoded before, and with one "
+                f"more they would spend epsilon {spent:.4g}; nothing is sent. Raise the budget, or leave the "
+                "federation"
+            )
+
+
+def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget | None) -> str:
+    """Terms of the price of a client's message, beside the mechanism, in words.
+
+    Args:
+        mechanism: Its length is among them where a long message does not cover a shorter one.
+        budget: Budget of the client, which says what it insists on behind secure aggregation.
+    """
+    sizes = Counter(map(len, context.groups))
+    groups = ", ".join(f"{number} of {size}" for size, number in sorted(sizes.items()))
+    terms = f"{len(context.cohort)} clients in groups: {groups}"
+    if not mechanism.covers_shorter:
+        terms += f"; {context.dim} coordinates"
+    if budget is None or (sums := budget.insists) is None:
+        return terms
+    terms += f"; {sums.min_survivors} confirm a sum, a share of {sums.colluders.fraction:g} may collude"
+    drawn = sums.colluders.known and sums.colluders.clients > sums.colluders.cohort
+    return f"{terms}; {sums.settings}" if drawn else terms  # whose graph earlier versions made for a share
 
 
 class RoundClient:

@@ -25,8 +25,7 @@ from lightning_fedq.rounds.messages import MalformedMessageError, RefusedMessage
 from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSum, SecureSums, check_aggregation
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.record import RoundRecord
-from lightning_fedq.rounds.running_sum import RunningSum
-from lightning_fedq.rounds.server_step import ServerStep
+from lightning_fedq.rounds.running_sum import RunningSum, ServerStep
 from lightning_fedq.rounds.statistics import Statistics
 from lightning_fedq.wire.coding import UndecodableError
 

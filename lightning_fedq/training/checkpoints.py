@@ -251,19 +251,20 @@ class RecordsBeside:
             return None
         return {"file": str(self._path), "bytes": self._bytes, "crc": self._crc, "rounds": self.rounds}
 
-    def load(
+    def records(
         self, saved: Sequence[dict[str, Any]] | Mapping[str, Any], checkpoint: object
     ) -> list[RoundRecord]:
-        """Records of a checkpoint at this path: in it, or in the file that it has `named`, to go on there.
+        """Records of a checkpoint at this path: in it, or in the file that it names, see `load`."""
+        plain = self.load(saved, checkpoint) if isinstance(saved, Mapping) else saved
+        return [RoundRecord(**{**r, "non_finite_clients": tuple(r["non_finite_clients"])}) for r in plain]
+
+    def load(self, saved: Mapping[str, Any], checkpoint: object) -> list[dict[str, Any]]:
+        """Read what a checkpoint has `named`, and go on there.
 
         Raises:
             FileNotFoundError: If the file is missing.
             ValueError: If it is damaged, or not the one.
         """
-        plain = self._read(saved, checkpoint) if isinstance(saved, Mapping) else saved
-        return [RoundRecord(**{**r, "non_finite_clients": tuple(r["non_finite_clients"])}) for r in plain]
-
-    def _read(self, saved: Mapping[str, Any], checkpoint: object) -> list[dict[str, Any]]:
         path = find_journal(saved["file"], checkpoint)
         if path is None:
             raise FileNotFoundError(

@@ -227,7 +227,7 @@ class FederatedFit(Rounds):
             check_modulus(server.secure_aggregation, engine)
         if loaded is not None:
             engine.load_state_dict(loaded["engine"])
-            self.records = self._beside.load(loaded["records"], self._trainer.ckpt_path)
+            self.records = self._beside.records(loaded["records"], self._trainer.ckpt_path)
         return engine
 
     def _prepare_rounds(self, loaded: dict[str, Any] | None) -> None:
@@ -337,7 +337,8 @@ class FederatedFit(Rounds):
     def run_round(self) -> int | None:
         """Train the next round: every client in a fit of its own, and the server's step. See `RoundLoop`."""
         federation, trainer = self._federation, self._trainer
-        check_released(self.engine, str(self.records[-1].aborted) if self.records else "")
+        if self.engine.statistics is not None:
+            check_released(self.engine, str(self.records[-1].aborted) if self.records else "")
         before, is_secret = self.side.clock.now, federation.clients.cohorts == "secret"
         if is_secret:
             if not self._is_checked:
@@ -363,7 +364,8 @@ class FederatedFit(Rounds):
         self.records.append(record)
         if (journal := self.engine.ledger.journal) is not None:  # of which one rank knows
             self._beside.add(journal.path.parent, self._plain_records)
-        warn_of(record, self.side.clock.taken.not_finite)
+        if record.non_finite_clients or record.aborted:
+            warn_of(record, self.side.clock.taken.not_finite)
         if self.population.ranks is not None:
             self.population.ranks.share_counts(trainer.lightning_module)
         trained = len(self.records) - (0 if self.engine.statistics is None else self.engine.statistics.rounds)

@@ -9,22 +9,22 @@ that a round which is given up leaves nothing to put back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.clock import Clock, Taken
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.forks import aside
 from lightning_fedq.clients.measuring import statistics_of
-from lightning_fedq.clients.states import Packed
+from lightning_fedq.clients.personal import Packed
 from lightning_fedq.clients.vector import Members, Rehearsed, Vector, origins
-from lightning_fedq.clients.worker import ClientWorker, Trained
+from lightning_fedq.clients.worker import ClientWorker, Trained, at_once
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
@@ -258,30 +258,6 @@ class ClientSide:
             self.vector.most_counted = torch.maximum(self.vector.most_counted, one.most)
 
 
-def at_once(trained: Iterable[Trained], most: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """Clients and updates `(clients, dim)`: those of single clients together, and of a stack behind them.
-
-    Args:
-        trained: Clients as they have trained.
-        most: Values of updates that may wait; 0 lets none.
-    """
-    waiting: list[Trained] = []
-    for one in trained:
-        waiting.append(one)
-        # the next stack overwrites the rows of this one
-        if len(one.clients) > 1 or (len(waiting) + 1) * one.updates.shape[1] > most:
-            yield _together(waiting)
-            waiting = []
-    if waiting:
-        yield _together(waiting)
-
-
-def _together(several: Sequence[Trained]) -> tuple[tuple[int, ...], Tensor]:
-    clients = tuple(client for trained in several for client in trained.clients)
-    updates = [trained.updates for trained in several]
-    return clients, updates[0] if len(updates) == 1 else torch.cat(updates)
-
-
 class RoundStart(NamedTuple):
     """State that a checkpoint of an open round goes back to."""
 
@@ -311,7 +287,7 @@ class Rounds:
     start: RoundStart | None
     _federation: Federation
     _target: KeptTarget | None
-    _trainer: pl.Trainer
+    _trainer: Any
 
     def play(self) -> RoundRecord:
         """One round: every client in a fit of its own, and the server's step.
@@ -373,7 +349,7 @@ class Rounds:
 
     def _tells(self) -> Callable[[int], object]:
         """Tells callbacks how many clients of the round are done, unless that is nobody's to know."""
-        listening: list[Any] = [c for c in callbacks_of(self._trainer) if hasattr(c, "on_clients_done")]
+        listening = [one for one in self._trainer.callbacks if hasattr(one, "on_clients_done")]
         expected = sum(len(stack.clients) for stack in self.coming_stacks())
 
         def tell(done: int) -> None:

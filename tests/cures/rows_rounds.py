@@ -10,7 +10,7 @@ import lightning_fedq as fedq
 from lightning_fedq.keys.randomness import RootKeys
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.run import ASSUMED
-from lightning_fedq.rounds.client_budget import ClientBudget
+from lightning_fedq.rounds.client import ClientBudget
 from tests.cures.rows import fed, fit, row
 from tests.digits_run import Classifier
 from tests.training.test_distributed_clients import on as ranks_on

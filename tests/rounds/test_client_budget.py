@@ -23,7 +23,7 @@ from lightning_fedq.rounds import (
     StreamLog,
     UsedStreamError,
 )
-from lightning_fedq.rounds.client_budget import terms_of
+from lightning_fedq.rounds.client import terms_of
 
 DIM, CLIENTS, KEYS = 12, 5, SeededKeys(3)
 COIN = LDPQ(0.5)

@@ -10,7 +10,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.rounds import RoundRecord, StreamLog
-from lightning_fedq.training.checkpoints import RecordsBeside, records_of
+from lightning_fedq.training.checkpoints import RecordsBeside
 from lightning_fedq.training.said import warn_of
 from tests.callbacks.test_federated_resume import fit, latest
 from tests.callbacks.test_federated_resume_killed import pytestmark  # noqa: F401
@@ -81,7 +81,7 @@ def test_records_are_those_of_the_run(tmp_path):
     for checkpoint in sorted((tmp_path / "whole").glob("*.ckpt")):
         saved = torch.load(checkpoint, weights_only=True)
         state = next(state for state in saved["callbacks"].values() if "records" in state)
-        assert len(records_of(state["records"], checkpoint)) == state["engine"]["round"]
+        assert len(RecordsBeside().records(state["records"], checkpoint)) == state["engine"]["round"]
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another run's"])

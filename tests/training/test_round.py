@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.worker import Trained
+from lightning_fedq.clients.worker import Trained, at_once
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.training.round import Rounds, at_once
+from lightning_fedq.training.round import Rounds
 from tests.digits_run import Classifier, Digits, make_trainer
 
 
