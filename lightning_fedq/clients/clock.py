@@ -137,7 +137,7 @@ class Clock:
                     config.scheduler.step()
             self.steps = taken.steps
             return
-        self.steps = self._steps
+        self.steps = self.coming_steps
         for step in range(1, self.steps + 1):
             self._after_step(step)
         for config in trainer.lr_scheduler_configs:
@@ -146,7 +146,7 @@ class Clock:
                 self._step(config)
 
     @property
-    def _steps(self) -> int:
+    def coming_steps(self) -> int:
         """Optimiser steps of the longest client in the coming round."""
         steps = math.ceil(self._batches / int(self._trainer.accumulate_grad_batches))
         return steps if self._trainer.max_steps == -1 else min(steps, self._trainer.max_steps - self.now)
@@ -169,7 +169,7 @@ class Clock:
             trainer = self._trainer
             group = trainer.strategy.optimizers[0].param_groups[0]
             if not any(config.interval == "step" for config in trainer.lr_scheduler_configs):
-                self._moved = sum([float(group["lr"])] * self._steps)
+                self._moved = sum([float(group["lr"])] * self.coming_steps)
                 return self._moved
             before = [
                 (g, {name: value for name, value in g.items() if name != "params"})
@@ -178,7 +178,7 @@ class Clock:
             ]
             states = [deepcopy(c.scheduler.state_dict()) for c in trainer.lr_scheduler_configs]
             rates = []
-            for step in range(1, self._steps + 1):
+            for step in range(1, self.coming_steps + 1):
                 rates.append(float(group["lr"]))
                 self._after_step(step)
             for config, state in zip(trainer.lr_scheduler_configs, states, strict=True):

@@ -582,11 +582,14 @@ class LocalRound(pl.Callback):
                 self.update = worker.train(stack, batches, start).updates[0]
                 self._check_counts()
         self._metrics.detach()
-        clock.commit([0])
+        steps = clock.coming_steps
+        if not self._fit.itself:  # else schedules and loss scale have moved with the client
+            clock.commit([0])
+            steps = clock.steps
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
         self._trainer.should_stop = True
-        return clock.steps
+        return steps
 
     def _check_counts(self) -> None:
         """Refuse layers that count anything but each batch once: what others count would not be known."""
