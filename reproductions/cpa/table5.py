@@ -107,7 +107,7 @@ def cpa_table5(
 def _fits(row: Row) -> bool:
     """Is the published cell met, in accuracy and in decibels? At 10 clients seeds differ by 6 points."""
     off = abs(row["acc"] - row["published_acc"])
-    return (
+    return (  # type: ignore[no-any-return]
         off <= (6.0 if row["clients"] < 50 else 2.0)
         and abs(row["snr_db20"] - row["published_snr_db20"]) <= 2.0
     )
