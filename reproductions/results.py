@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import random
 import re
 import shlex
 import textwrap
@@ -66,8 +65,8 @@ def draw(seed: str, count: int = 5) -> list[tuple[int, list[str]]]:
     for number, line in re.findall(r"^\| (\d+) \|(.*)", PAGE.read_text(encoding="utf-8"), re.M):
         if found := re.findall(r"`((?:fedq|pytest|python -m) [^`]+)`", line):
             rows[int(number)] = found
-    chosen = random.Random(seed).sample(sorted(rows), count)
-    return [(number, rows[number]) for number in sorted(chosen)]
+    order = sorted(rows, key=lambda number: hashlib.sha256(f"{seed} {number}".encode()).digest())
+    return [(number, rows[number]) for number in sorted(order[:count])]
 
 
 def file_of(text: str) -> Path:

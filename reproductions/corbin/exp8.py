@@ -229,7 +229,7 @@ def corbin_exp8(
             print(
                 "  few rare coins are expected at a point: a large deviation there is no alarm; raise samples"
             )
-    print("\n".join(verdicts["verdicts"]))
+    print("\n".join(verdicts["verdicts"]))  # type: ignore[arg-type]
     print(f"{folder / 'surface.csv'}\n{folder / 'surface.png'}")
     return {"settings": settings, **verdicts, **summary}
 

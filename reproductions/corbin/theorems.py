@@ -10,13 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from lightning_fedq.functional.one_bit.privacy import coin_sum_pmf
 from lightning_fedq.functional.one_bit.threshold_coin import output_scale, pair_mse, worst_pair_mse
-from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys, fill_rows
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.mechanisms.bases import one_bit
 from lightning_fedq.mechanisms.interface import Adversary, RoundContext
@@ -125,22 +126,18 @@ def theorem_1_as_printed(cases: Sequence[tuple[float, int]]) -> Claim:
 def costs(parameters: int, shared_bits: int) -> list[Claim]:
     """Section IV-5: bits that a client sends, and bytes that it draws, for m and for 2 m parameters."""
     drawn, sent, one = list[int](), list[int](), torch.ones(1, dtype=torch.float64)
-    fill = one_bit.fill_rows
     for dim in (parameters, 2 * parameters):
         count = 0
 
         def counted(streams: Any, rows: Any) -> None:
             nonlocal count
             count += rows.nbytes
-            fill(streams, rows)
+            fill_rows(streams, rows)
 
-        one_bit.fill_rows = counted
-        try:
-            context = RoundContext(0, ((0, 1),), (dim,), 0.0 * one, one)
-            rand = ClientRandomness(SeededKeys(0), [0], 0)
+        context = RoundContext(0, ((0, 1),), (dim,), 0.0 * one, one)
+        rand = ClientRandomness(SeededKeys(0), [0], 0)
+        with patch.object(one_bit, "fill_rows", counted):
             message = CorBin(1.0, shared_bits).encode(torch.zeros(1, dim), context, rand)
-        finally:
-            one_bit.fill_rows = fill
         drawn.append(count)
         sent.append(message.num_bits)
     uplink = Claim(
