@@ -18,25 +18,24 @@ PICTURE = DOCS / "accuracy_epsilon_bits.png"
 WITHOUT_PRIVACY = 98.0
 EPSILONS = (8, 2, 1)
 SHOWN = {
-    "strokes": "features whitened by strokes",
-    "share": "the same, one coordinate in 8",
-    "leaves": "features whitened by generic pictures",
-    "projection": "features, random projection",
-    "pixels": "pixels",
+    "(`strokes`)": "features whitened by strokes",
+    "`share=0.125`": "strokes, one coordinate in 8",
+    "(`leaves`)": "features whitened by generic pictures",
+    "random projection": "features, random projection",
+    "**masks**": "pixels",
 }
-"""A word of each row of docs/guides/useful_epsilon.md: name in the picture."""
-_MASKED = {"pixels": "**masks**"}
+"""A part of each row of docs/guides/useful_epsilon.md: name in the picture."""
 
 
 def read_rows() -> dict[str, tuple[float, list[float]]]:
-    """Bytes that a client sends in a round, and accuracy in % at each epsilon, by word of `SHOWN`."""
+    """Bytes that a client sends in a round, and accuracy in % at each epsilon, by part of `SHOWN`."""
     page = (DOCS / "guides" / "useful_epsilon.md").read_text().partition("## Do it")[0]
     rows = re.findall(r"^\| ([^|]+) " + r"\| ([\d.]+) " * len(EPSILONS) + r"\| ([\d,]+) \|$", page, re.M)
     found = {}
     for step, *cells, size in rows:
-        for word in SHOWN:
-            if _MASKED.get(word, word) in step:
-                found.setdefault(word, (float(size.replace(",", "")), [float(cell) for cell in cells]))
+        for part in SHOWN:
+            if part in step:
+                found[part] = (float(size.replace(",", "")), [float(cell) for cell in cells])
     return found
 
 

@@ -1,11 +1,10 @@
 """The question before a run: which mechanism, at which setting, gives this epsilon against this adversary?
 
 Every candidate is calibrated to the target (`privacy.target`) with the accountant, the claims and the
-refusals of the report, and its error follows from its own noise bound. Errors are comparable because they are
-relative to the
-update: all candidates see updates of l2 norm 1, the same clip for mechanisms that clip vectors; mechanisms
-that clip coordinates get a range of 4.5 / sqrt(dim), which holds every coordinate of an update that is spread
-evenly, as after a rotation. Dropouts are in the settings, that is in what is claimed, and not in the error.
+refusals of the report, and its error follows from its own noise bound. Errors are relative to the update: all
+candidates see updates of l2 norm 1, the same clip for mechanisms that clip vectors; mechanisms that clip
+coordinates get a range of 4.5 / sqrt(dim), which holds every coordinate of an update that is spread evenly,
+as after a rotation. Dropouts are in the settings, that is in what is claimed, and not in the error.
 
 What decides is R = E / (eta T): E the squared error of the mean of one round, summed over coordinates; T
 rounds; eta = |mean|^2, how alike the clients' updates are. Noise over signal of the whole run: it hardly
@@ -35,10 +34,8 @@ HOMOGENEITY = 0.3
 NEARLY = 1.5
 """An option whose R is within this factor of the least is as good: bits decide among them. In the demo, half
 of the coordinates (1.4 times the R, 0.6 of the bits) cost nothing that six seeds could tell."""
-GOOD = 0.1
-"""R up to which no loss was visible."""
-COSTLY = 0.7
-"""R up to which it cost points, and more beyond."""
+GOOD, COSTLY = 0.1, 0.7
+"""R up to which no loss was visible, and up to which it cost points."""
 SWAMPED = 4.0
 """R above which the noise is most of what a model learns."""
 _VERDICTS = ((GOOD, "no visible loss"), (COSTLY, "costs points"), (SWAMPED, "poor"))
