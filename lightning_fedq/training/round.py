@@ -72,7 +72,7 @@ class ClientSide:
     Args:
         rule: Draws the batches; None is whole passes.
         no_forks: Why nothing is tried in forks. "" if it is.
-        to_try: Who rehearses, one client at most. None leaves it to the layers.
+        to_try: Client that rehearses, one at most. None leaves it to the layers.
         members: What travels, as a checkpoint has it; None finds it.
 
     Attributes:
@@ -143,7 +143,7 @@ class ClientSide:
         term: Correction | None,
         clients_per_step: int = 1,
         ranks: RankGroup | None = None,
-        number: int | None = None,
+        **fit: Any,
     ) -> None:
         """Make what trains the clients.
 
@@ -152,7 +152,7 @@ class ClientSide:
             term: The local algorithm's half at the clients; None is federated averaging.
             clients_per_step: Most of them side by side.
             ranks: The ranks that they are spread over, where there are several.
-            number: Number of the only one, see `ClientFit`.
+            **fit: Further settings of a `ClientFit`.
 
         Raises:
             ValueError: If something decides by what stays with them.
@@ -164,7 +164,7 @@ class ClientSide:
         self.worker = ClientWorker(
             trainer,
             self.vector,
-            ClientFit(trainer, trainer.loggers if self.log.shared else None, number=number),
+            ClientFit(trainer, trainer.loggers if self.log.shared else None, **fit),
             self.clock,
             self.log,
             self._loader,
