@@ -390,6 +390,18 @@ class Rounds:
                 self.vector.show(self.engine.weights)
         self.side.begin_round()
 
+    # ---- what rules of the batches ask for ----------------------------------------------------------
+
+    def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
+        """The stack that trains on a batch of this round, and which of its batches that is."""
+        assert self.side.present is not None
+        return self.side.present, batch_idx
+
+    def fetch(self, indices: Tensor) -> Any:
+        """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`. Draws nothing."""
+        with torch.random.fork_rng([]):
+            return self.population.loader().fetch(indices)
+
     # ---- what callbacks have done to the module between two rounds ----------------------------------
 
     def _take_over(self, members: Members) -> None:
