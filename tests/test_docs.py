@@ -177,6 +177,15 @@ def test_links_lead_somewhere_in_the_repository(source):
             assert not anchor or anchor in anchors(page), target
 
 
+def test_the_round_leads_along_lines_that_are_there():
+    steps = re.findall(
+        r"\[`([^`]+)`\]\(\.\./(lightning_fedq/[^)]+)\)", (ROOT / "docs" / "layout.md").read_text()
+    )
+    assert len(steps) >= 12
+    for line, path in steps:
+        assert (ROOT / path).read_text().count(line) == 1, (line, path)
+
+
 def test_messages_of_the_faq_are_those_of_the_library():
     """Each quoted message stands in the library's source, adjacent string literals joined."""
     source = "".join(path.read_text() for path in (ROOT / "lightning_fedq").rglob("*.py"))

@@ -52,7 +52,7 @@ class Correction:
             before: `(dim,)` the global parameters of its start.
             after: `(dim,)` those that the mean update leads to.
             share: Share of all clients whose updates are in the mean.
-            moved: As for `keep`.
+            moved: Sum of the learning rates of a client's steps, likewise.
 
         Returns:
             `(dim,)` the global parameters of the next round.

@@ -124,6 +124,7 @@ class ClientFit:
         Raises:
             NotCarriedError: If a client has changed what code names by a global, and was frozen.
         """
+        self.give_back()
         self.check_frozen()
         self._worlds = {}
 
@@ -195,10 +196,10 @@ class ClientFit:
         crossing = [] if alone else self._crossing
         return [one for one in self._home.callbacks if one in self._callbacks or one in crossing]
 
-    def shares_with(self, other: ClientFit) -> list[Any]:
-        """Objects that a copy for a client changes, and that are in another fit, too; generators, in any."""
-        mine, theirs = self._worlds[False].copied(), other._worlds[False].copied()
-        return [one for key, one in mine.items() if key in theirs] + self._worlds[False].generators
+    @property
+    def world(self) -> World:
+        """World of the open round, of which clients are copies."""
+        return self._worlds[False]
 
     def train(self, client: Client, batches: Batches, steps: int, logged: int = 0) -> None:
         """Train a copy on a client's batches, or a stack's.

@@ -204,6 +204,11 @@ class World:
             raise NotCarriedError(why, _way(roots, last), cure) from error
         return file.getvalue()
 
+    def shares_with(self, other: World) -> list[Any]:
+        """Objects that a client's copy changes and that another world has, and generators that any has."""
+        mine, theirs = self.copied(), other.copied()
+        return [one for key, one in mine.items() if key in theirs] + self.generators
+
     def copied(self) -> dict[int, Any]:
         """Objects whose copies a client may change, by `id`."""
         fixed = (*_FIXED, types.FunctionType, types.BuiltinFunctionType)  # what they hold is here by itself

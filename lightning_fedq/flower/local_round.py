@@ -10,7 +10,7 @@ import functools
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from operator import attrgetter
@@ -24,14 +24,10 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
-from lightning_fedq.clients.clock import Clock
-from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import knows_clients
-from lightning_fedq.clients.measuring import statistics_of
 from lightning_fedq.clients.personal import State
 from lightning_fedq.clients.undo import Undo
-from lightning_fedq.clients.vector import Rehearsed, Vector, train_only
-from lightning_fedq.clients.worker import ClientWorker
+from lightning_fedq.clients.vector import train_only
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.dealing import LocalPasses, deal
 from lightning_fedq.data.held_out import HeldOut
@@ -53,9 +49,11 @@ from lightning_fedq.training.checks import (
     check_shapes,
 )
 from lightning_fedq.training.client_evaluation import ClientEvaluator, known, show_statistic
-from lightning_fedq.training.client_metrics import ClientMetrics, forks
+from lightning_fedq.training.client_metrics import forks
 from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install
-from lightning_fedq.training.rehearsal import Trial, check_smallest, rehearse, try_statistics
+from lightning_fedq.training.population import Holdings
+from lightning_fedq.training.rehearsal import try_statistics
+from lightning_fedq.training.round import ClientSide
 from lightning_fedq.training.settings import Local
 
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
@@ -213,7 +211,7 @@ class LocalRound(pl.Callback):
             )
         self._undo, self.number = Undo(), number
         self._rule: BatchRule | None = None
-        self._dealt: ClientLoader | None = None
+        self._holdings: Holdings | None = None
 
     def run(
         self, module: pl.LightningModule, data: pl.LightningDataModule, trainer: dict[str, Any]
@@ -260,8 +258,8 @@ class LocalRound(pl.Callback):
         return self
 
     def shares_with(self, other: LocalRound) -> list[Any]:
-        """What a training changes, and another message finds changed: see `ClientFit.shares_with`."""
-        return self._fit.shares_with(other._fit)
+        """What a training changes, and another message finds changed: see `World.shares_with`."""
+        return self._world.shares_with(other._world)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the client's loader and loops in place of the Trainer's own."""
@@ -285,7 +283,7 @@ class LocalRound(pl.Callback):
         self._user_loader = owner.train_dataloader
         self._limit = 1.0 if trainer.fast_dev_run else trainer.limit_train_batches
         self._undo.replace(trainer, "limit_train_batches", 1.0)
-        self._undo.replace(owner, "train_dataloader", lambda: self._loader(trainer))
+        self._undo.replace(owner, "train_dataloader", lambda: self._deal(trainer).loader)
 
     # ---- what a rule of the batches asks of a federation -------------------------------------------------
 
@@ -299,7 +297,7 @@ class LocalRound(pl.Callback):
     @property
     def client_indices(self) -> list[Tensor]:
         """Sample indices of this client."""
-        return list(self._held)
+        return [] if self._holdings is None else self._holdings.client_indices
 
     def use_batches(self, rule: Any) -> None:
         """Let a rule draw the batches, and go on with the account that this client has kept of it."""
@@ -310,16 +308,16 @@ class LocalRound(pl.Callback):
 
     def fetch(self, indices: Tensor) -> Any:
         """Some samples as one batch. Draws nothing."""
-        assert self._dealt is not None
         with torch.random.fork_rng([]):
-            return self._dealt.fetch(indices)
+            return self._loader().fetch(indices)
 
     def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
         """The only stack, and which of its batches that is."""
         return self._stacks()[0], batch_idx
 
-    def _loader(self, trainer: Any) -> ClientLoader:
-        if self._dealt is None:
+    def _deal(self, trainer: Any) -> Holdings:
+        """What this client holds. Dealt out at the first question, which `configure_optimizers` may ask."""
+        if self._holdings is None:
             local, labels = self._federated.local, self._federated.clients.labels
             given = self._user_loader()
             if isinstance(getattr(given, "dataset", given), IterableDataset):
@@ -338,17 +336,25 @@ class LocalRound(pl.Callback):
                 self._held_out,
             )
             check_limit(dealt.work)
-            self._held, rule = dealt.work.held, self._rule
+            rule = self._rule
             if rule is not None:
                 rule.begin(dealt.work)
             steps = int(rule is not None and self._task is None)  # only one is tried
             steps = 2 if isinstance(self._task, LaterRound) else steps
-            self._schedule = Schedule(self._planner, self._federated.mechanism, dealt.work, rule, steps)
-            self._dealt = dealt.loader(self._stacks, self._schedule.longest)
-        return self._dealt
+            schedule = Schedule(self._planner, self._federated.mechanism, dealt.work, rule, steps)
+            loader: Any = dealt.loader(self._stacks, schedule.longest)
+            if isinstance(self._task, LaterRound) and self._task.of_zeros:
+                loader.by_stack = functools.partial(_of_zeros, loader.by_stack)
+            held_out = [] if self._held_out is None else self._held_out.parts
+            self._holdings = Holdings(list(dealt.work.held), schedule, loader, False, held_out)
+        return self._holdings
+
+    def _loader(self) -> ClientLoader:
+        return self._deal(self._trainer).loader
 
     def _stacks(self) -> Sequence[Stack]:
-        return self._schedule.stacks(self._plan.round, 0, 1, self._clock.most_batches)
+        schedule = self._deal(self._trainer).schedule
+        return schedule.stacks(self._plan.round, 0, 1, self._side.clock.most_batches)
 
     def on_fit_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Find what travels, and move model, counters and schedules to the round at hand.
@@ -363,38 +369,20 @@ class LocalRound(pl.Callback):
         counting = check_counted(pl_module, self._federated.local)
         if self._told.trained is not None:
             train_only(pl_module, trainer.optimizers, self._told.trained)
-        loader = self._loader(trainer)
-        forget_loader(trainer)
         self._trainer = trainer
-        self._fit = ClientFit(trainer, trainer.loggers, number=self.number, itself=self._is_anew)
-        every, longest = int(trainer.accumulate_grad_batches), self._schedule.longest
-        steps = self._plan.round * -(-longest // every)
+        holdings = self._deal(trainer)
+        forget_loader(trainer)
+        local, schedule = self._federated.local, holdings.schedule
+        steps = self._plan.round * -(-schedule.longest // int(trainer.accumulate_grad_batches))
         count_from(trainer, steps, steps)
-        self._clock = Clock(trainer, longest)
-        mode = self._federated.local.buffers
-        found, trial = Rehearsed.by_layers(pl_module), Trial(trainer, self._clock, lambda: loader)
         # later messages rehearse where that finds more than the layers say; the first one also to fail early
-        if self._rule is None and (self._task is None or (mode != "frozen" and keeps_more(pl_module))):
-            found = rehearse(trial, pl_module, self._stacks(), mode).told(pl_module)
-        optimizers = trainer.strategy
-        self.vector = Vector(
-            pl_module,
-            lambda: optimizers.optimizers,
-            mode,
-            Rehearsed() if mode == "frozen" else found,
-            shared=self._federated.local.shared,
-            local=self._federated.local.patterns,
-            constraints=self._federated.local.constraints,
-        )
-        self.segments = self.vector.segments
-        self._metrics = ClientMetrics("shared", trainer)
+        rehearses = self._task is None or (local.buffers != "frozen" and keeps_more(pl_module))
+        to_try = schedule.to_try(self._plan.round, 1) if self._rule is None and rehearses else None
+        self._side = ClientSide(trainer, local, holdings, self._loader, self._rule, _NO_FORKS, to_try)
+        self.vector, self.segments = self._side.vector, self._side.vector.segments
         if self._task is None:
-            if self._rule is None:
-                self._check_smallest(trial, loader)
-                self._try_statistics(trial)
-            else:
-                self._try_step(trainer, loader)
-            self._check_watched(trainer, loader, {**trial.names, **self._metrics.names})
+            self._side.begin("shared", None, number=self.number)
+            self._try(to_try)
             self._is_done = True
             return
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
@@ -403,7 +391,7 @@ class LocalRound(pl.Callback):
                 f"into {_shown(self.segments)}; both sides need the same module, with the same "
                 "parameters frozen"
             )
-        statistics = self._federated.local.statistics
+        statistics = local.statistics
         if (mean := self._told.statistic) is not None:
             if statistics is None or len(mean) != statistics.size:
                 raise RefusedError(
@@ -419,10 +407,10 @@ class LocalRound(pl.Callback):
         before = self._plan.round + isinstance(self._task, int)
         before = max(before - (0 if statistics is None else statistics.rounds), 0)  # which count no batch
         for counter in self._counting:  # what the rounds before have counted, which is the same for everybody
-            counter += before * longest
-        self._worker = self._new_worker(trainer, loader, self._begin_term())
+            counter += before * schedule.longest
+        self._side.begin("shared", self._begin_term(), number=self.number, itself=self._is_anew)
         check_names(self._told.kept, self.vector.own.names)
-        self._worker.states.put(0, self._told.kept)
+        self._side.worker.states.put(0, self._told.kept)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:  # the server has the validation that it follows
                 continue
@@ -433,27 +421,42 @@ class LocalRound(pl.Callback):
                     config.scheduler.step()
         self._follow(trainer)
 
-    def _try_step(self, trainer: Any, loader: ClientLoader) -> None:
-        """Take one step of a rule's, which may refuse the module or its loss, and drop it."""
-        self._clock.begin_round()
-        for stack, batches in loader.by_stack():
-            self._new_worker(trainer, loader, None).train(stack, batches, self.vector.read())
+    def _try(self, to_try: Sequence[Stack] | None) -> None:
+        """Refuse, before the first round, what can't work on this client's data.
 
-    def _new_worker(self, trainer: Any, loader: ClientLoader, term: Correction | None) -> ClientWorker:
-        parts = (trainer, self.vector, self._fit, self._clock, self._metrics, lambda: loader)
-        skips = self._rule is not None and self._rule.skips_empty
-        return ClientWorker(*parts, skips_empty=skips, term=term)
+        Raises:
+            RefusedError: In words that tell the server nothing of the data; a warning here says more.
+        """
+        side, statistics = self._side, self._federated.local.statistics
+        if to_try is None:  # one step of a rule's, which may refuse the module or its loss, and is dropped
+            side.begin_round()
+            with side.training(self.vector.read()) as trained:
+                list(trained)
+        else:
+            self._refuse("the training fails on this client's data", lambda: side.check_smallest(to_try[0]))
+            if statistics is not None:
+                tried = functools.partial(try_statistics, side.trial(), to_try[0], statistics)
+                self._refuse("client_statistics fails here", tried)
+        self._check_watched()
 
-    def _evaluator(self, trainer: Any, worker: ClientWorker, loader: ClientLoader) -> ClientEvaluator | None:
+    @staticmethod
+    def _refuse(what: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            rank_zero_warn(f"{type(error).__name__}: {error}")
+            raise RefusedError(f"{what}; the client's own log says why") from error
+
+    def _evaluator(self) -> ClientEvaluator | None:
         """Measures this client, as a simulation does."""
-        settings = self._federated.local.evaluate_clients
+        settings, trainer, side = self._federated.local.evaluate_clients, self._trainer, self._side
         if settings is None or self._held_out is None:
             return None
         settings.check(trainer.lightning_module, self._federated.clients.num_clients, False)
         seed_of = lambda round, client: self._plan.stream_seed("evaluation", client)  # noqa: E731
-        return ClientEvaluator(settings, trainer, worker, self._held_out.parts, lambda: loader, seed_of)
+        return ClientEvaluator(settings, trainer, side.worker, self._held_out.parts, self._loader, seed_of)
 
-    def _check_watched(self, trainer: Any, loader: ClientLoader, logged: Iterable[str]) -> None:
+    def _check_watched(self) -> None:
         """Refuse schedules that follow what clients log in training, of which the server hears nothing.
 
         What is logged in validation, too, the server has by itself.
@@ -461,13 +464,13 @@ class LocalRound(pl.Callback):
         Raises:
             RefusedError: Naming the schedule and the metric.
         """
-        of_training = {fork for name in logged for fork in forks(name)}
-        watched = {config.monitor: config for config in trainer.lr_scheduler_configs if config.monitor}
+        side, loader, held = self._side, self._loader(), self.client_indices[0]
+        of_training = {fork for name in side.log.names for fork in forks(name)}
+        watched = {config.monitor: config for config in self._trainer.lr_scheduler_configs if config.monitor}
         for name in sorted(of_training.intersection(watched)):
-            one = torch.arange(min(loader.batch_size, len(self._held[0])))
+            one = held[: loader.batch_size]
             try:
-                batches = [(loader.fetch(self._held[0][one]), len(one))]
-                if name in self._new_worker(trainer, loader, None).evaluate(0, iter(batches), 0):
+                if name in side.worker.evaluate(0, iter([(loader.fetch(one), len(one))]), 0):
                     continue
             except Exception as error:  # batches of the validation may be others, and nothing is known
                 rank_zero_warn(f"whether validation logs {name!r} was not tried out: {error}")
@@ -476,29 +479,6 @@ class LocalRound(pl.Callback):
                 f"{type(watched[name].scheduler).__name__} watches {name!r}, which clients log in training, "
                 "and the server hears nothing of it; watch a metric of the validation, which is the server's"
             )
-
-    def _check_smallest(self, trial: Trial, loader: ClientLoader) -> None:
-        """Refuse, before the first round, data that leave a batch on which the training fails.
-
-        Raises:
-            RefusedError: In words that tell the server nothing of the data; a warning here says more.
-        """
-        mode, sizes = self._federated.local.buffers, self._schedule.sizes
-        try:
-            check_smallest(trial, loader, [torch.arange(sum(sizes[0]))], sizes, self._stacks()[0], mode)
-        except ValueError as error:
-            rank_zero_warn(str(error))
-            raise RefusedError("the training fails on this client's data; its own log says why") from error
-
-    def _try_statistics(self, trial: Trial) -> None:
-        """Refuse data on which they fail. What failed is said here alone."""
-        statistics = self._federated.local.statistics
-        try:
-            if statistics is not None:
-                try_statistics(trial, self._stacks()[0], statistics)
-        except Exception as error:
-            rank_zero_warn(f"{type(error).__name__}: {error}")
-            raise RefusedError("client_statistics fails here; the client's own log says why") from error
 
     def _follow(self, trainer: Any) -> None:
         """Step with the numbers of the server's optimisers, which callbacks of its fit may change."""
@@ -538,12 +518,12 @@ class LocalRound(pl.Callback):
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader that is not the client's."""
-        check_loader_is_ours(trainer, self._dealt)
+        check_loader_is_ours(trainer, self._loader())
 
     def _measure(self) -> int:
         """Measure the client. See `RoundLoop`."""
-        assert self._dealt is not None and isinstance(self._task, int)
-        evaluator = self._evaluator(self._trainer, self._worker, self._dealt)
+        assert isinstance(self._task, int)
+        evaluator = self._evaluator()
         values = {} if evaluator is None else evaluator.measure(self._task).values
         self.measured = {
             model: {name: known(float(value)) for name, value in found.items()}
@@ -554,41 +534,34 @@ class LocalRound(pl.Callback):
 
     def run_round(self) -> int:
         """Train the client, and note what it goes on with. See `RoundLoop`."""
-        try:
-            steps = self._train()
-        finally:
-            self._fit.give_back()
-        opened, rule = self._worker.states.opened().get(0, {}), cast(Any, self._rule)
-        self.state = {**self._told.kept, **opened, "names": list(self.vector.own.names)}
+        steps, rule = self._train(), cast(Any, self._rule)
         if rule is not None:
             self.state |= {self._account: rule.account, "loss_reduction": rule.loss_reduction}
             rank_zero_info(f"round {self._plan.round + 1}: {rule.statement().line}")
         return steps
 
     def _train(self) -> int:
-        clock, worker, vector = self._clock, self._worker, self.vector
-        assert self._dealt is not None
-        clock.begin_round()
+        side, vector, statistics = self._side, self.vector, self._federated.local.statistics
+        side.begin_round()
         if self._told.trained is not None:  # the hooks of this round have run
             train_only(vector.module, self._trainer.optimizers, self._told.trained)
         start = vector.read().to(torch.promote_types(self._given.dtype, torch.float32))
-        statistics = self._federated.local.statistics
-        for stack, own in self._dealt.by_stack():
-            of_zeros = isinstance(self._task, LaterRound) and self._task.of_zeros
-            batches = map(_zeros_of, own) if of_zeros else own
-            if statistics is not None and self._plan.round < statistics.rounds:
-                self.update = statistics_of(self._fit, stack, batches, statistics.size)
-            else:
-                self.update = worker.train(stack, batches, start).updates[0]
-                self._check_counts()
-        self._metrics.detach()
-        steps = clock.coming_steps
-        if not self._fit.itself:  # else schedules and loss scale have moved with the client
-            clock.commit([0])
-            steps = clock.steps
+        asked = statistics if statistics is not None and self._plan.round < statistics.rounds else None
+        with side.training(start, asked) as trained:
+            [self.update] = [one.updates[0] for one in trained]
+            if isinstance(self._task, LaterRound):  # of which is asked what it shares
+                self._world = side.worker.fit.world
+        if asked is None:
+            self._check_counts()
+        opened = side.worker.states.opened().get(0, {})
+        self.state = {**self._told.kept, **opened, "names": list(vector.own.names)}
+        steps = side.clock.coming_steps
+        if not side.worker.fit.itself:  # else schedules, counters and loss scale have moved with the client
+            side.commit([0])  # here: whether it counts in the federation, the next message says
+            steps = side.clock.steps
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
-        self._trainer.should_stop = True
+        self._trainer.should_stop = True  # last: a client that begins so trains nothing
         return steps
 
     def _check_counts(self) -> None:
@@ -628,7 +601,13 @@ def _nothing(*args: Any) -> None:
     """Stand in for a hook of the whole fit, which is the server's."""
 
 
-_zeros_of = functools.partial(map_tensors, torch.zeros_like)
+_NO_FORKS = "a client tries in its own process"
+
+
+def _of_zeros(by_stack: Callable[[], Iterator[tuple[Stack, Any]]]) -> Iterator[tuple[Stack, Any]]:
+    """The batches of a loader, with zeros in the place of their tensors."""
+    for stack, batches in by_stack():
+        yield stack, (map_tensors(torch.zeros_like, batch) for batch in batches)
 
 
 def keeps_more(module: torch.nn.Module) -> bool:

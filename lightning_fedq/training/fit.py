@@ -280,11 +280,6 @@ class FederatedFit(Rounds):
         size: int = population.ranks.group.broadcast(min(chosen, share), "the size of a stack")
         return size
 
-    def fetch(self, indices: Tensor) -> Any:
-        """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`. Draws nothing."""
-        with torch.random.fork_rng([]):
-            return self.population.loader().fetch(indices)
-
     def _begin_algorithm(self, before: FederatedFit | None, saved: Any) -> Correction | None:
         """State of the local algorithm: a new one, the checkpoint's, or the last fit's if its server goes on.
 
@@ -313,26 +308,19 @@ class FederatedFit(Rounds):
             return None
         trainer, parts = self._trainer, population.holdings.held_out
         settings.check(trainer.lightning_module, self._federation.clients.num_clients, choice == "none")
-        elsewhere = population.evaluator(trainer, self.engine)
-        if elsewhere is not None:
+        if (elsewhere := population.evaluator(trainer, self.engine)) is not None:
             return elsewhere
         group = None if population.ranks is None else population.ranks.group
         worker, seed = self.side.worker, self._federation.planner.seed
         seed_of = lambda round, client: RoundPlan(round, (), frozenset(), seed).stream_seed(  # noqa: E731
             "evaluation", client
         )
-        measures = (settings, trainer, worker, parts, population.loader, seed_of, group)
-        evaluator = ClientEvaluator(*measures)
+        evaluator = ClientEvaluator(settings, trainer, worker, parts, population.loader, seed_of, group)
         evaluator.check_sizes()
         evaluator.exact = choice == "shared"
         return evaluator
 
-    # ---- what callbacks ask for -------------------------------------------------------------------
-
-    def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
-        """The stack that trains on a batch of this round, and which of its batches that is."""
-        assert self.side.present is not None
-        return self.side.present, batch_idx
+    # ---- rounds ----------------------------------------------------------------------------------
 
     def run_round(self) -> int | None:
         """Train the next round: every client in a fit of its own, and the server's step. See `RoundLoop`."""

@@ -76,7 +76,7 @@ class OtherRankStoppedError(RuntimeError):
 
 
 class Beside(Protocol):
-    """What is kept beside the server: `training.round.ClientSide`, steps, logs and states of clients."""
+    """Clients of a rank, whose steps, logs and states are kept beside the server: a `round.ClientSide`."""
 
     def share(self) -> Any:
         """This rank's, of the open round. It can be pickled."""

@@ -72,7 +72,7 @@ class ClientSide:
     Args:
         rule: Draws the batches; None is whole passes.
         no_forks: Why nothing is tried in forks. "" if it is.
-        to_try: Who rehearses, one client at most. None leaves it to the layers.
+        to_try: Client that rehearses, one at most. None leaves it to the layers.
         members: What travels, as a checkpoint has it; None finds it.
 
     Attributes:
@@ -143,7 +143,7 @@ class ClientSide:
         term: Correction | None,
         clients_per_step: int = 1,
         ranks: RankGroup | None = None,
-        number: int | None = None,
+        **fit: Any,
     ) -> None:
         """Make what trains the clients.
 
@@ -152,7 +152,7 @@ class ClientSide:
             term: The local algorithm's half at the clients; None is federated averaging.
             clients_per_step: Most of them side by side.
             ranks: The ranks that they are spread over, where there are several.
-            number: Number of the only one, see `ClientFit`.
+            **fit: Further settings of a `ClientFit`.
 
         Raises:
             ValueError: If something decides by what stays with them.
@@ -164,7 +164,7 @@ class ClientSide:
         self.worker = ClientWorker(
             trainer,
             self.vector,
-            ClientFit(trainer, trainer.loggers if self.log.shared else None, number=number),
+            ClientFit(trainer, trainer.loggers if self.log.shared else None, **fit),
             self.clock,
             self.log,
             self._loader,
@@ -389,6 +389,18 @@ class Rounds:
             if self.engine.broadcast is not None:
                 self.vector.show(self.engine.weights)
         self.side.begin_round()
+
+    # ---- what rules of the batches ask for ----------------------------------------------------------
+
+    def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
+        """The stack that trains on a batch of this round, and which of its batches that is."""
+        assert self.side.present is not None
+        return self.side.present, batch_idx
+
+    def fetch(self, indices: Tensor) -> Any:
+        """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`. Draws nothing."""
+        with torch.random.fork_rng([]):
+            return self.population.loader().fetch(indices)
 
     # ---- what callbacks have done to the module between two rounds ----------------------------------
 

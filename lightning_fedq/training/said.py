@@ -40,7 +40,7 @@ def log_round(trainer: pl.Trainer, record: RoundRecord, spent: Mapping[str, floa
     log_values(trainer, {**own, **spent})
 
 
-def warn_of(record: RoundRecord, not_finite: Sequence[str]) -> None:
+def warn_of(record: RoundRecord, not_finite: Sequence[str] = ()) -> None:
     """Say what went wrong in a round.
 
     Args:

@@ -80,7 +80,7 @@ TESTED = {
     "a stream serves one payload. Abandon the round": (
         "privacy/test_ledger.py::test_the_engine_refuses_to_start_a_round_twice"
     ),
-    "rank {} is at {} while rank {} is at {}": (
+    "rank {} is at {} while rank {} is at": (
         "training/test_rank_group.py::test_objects_of_any_length_arrive_in_the_order_of_ranks"
     ),
     "rank {} of {} gets no answer from another rank": (

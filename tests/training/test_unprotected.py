@@ -10,6 +10,7 @@ import torch
 
 from lightning_fedq.callbacks import Federated, RunFolder, WandbRounds
 from lightning_fedq.commands.privacy import report_of_checkpoint
+from lightning_fedq.data.sampling import in_short
 from lightning_fedq.leakage import LeakageMonitor
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -59,7 +60,9 @@ def test_clients_that_are_not_finite_lengths_and_numbers_of_samples(tmp_path):
     with pytest.warns(UserWarning, match="held a NaN"):
         _, fed = run(tmp_path, module=SendsNothingUseful(), mechanism=FedAvg(), weighting="samples")
     bad = list(fed.records[0].non_finite_clients)
-    assert any(f"by name on the screen and in no checkpoint: {bad};" in line for line in section(tmp_path))
+    assert any(
+        f"by name on the screen and in no checkpoint: {in_short(bad)};" in line for line in section(tmp_path)
+    )
     assert any("its weight in the mean" in line for line in section(tmp_path))
     run(tmp_path / "codes", mechanism=LayeredGaussian(1.0, 1.0))
     assert any(line.startswith("The length of messages") for line in section(tmp_path / "codes"))
