@@ -15,6 +15,7 @@ from typing import Any
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.client_loop import ClientLoop
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.world import Outside, Twin
 
 
@@ -197,6 +198,33 @@ def twins_of(
         Twin(home.fit_loop, vars(fit_loop), type(fit_loop), apart=True),
         Twin(epoch_loop_of_home, vars(epoch_loop), ClientLoop, apart=True),
     ]
+
+
+def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], undo: Undo) -> None:
+    """Let a Trainer be its only client's own, for a while. Nothing is copied.
+
+    Args:
+        home: The user's Trainer, in its fit.
+        loggers: The client's loggers.
+        callbacks: The client's callbacks.
+        undo: Gives the Trainer its own back, and not what has been trained.
+    """
+    whole, strategy, kind = _twin(home), home.strategy, type(home)
+    as_client, of_strategy, fit_loop, epoch_loop = twins_of(home, loggers, callbacks, callbacks)
+    made: dict[int, Any] = {id(one.of): object.__new__(one.kind) for one in (epoch_loop, fit_loop)}
+    for loop in (epoch_loop, fit_loop):
+        vars(made[id(loop.of)]).update({name: made.get(id(one), one) for name, one in loop.own.items()})
+    own = {
+        name: one.of if isinstance(one, Twin) else made.get(id(one), one)
+        for name, one in as_client.own.items()
+    }
+    own |= {"home": whole, "_loggers": list(loggers), "callbacks": list(callbacks)}
+    for one, attributes in ((strategy, of_strategy.own), (home, own)):
+        undo.callback(vars(one).update, dict(vars(one)))
+        undo.callback(vars(one).clear)
+        vars(one).update(attributes)
+    undo.callback(setattr, home, "__class__", kind)
+    home.__class__ = as_client.kind
 
 
 def count_from(child: Any, steps: int, logged: int) -> None:

@@ -20,9 +20,10 @@ import torch
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.child import count_from, own_attributes, twins_of
+from lightning_fedq.clients.child import become_client, count_from, own_attributes, twins_of
 from lightning_fedq.clients.hooks import call_hooks, crosses_clients, knows_clients, trains_with_clients
 from lightning_fedq.clients.reached import state_named_by
+from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.world import World
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
@@ -78,6 +79,7 @@ class ClientFit:
         loggers: Loggers that clients may write to; none is a logger that writes nothing.
         shared: Objects that clients do not copy.
         number: Number of the only client that there is; None takes those that are copied for.
+        itself: Let that client train what the user's fit holds, which nobody needs afterwards.
 
     Attributes:
         shares_metrics: Do clients update the metric objects of the user's module, not copies?
@@ -89,11 +91,13 @@ class ClientFit:
         loggers: Sequence[Any] | None = None,
         shared: Sequence[Any] = (),
         number: int | None = None,
+        itself: bool = False,
     ) -> None:
         # glibc gives memory back to the system above twice the largest block that it has mapped and freed:
         # with a large one, what a step allocates stays, and the next step's pages are there already
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         self._home, self._shared, self._number = trainer, tuple(shared), number
+        self.itself, self._undo = itself, Undo()
         self._worlds: dict[bool, World] = {}
         self._reached: dict[int, tuple[Any, str]] | None = None
         self._loggers = loggers
@@ -106,6 +110,9 @@ class ClientFit:
 
     def drop(self, client: Client) -> None:
         """Free a client's tensors at once, and its objects, which refer to each other through the Trainer."""
+        if client.trainer is self._home:
+            self.give_back()
+            return
         for optimizer in client.trainer.strategy.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -116,6 +123,10 @@ class ClientFit:
                 tensor.grad = None
                 tensor.data = _nothing(tensor.dtype, tensor.device)
         vars(client.trainer).clear()
+
+    def give_back(self) -> None:
+        """Let the user's Trainer be its own again, where a client had it."""
+        self._undo.close()
 
     def end_round(self) -> None:
         """Forget the world of the round, and all that a client has trained.
@@ -158,6 +169,10 @@ class ClientFit:
         Raises:
             NotCarriedError: If something in the user's fit has no bytes.
         """
+        if self.itself and not alone:
+            become_client(self._home, self.own_loggers, [*self._callbacks_of(alone)], self._undo)
+            self._home.clients = (self._number,)
+            return Client(self._home, self._home.lightning_module, self._home.callbacks)
         if alone not in self._worlds:
             self._worlds[alone] = self._world(alone)
         (trainer, *_), (module, *_) = self._worlds[alone].load(seed)
@@ -180,10 +195,20 @@ class ClientFit:
             {name: getattr(home, name) for name in own_attributes(home)},
         )
         loggers = self.own_loggers if not alone else [_NOWHERE] * bool(home.loggers)
-        callbacks = [c for c in home.callbacks if c in copied or (c in self._crossing and not alone)]
-        world = World(roots, shared, twins_of(home, loggers, callbacks, copied), self._reached)
+        twins = twins_of(home, loggers, self._callbacks_of(alone), copied)
+        world = World(roots, shared, twins, self._reached)
         self._reached = world.reached
         return world
+
+    def _callbacks_of(self, alone: bool) -> list[Any]:
+        """A client's callbacks, and what crosses clients unless it is left out."""
+        crossing = [] if alone else self._crossing
+        return [one for one in self._home.callbacks if one in self._callbacks or one in crossing]
+
+    def shares_with(self, other: ClientFit) -> list[Any]:
+        """Objects that a copy for a client changes, and that are in another fit, too; generators, in any."""
+        mine, theirs = self._worlds[False].copied(), other._worlds[False].copied()
+        return [one for key, one in mine.items() if key in theirs] + self._worlds[False].generators
 
     def train(self, client: Client, batches: Batches, steps: int, logged: int = 0) -> None:
         """Train a copy on a client's batches, or a stack's.

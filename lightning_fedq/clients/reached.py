@@ -103,7 +103,7 @@ def state_named_by(used: Iterable[Any]) -> list[tuple[str, Any]]:
 
 def _walk(used: Iterable[Any]) -> Iterator[tuple[Any, str, int]]:
     """Everything that code names, with the way to it and its number behind one name."""
-    code, seen, walked = deque(one for one in used if not _of_a_library(one)), set[int](), set[int]()
+    code, seen, walked = deque(one for one in used if not of_a_library(one)), set[int](), set[int]()
     copied = {id(one) for one in code}  # functions with their cells, where a client's objects hold them
     while code:
         one = code.popleft()
@@ -116,13 +116,14 @@ def _walk(used: Iterable[Any]) -> Iterator[tuple[Any, str, int]]:
             for number, (held, way) in enumerate(_contents(value, name, walked)):
                 if isinstance(held, (*_CODE, type)) or "__wrapped__" in _attributes_of(held):
                     called = getattr(held, "__func__", held)
-                    if not (_of_a_library(called) or (number and _is_installed(called))):
+                    if not (of_a_library(called) or (number and _is_installed(called))):
                         code.append(called)
                 if not isinstance(held, (*_CODE, type)):
                     yield held, way, number
 
 
-def _of_a_library(one: Any) -> bool:
+def of_a_library(one: Any) -> bool:
+    """Is it code of Python, of torch, of this package or the like, which carries nothing of a training?"""
     return str(getattr(one, "__module__", "") or "").partition(".")[0] in _LIBRARIES
 
 
@@ -142,7 +143,7 @@ def _named_in(one: Any, copied: bool) -> Iterator[tuple[Any, str]]:
     """Objects that a function or a class names, with the name. Not in its cells, where these are copied."""
     if isinstance(one, type):
         for base in one.__mro__:
-            if not _of_a_library(base):
+            if not of_a_library(base):
                 values = ((v, f"{base.__name__}.{n}") for n, v in vars(base).items() if n[:2] != "__")
                 yield from values
                 yield from (

@@ -147,12 +147,15 @@ def train_only(module: nn.Module, optimizers: Sequence[Optimizer], trained: Coll
             parameter.requires_grad_(name in trained)
 
 
-def changed_of(before: nn.Module, after: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+def changed_of(
+    before: nn.Module | Mapping[str, Tensor], after: nn.Module, names: Sequence[str]
+) -> dict[str, Tensor]:
     """Which of these tensors have other values, of the same shape and type, after a training."""
     found = {}
     for name in names:
         try:
-            one, other = attrgetter(name)(before), attrgetter(name)(after)
+            one = before[name] if isinstance(before, Mapping) else attrgetter(name)(before)
+            other = attrgetter(name)(after)
         except AttributeError:
             continue
         alike = isinstance(other, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
@@ -476,23 +479,24 @@ class Vector:
 
     # ---- a client ------------------------------------------------------------------------------------
 
-    def take_from(self, module: nn.Module, client: int) -> None:
-        """Take what a client's copy has counted and keeps."""
+    def take_from(self, module: nn.Module, client: int, before: Mapping[str, Tensor] | None = None) -> None:
+        """Take what a client's copy has counted and keeps; `before` has counters of one that is no copy."""
         if not self._get_rest:
             return
         rest = self._found(module, self._get_rest, self.rest)
         wide = torch.float64 if self.members.integers else torch.float32  # exact up to 2^53
         row = flatten([t.detach().to(torch.promote_types(t.dtype, wide)) for t in rest])
-        self.keep([client], row[None])
+        self.keep([client], row[None], before)
 
-    def keep(self, clients: Sequence[int], rest: Tensor) -> None:
+    def keep(self, clients: Sequence[int], rest: Tensor, before: Mapping[str, Tensor] | None = None) -> None:
         """Take what clients have counted, and what each keeps for itself.
 
         Args:
             rest: `(len(clients), rest_dim)`, local parameters, buffers of floats, of integers and counters.
         """
         if len(self.most_counted):
-            start = flatten([attrgetter(name)(self.module) for name in self.members.counters]).cpu()
+            names = self.members.counters
+            start = flatten([before[n] if before else attrgetter(n)(self.module) for n in names]).cpu()
             most = rest[:, -len(self.most_counted) :].amax(0).cpu().round().long() - start
             self.most_counted = torch.maximum(self.most_counted, most)
         if not self.own.names:

@@ -7,8 +7,9 @@ counts, is its caller's business. It knows of no mechanism, no round engine and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -100,6 +101,9 @@ class ClientWorker:
             weights: `(dim,)` the global model.
         """
         vector, clients = self.vector, stack.clients
+        logged, now = self.trainer.fit_loop.epoch_loop._batches_that_stepped, self.clock.now
+        moved = 0.0 if self.term is None else self.clock.moved
+        before = self._before()
         client = self.fit.copy(stack.training_seed, clients)
         self._metrics.attach(client.trainer, clients)
         vector.hold_statistics(client.module)
@@ -109,20 +113,19 @@ class ClientWorker:
             if self._skips_empty and 0 in stack.batch_sizes:
                 _skip_empty(client, stack.batch_sizes)
         self._correct(client, side_by_side, clients, weights)
-        logged = self.trainer.fit_loop.epoch_loop._batches_that_stepped
         own = Batches(batches, len(stack.batch_sizes), self._loader())
-        self.fit.train(client, own, self.clock.now, logged)
+        self.fit.train(client, own, now, logged)
         if side_by_side is None:
             update = (vector.read(client.module).to(weights.dtype) - weights)[None]
-            vector.take_from(client.module, clients[0])
-            self._look_at_rest(client)
+            vector.take_from(client.module, clients[0], before)
+            self._look_at_rest(client, before)
         else:
             update = vector.of_stack(side_by_side.updates())
             vector.keep(clients, side_by_side.rest())
         self.clock.saw(client.trainer)
         if self.term is not None:
             trained = update[:, : vector.num_parameters]
-            self.term.keep(clients, trained, self.clock.moved)
+            self.term.keep(clients, trained, moved)
             trained.copy_(self.term.sent(clients, trained))
         stops = bool(client.trainer.should_stop)
         self.fit.drop(client)
@@ -195,7 +198,14 @@ class ClientWorker:
             len(vector.members.local),
         )
 
-    def _look_at_rest(self, client: Client) -> None:
+    def _before(self) -> dict[str, Tensor] | None:
+        """What no update carries, before a client trains the module itself; None where it trains a copy."""
+        if not self.fit.itself:
+            return None
+        names = {*self.vector.members.counters, *self.vector.uncarried}
+        return {name: attrgetter(name)(self.trainer.lightning_module).detach().clone() for name in names}
+
+    def _look_at_rest(self, client: Client, before: Mapping[str, Tensor] | None) -> None:
         """Refuse floats that training changes and no update carries, and say once which integers.
 
         Of every client, or of a round's first one where there is much that should not change.
@@ -208,7 +218,7 @@ class ClientWorker:
             return
         if self.vector.num_uncarried > _LOOKED_AT:
             self._looked_at = self.clock.now
-        changed = changed_of(self.trainer.lightning_module, client.module, names)
+        changed = changed_of(before or self.trainer.lightning_module, client.module, names)
         floats = [name for name, tensor in changed.items() if tensor.is_floating_point()]
         integers = [name for name in changed if name not in floats]
         if floats:

@@ -27,6 +27,7 @@ import math
 import pickle
 import pickletools
 import random
+import sys
 import threading
 import types
 import weakref
@@ -45,7 +46,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.reached import reached_by
+from lightning_fedq.clients.reached import of_a_library, reached_by
 from lightning_fedq.data.generator_turns import GENERATORS, is_of_the_process, new_generator
 
 _OUTSIDE: tuple[type, ...] = (
@@ -182,6 +183,7 @@ class World:
         self._frozen: list[tuple[str, Any, list[str], list[tuple[nn.Module, bool]]]] = []
         self.reached: dict[int, tuple[Any, str]] = reached or {}
         self.code, self.met = dict[int, Any](), set[int]()
+        self.generators = list[Any]()
         self._bytes, self._loads = self._dump(list(roots)), 0
         if reached is None:
             self.reached = reached_by(self.code.values(), self.met)
@@ -195,7 +197,7 @@ class World:
 
     def _dump(self, roots: list[Any]) -> bytes:
         file = io.BytesIO()
-        pickler = _Pickler(file, self)
+        pickler = self._pickler = _Pickler(file, self)
         try:
             pickler.dump(([twin.of for twin in self.twins.values()], roots, list(self.twins.values())))
         except NotCarriedError:
@@ -206,6 +208,12 @@ class World:
             why = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
             raise NotCarriedError(why, _way(roots, last), cure) from error
         return file.getvalue()
+
+    def copied(self) -> dict[int, Any]:
+        """Objects whose copies a client may change, by `id`."""
+        fixed = (*_FIXED, types.FunctionType, types.BuiltinFunctionType)  # what they hold is here by itself
+        held = (one for _, one in self._pickler.memo.copy().values())
+        return {id(one): one for one in held if not isinstance(one, fixed)}
 
     def number(self, value: Any) -> int:
         """The place of an object in the table."""
@@ -347,6 +355,7 @@ class _Pickler(pickle.Pickler):
         if place is not None or kind in _CONTAINERS:
             return place
         if kind in GENERATORS and not is_of_the_process(value):
+            world.generators.append(value)
             return "generator", world.number(value)
         self.last = value
         return world.keep(value) if _stays_outside(kind, value) else None
@@ -533,7 +542,17 @@ def _has_no_memory(function: types.FunctionType) -> bool:
         return True
     kept = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     fixed = all(type(one) in _FIXED or isinstance(one, type) or _is_of_a_module(one) for one in kept)
-    return function.__closure__ is None and not function.__dict__ and fixed
+    if function.__closure__ is None and not function.__dict__ and fixed:
+        return True
+    return of_a_library(function) and _is_named(function)
+
+
+def _is_named(function: types.FunctionType) -> bool:
+    """Is it what its module, or a class there, has by its name: `SGD.step`, which torch has wrapped?"""
+    try:
+        return attrgetter(function.__qualname__)(sys.modules[function.__module__]) is function
+    except (KeyError, AttributeError):
+        return False
 
 
 def _is_of_a_module(value: Any) -> bool:

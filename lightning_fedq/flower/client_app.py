@@ -76,7 +76,7 @@ def client_app(
         own_budget(federated, budget, identities is not None)
     check_client_callbacks(callbacks_in(trainer or {}), federated)
     app = _App()
-    failures = app.failures
+    failures, anew = app.failures, set[str]()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
         where = context.node_config.get("fedq-home") if home is None else home(context)
@@ -87,6 +87,7 @@ def client_app(
             None if identities is None else identities(context),
             budget(context) if callable(budget) else budget,
             failures,
+            anew,
         )
         client = RemoteClient(own, module, lambda: data(context), trainer or {})
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)

@@ -64,7 +64,14 @@ from lightning_fedq.training.smallest_batch import check_smallest
 from lightning_fedq.training.statistics import show_statistic, try_statistics
 
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
-_installed = functools.cache(_registry.entry_points)
+_setup: Any = pl.trainer.setup  # type: ignore[attr-defined]
+_log_devices = _setup._log_device_info
+_kept: dict[tuple[Any, str], Any] = {
+    (_registry, "entry_points"): functools.cache(_registry.entry_points),
+    (torch.cuda, "device_count"): functools.cache(torch.cuda.device_count),
+    (_setup, "_log_device_info"): lambda trainer: _log_devices(trainer) if _is_first() else None,
+}
+"""What a Trainer looks for whenever one is made, and a process need know once."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,7 @@ class LocalRound(pl.Callback):
         told: What the client goes on with beside it.
         held_out_seed: Seed of the choice of samples that are measured on, and never trained on; None is
             `seed`.
+        is_anew: Is all that this message trains made for it alone, so that nothing need be copied?
 
     Attributes:
         measured: By model, what validation logs, None where it is not defined.
@@ -191,7 +199,9 @@ class LocalRound(pl.Callback):
         weights: Tensor,
         told: Told | None = None,
         held_out_seed: int | None = None,
+        is_anew: bool = False,
     ) -> None:
+        self._is_anew = is_anew
         self._told, self._federated, self._task, self._given = told or Told({}), federated, task, weights
         round = task.round if isinstance(task, RoundTask | LaterRound) else task or 0
         self._is_done = False
@@ -235,15 +245,16 @@ class LocalRound(pl.Callback):
         callbacks = [self, *map(deepcopy, own)]
         wanted = given.pop("max_epochs", None) or 0
         rounds = 0 if task is None else max(wanted, round + 1)
-        with Undo() as undo:  # a Trainer reads what is installed, a fifth of a message's time
-            undo.replace(_registry, "entry_points", _installed)
+        with Undo() as undo, warnings.catch_warnings():
+            for (owner, name), known in _kept.items():
+                undo.replace(owner, name, known)
             fit = pl.Trainer(
                 **{**given, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},
                 callbacks=callbacks,
             )
-        epochs: Any = fit.fit_loop.epoch_progress.current
-        epochs.processed = epochs.completed = round  # the round is `current_epoch`
-        with warnings.catch_warnings():  # what is validated is the server's model
+            epochs: Any = fit.fit_loop.epoch_progress.current
+            epochs.processed = epochs.completed = round  # the round is `current_epoch`
+            # what is validated is the server's model
             warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
             try:
                 fit.fit(module, datamodule=data)
@@ -252,6 +263,10 @@ class LocalRound(pl.Callback):
                     raise
                 rank_zero_warn(f"after the work of a message, which counts: {type(error).__name__}: {error}")
         return self
+
+    def shares_with(self, other: LocalRound) -> list[Any]:
+        """What a training changes, and another message finds changed: see `ClientFit.shares_with`."""
+        return self._fit.shares_with(other._fit)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the client's loader and loops in place of the Trainer's own."""
@@ -355,7 +370,8 @@ class LocalRound(pl.Callback):
             train_only(pl_module, trainer.optimizers, self._told.trained)
         loader = self._loader(trainer)
         forget_loader(trainer)
-        self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers, number=self.number)
+        self._trainer = trainer
+        self._fit = ClientFit(trainer, trainer.loggers, number=self.number, itself=self._is_anew)
         every, longest = int(trainer.accumulate_grad_batches), self._schedule.longest
         steps = self._plan.round * -(-longest // every)
         count_from(trainer, steps, steps)
@@ -544,7 +560,10 @@ class LocalRound(pl.Callback):
 
     def run_round(self) -> int:
         """Train the client, and note what it goes on with. See `RoundLoop`."""
-        steps = self._train()
+        try:
+            steps = self._train()
+        finally:
+            self._fit.give_back()
         opened, rule = self._worker.states.opened().get(0, {}), cast(Any, self._rule)
         self.state = {**self._told.kept, **opened, "names": list(self.vector.own.names)}
         if rule is not None:
@@ -569,7 +588,8 @@ class LocalRound(pl.Callback):
                 self.update = worker.train(stack, batches, start).updates[0]
                 self._check_counts()
         self._metrics.end_round()
-        steps = clock.end_round(clock.taken)
+        # schedules that have moved by themselves are not moved on
+        steps = clock.steps if self._fit.itself else clock.end_round(clock.taken)
         strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
         self._trainer.should_stop = True
@@ -597,6 +617,15 @@ class LocalRound(pl.Callback):
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Take everything off again."""
         self._undo.close()
+
+
+_told = list[bool]()
+
+
+def _is_first() -> bool:
+    """Is this the first Trainer of the process?"""
+    _told.append(True)
+    return len(_told) == 1
 
 
 def _nothing(*args: Any) -> None:

@@ -105,6 +105,8 @@ class Own(NamedTuple):
             the server to relay them.
         budget: Privacy budget of this client over all that its log knows; None leaves it to the ledger.
         failures: Count of its trainings that fail; None is a new one.
+        anew: Folders of clients whose messages have nothing in common but classes, code and data, as was
+            tried at their registration in this process: what they train is not copied. None is a new one.
     """
 
     federated: Federated
@@ -113,6 +115,7 @@ class Own(NamedTuple):
     identities: Identities | None = None
     budget: PrivacyTarget | None = None
     failures: Failures | None = None
+    anew: set[str] | None = None
 
 
 class RemoteClient:
@@ -131,7 +134,9 @@ class RemoteClient:
         data: Callable[[], pl.LightningDataModule],
         trainer: dict[str, Any],
     ) -> None:
-        self._federated, self._store, self._partition, self._identities, budget, failures = own
+        self._federated, self._store, self._partition, self._identities, budget, failures, anew = own
+        self._anew = set() if anew is None else anew
+        self._place = f"client {self._partition}" if self._store is None else str(self._store.folder)
         self._failures = failures or Failures()
         self._budget = own_budget(own.federated, budget, own.identities is not None)
         self._module, self._data, self._trainer = module, data, trainer
@@ -185,9 +190,12 @@ class RemoteClient:
         errors: list[Exception] = []
         statistics = self._federated.local.statistics
         round = max(1, 0 if statistics is None else statistics.rounds)  # the first one trains, too
+        self._anew.discard(self._place)
         for of_zeros in (False, True):
             try:
-                self._tried(self._module(), LaterRound(of_zeros, round))
+                first, second = (self._tried(self._module(), LaterRound(of_zeros, round)) for _ in range(2))
+                if not first.shares_with(second):
+                    self._anew.add(self._place)
                 break
             except RefusedError:  # in words for both sides, which the message itself will say
                 return
@@ -638,8 +646,9 @@ class RemoteClient:
             seed = int.from_bytes(os.urandom(7), "big")
             held_out = int.from_bytes(self._own_secrets(fields).derived("held out")[:7], "big")
         told = Told.of(fields, kept)
-        local_round = LocalRound(self._federated, fields["client"], seed, at, weights, told, held_out)
-        return local_round.run(self._module(), self._data(), self._trainer)
+        is_anew = self._place in self._anew
+        own = LocalRound(self._federated, fields["client"], seed, at, weights, told, held_out, is_anew)
+        return own.run(self._module(), self._data(), self._trainer)
 
     # ---- secure aggregation: three more exchanges, or four ------------------------------------------------
 

@@ -133,7 +133,7 @@ class Clock:
                 for _ in range(steps):
                     config.scheduler.step()
             return taken.steps
-        steps = self._steps
+        steps = self.steps
         for step in range(1, steps + 1):
             self._after_step(step)
         for config in trainer.lr_scheduler_configs:
@@ -143,7 +143,7 @@ class Clock:
         return steps
 
     @property
-    def _steps(self) -> int:
+    def steps(self) -> int:
         """Optimiser steps of the longest client in the coming round."""
         steps = math.ceil(self._batches / int(self._trainer.accumulate_grad_batches))
         return steps if self._trainer.max_steps == -1 else min(steps, self._trainer.max_steps - self.now)
@@ -166,7 +166,7 @@ class Clock:
             trainer = self._trainer
             group = trainer.strategy.optimizers[0].param_groups[0]
             if not any(config.interval == "step" for config in trainer.lr_scheduler_configs):
-                self._moved = sum([float(group["lr"])] * self._steps)
+                self._moved = sum([float(group["lr"])] * self.steps)
                 return self._moved
             before = [
                 (g, {name: value for name, value in g.items() if name != "params"})
@@ -175,7 +175,7 @@ class Clock:
             ]
             states = [deepcopy(c.scheduler.state_dict()) for c in trainer.lr_scheduler_configs]
             rates = []
-            for step in range(1, self._steps + 1):
+            for step in range(1, self.steps + 1):
                 rates.append(float(group["lr"]))
                 self._after_step(step)
             for config, state in zip(trainer.lr_scheduler_configs, states, strict=True):

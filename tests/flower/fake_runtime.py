@@ -89,6 +89,7 @@ class FakeRuntime(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: FakeRuntime
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         """Say nothing."""
