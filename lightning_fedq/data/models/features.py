@@ -42,7 +42,7 @@ class FixedFeatures(nn.Module):
         pool: Side of the squares of the grid (`side / 4`) that are averaged.
         mean: What the data set subtracts from pixels in [0, 1], a number or one a channel.
         std: What it divides by.
-        seed: Of pictures and projection.
+        seed: Seed of pictures and projection.
         file: `torch.save(features.state_dict(), file)` of others; None makes the projection, in seconds.
         sha256: Attribute that the projection must have, in checkpoints, too; None is any.
 
