@@ -238,7 +238,7 @@ def _advice(best: Option, least: Option) -> str:
 
 
 def _fewer(problem: Problem, best: Option, row: Mechanism) -> str:
-    """What fewer parameters would do for the same clients: R falls with their number."""
+    """Advice on fewer parameters for the same clients: R falls with their number."""
     assert best.ratio is not None
     params = math.ceil(problem.params * COSTLY / best.ratio / 1.1)
     (found,) = plan(replace(problem, params=max(params, 100)), {best.name: row})

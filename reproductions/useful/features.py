@@ -89,7 +89,8 @@ def _kept(kind: Kind, root: str, download: bool) -> tuple[Tensor, Tensor, int]:
     """Features of all images, labels, and how many of the last are the official test set."""
     module = (CIFAR10DataModule if kind == "cifar" else MNISTDataModule)(root, download)
     images, labels, official = module.load()
-    return *FixedFeatures(**TASKS[kind].features).kept(TensorDataset(images, labels)).tensors, official
+    kept = FixedFeatures(**TASKS[kind].features).kept(TensorDataset(images, labels))
+    return kept.tensors[0], kept.tensors[1], official
 
 
 class KeptImages(TensorDataModule):
@@ -126,7 +127,8 @@ class OnFeatures(Federation):
     def network(self, seed: int) -> nn.Module:
         """A head without a bias, from zero."""
         head = Linear(TASKS[self.features].features["size"], bias=False)
-        nn.init.zeros_(head[-1].weight)
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
         return head
 
     def data(self, seed: int) -> TensorDataModule:
@@ -206,7 +208,7 @@ class _Bench:
         settings = TASKS[kind].grid[epsilon]
         seeds = TUNING_SEEDS if len(settings) > 1 else TUNING_SEEDS[:1]
         names = ("val_last", "val_averaged")
-        found = {}
+        found: dict[tuple[float, float, str], float] = {}
         for setting in settings:
             rows = [self._row("tuning", federation, method, epsilon, seed, *setting) for seed in seeds]
             found |= {(*setting, name): mean(float(row[name]) for row in rows) for name in names}

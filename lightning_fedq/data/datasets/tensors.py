@@ -94,7 +94,7 @@ class TensorDataModule(pl.LightningDataModule, ABC):
         )
 
     def _served(self, name: str) -> TensorDataset:
-        """A part; its features are made when they are asked for, which is after a checkpoint is read."""
+        """A part, or its features, made when they are asked for: after a checkpoint is read."""
         part: TensorDataset = getattr(self, name)
         if not self._keeps:
             return part

@@ -42,7 +42,7 @@ class FixedFeatures(nn.Module):
         pool: Side of the squares of the grid (`side / 4`) that are averaged.
         mean: What the data set subtracts from pixels in [0, 1], a number or one a channel.
         std: What it divides by.
-        seed: Of pictures and projection.
+        seed: Seed of pictures and projection.
         file: `torch.save(features.state_dict(), file)` of others; None makes the projection, in seconds.
         sha256: Attribute that the projection must have, in checkpoints, too; None is any.
 
@@ -54,6 +54,9 @@ class FixedFeatures(nn.Module):
         >>> features(torch.rand(5, 1, 16, 16)).shape, features.sha256[:8]
         (torch.Size([5, 64]), '77615f7b')
     """
+
+    centre: Tensor
+    axes: Tensor
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class FixedFeatures(nn.Module):
             self.axes = (2.0 * signs - 1.0) / math.sqrt(len(signs))
             return
         shown = drawn(pictures, _PICTURES, self.shape, generator)
-        raw = torch.cat([self._raw(part) for part in shown.split(_BATCH)])
+        raw = torch.cat([self._raw(part) for part in torch.split(shown, _BATCH)])
         self.centre = raw.mean(0)
         raw -= self.centre
         variances, axes = torch.linalg.eigh(raw.T @ raw / _PICTURES)
@@ -114,7 +117,7 @@ class FixedFeatures(nn.Module):
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             pixels = images.to(self.axes) * std + mean
             _check_range(pixels)
-            raw = (self._raw(part) - self.centre for part in pixels.split(_BATCH))
+            raw = (self._raw(part) - self.centre for part in torch.split(pixels, _BATCH))
             return torch.cat([F.normalize(part @ self.axes) for part in raw])
 
     def _raw(self, pixels: Tensor) -> Tensor:
@@ -145,7 +148,7 @@ class FixedFeatures(nn.Module):
                 "a smaller size, or train on the images themselves, which computes them anew in every round"
             ) from error
         rest = []
-        for some in torch.arange(number).split(_BATCH):
+        for some in torch.split(torch.arange(number), _BATCH):
             images, *others = default_collate([dataset[int(index)] for index in some])
             found[some] = self(images.to(self.axes.device)).to(found)
             rest.append(others)
@@ -210,10 +213,10 @@ def _scattering(pixels: Tensor) -> Tensor:
         pixels = torch.stack([light, (red - green + 1) / 2, against], 1)
     images = pixels.flatten(0, 1)[:, None]
     fine, coarse = _moduli(images, waves0, 1), _moduli(images, waves1, 2)
-    second = _moduli(fine.flatten(0, 1)[:, None], waves1, 2).unflatten(0, fine.shape[:2]).flatten(1, 2)
+    second = _moduli(fine.flatten(0, 1)[:, None], waves1, 2).reshape(len(fine), 64, *coarse.shape[2:])
     parts = [_convolved(images, low0, 4), _convolved(fine, low0, 4)]
     parts += [_convolved(coarse, low1, 2), _convolved(second, low1, 2)]
-    return torch.cat(parts, 1).unflatten(0, pixels.shape[:2]).flatten(1, 2)
+    return torch.cat(parts, 1).reshape(len(pixels), -1, *parts[0].shape[2:])
 
 
 def _moduli(planes: Tensor, waves: Tensor, stride: int) -> Tensor:
@@ -224,4 +227,5 @@ def _moduli(planes: Tensor, waves: Tensor, stride: int) -> Tensor:
 def _convolved(x: Tensor, filters: Tensor, stride: int) -> Tensor:
     """Every plane of `(P, A, H, W)` with every filter: `(P, A * filters, ...)`, edges reflected."""
     padded = F.pad(x.flatten(0, 1)[:, None], [filters.shape[-1] // 2] * 4, "reflect")
-    return F.conv2d(padded, filters, stride=stride).unflatten(0, x.shape[:2]).flatten(1, 2)
+    found = F.conv2d(padded, filters, stride=stride)
+    return found.reshape(len(x), -1, *found.shape[2:])

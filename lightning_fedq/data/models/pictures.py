@@ -13,9 +13,9 @@ Pictures = Literal["strokes", "leaves"]
 
 def drawn(kind: Pictures, number: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """`(number, *shape)` pictures in [0, 1], of `shape` (channels, side, side)."""
-    parts = torch.arange(number).split(250)
+    parts = torch.split(torch.arange(number), 250)
     draw = _strokes if kind == "strokes" else _leaves
-    return torch.cat([draw(len(part), *shape[:2], generator) for part in parts])
+    return torch.cat([draw(len(part), shape[0], shape[1], generator) for part in parts])
 
 
 def _strokes(number: int, channels: int, side: int, generator: torch.Generator) -> Tensor:
