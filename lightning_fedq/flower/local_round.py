@@ -258,7 +258,7 @@ class LocalRound(pl.Callback):
         return self
 
     def shares_with(self, other: LocalRound) -> list[Any]:
-        """What a training changes, and another message finds changed: see `World.shares_with`."""
+        """Objects that a training changes, and another message finds changed: see `World.shares_with`."""
         return self._world.shares_with(other._world)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
@@ -316,7 +316,7 @@ class LocalRound(pl.Callback):
         return self._stacks()[0], batch_idx
 
     def _deal(self, trainer: Any) -> Holdings:
-        """What this client holds. Dealt out at the first question, which `configure_optimizers` may ask."""
+        """The client's own data. Dealt out at the first question, which `configure_optimizers` may ask."""
         if self._holdings is None:
             local, labels = self._federated.local, self._federated.clients.labels
             given = self._user_loader()
