@@ -96,17 +96,17 @@ class ClientWorker:
         logged, now = self.trainer.fit_loop.epoch_loop._batches_that_stepped, self.clock.now
         moved = 0.0 if self.term is None else self.clock.moved
         before = self._before()
-        client = self.fit.copy(stack.training_seed, clients)
-        self._metrics.attach(client.trainer, clients)
+        client = self.fit.copy(stack.training_seed, clients)  # nothing it writes to is the user's
+        self._metrics.attach(client.trainer, clients)  # what it logs goes where the run's claim lets it
         vector.hold_statistics(client.module)
         side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
         if side_by_side is None:
-            vector.own.equip(client.module, clients[0])
+            vector.own.equip(client.module, clients[0])  # its own layers, from its last round that counted
             if self._skips_empty and 0 in stack.batch_sizes:
                 _skip_empty(client, stack.batch_sizes)
-        self._correct(client, side_by_side, clients, weights)
+        self._correct(client, side_by_side, clients, weights)  # FedProx, SCAFFOLD, FedDyn: in gradients
         own = Batches(batches, len(stack.batch_sizes), self._loader())
-        self.fit.train(client, own, now, logged)
+        self.fit.train(client, own, now, logged)  # Lightning's loop, on this client's batches alone
         if side_by_side is None:
             update = (vector.read(client.module).to(weights.dtype) - weights)[None]
             vector.take_from(client.module, clients[0], before)
@@ -114,11 +114,11 @@ class ClientWorker:
         else:
             update = vector.of_stack(side_by_side.updates())
             vector.keep(clients, side_by_side.rest())
-        self.clock.saw(client.trainer)
+        self.clock.saw(client.trainer)  # steps that are taken by hand, and loss scales
         if self.term is not None:
             trained = update[:, : vector.num_parameters]
             self.term.keep(clients, trained, moved)
-            trained.copy_(self.term.sent(clients, trained))
+            trained.copy_(self.term.sent(clients, trained))  # error feedback keeps a part back
         stops = bool(client.trainer.should_stop)
         self.fit.drop(client)
         if side_by_side is not None:
@@ -191,7 +191,7 @@ class ClientWorker:
         )
 
     def _before(self) -> dict[str, Tensor] | None:
-        """What no update carries, before a client trains the module itself; None where it trains a copy."""
+        """Tensors in no update, before a client trains the module itself. None where it trains a copy."""
         if not self.fit.itself:
             return None
         names = {*self.vector.members.counters, *self.vector.uncarried}

@@ -258,7 +258,7 @@ class LocalRound(pl.Callback):
         return self
 
     def shares_with(self, other: LocalRound) -> list[Any]:
-        """What a training changes, and another message finds changed: see `World.shares_with`."""
+        """Objects that a training changes, and another message finds changed: see `World.shares_with`."""
         return self._world.shares_with(other._world)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
@@ -316,7 +316,7 @@ class LocalRound(pl.Callback):
         return self._stacks()[0], batch_idx
 
     def _deal(self, trainer: Any) -> Holdings:
-        """What this client holds. Dealt out at the first question, which `configure_optimizers` may ask."""
+        """The client's own data. Dealt out at the first question, which `configure_optimizers` may ask."""
         if self._holdings is None:
             local, labels = self._federated.local, self._federated.clients.labels
             given = self._user_loader()
@@ -433,19 +433,20 @@ class LocalRound(pl.Callback):
             with side.training(self.vector.read()) as trained:
                 list(trained)
         else:
-            self._refuse("the training fails on this client's data", lambda: side.check_smallest(to_try[0]))
+            words = "the training fails on this client's data; its own log says why"
+            self._refuse(words, lambda: side.check_smallest(to_try[0]))
             if statistics is not None:
                 tried = functools.partial(try_statistics, side.trial(), to_try[0], statistics)
-                self._refuse("client_statistics fails here", tried)
+                self._refuse("client_statistics fails here; the client's own log says why", tried)
         self._check_watched()
 
     @staticmethod
-    def _refuse(what: str, work: Callable[[], object]) -> None:
+    def _refuse(words: str, work: Callable[[], object]) -> None:
         try:
             work()
         except Exception as error:
             rank_zero_warn(f"{type(error).__name__}: {error}")
-            raise RefusedError(f"{what}; the client's own log says why") from error
+            raise RefusedError(words) from error
 
     def _evaluator(self) -> ClientEvaluator | None:
         """Measures this client, as a simulation does."""

@@ -138,12 +138,12 @@ class DistributedDiscreteGaussian(Mechanism):
         symbols, clipped = np.empty((len(rows), size), np.int32), 0
         for row, client in enumerate(rand.clients):
             scaled, scale = float32_range(rows[row : row + 1].numpy())
-            (rotated,) = rotate(scaled, words)
+            (rotated,) = rotate(scaled, words)  # spread, so that the modulus may be small
             factor, shortened = unit_ball_factor(rotated, self.clip_norm * scale)
             clipped += context.dim if shortened else 0
             draw = rand.private(client, "rounding").words64
             conditional_rounding(rotated, bound, draw, symbols[row], self.granularity / factor)
-            noise = self._noise_of(client, context, rand)
+            noise = self._noise_of(client, context, rand)  # a discrete Gaussian, in integers
             for first in range(0, size, CHUNK):
                 part = symbols[row, first : first + CHUNK]
                 # the residue of a negative sum, too, in two's complement

@@ -99,7 +99,7 @@ class RotatedAxes(Mechanism):
             # in an order that does not follow the data
             top = np.sort(np.argpartition(-np.abs(values), choice.num_top - 1)[: choice.num_top])
             preferred = np.where(values[top] < 0, top + choice.size, top)
-            coins = rand.private(client, "axis")
+            coins = rand.private(client, "axis")  # one of 2 D axes, by randomised response
             symbols[row, 0] = draw_preferred(preferred, 2 * choice.size, choice.threshold, coins)
         longer = torch.linalg.vector_norm(rows, dim=1) > self.clip_norm
         shape = (1,) if update.dim() == 1 else symbols.shape

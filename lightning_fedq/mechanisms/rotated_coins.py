@@ -216,8 +216,8 @@ class RotatedCoins(Mechanism):
         symbols = np.empty((len(rows), count), np.uint8)
         clipped = 0
         for row, client in enumerate(rand.clients):
-            scaled, scale = float32_range(rows[row : row + 1].numpy())
-            rotated = rotate(scaled, signs, count)
+            scaled, scale = float32_range(rows[row : row + 1].numpy())  # no float overflows in the transform
+            rotated = rotate(scaled, signs, count)  # the l2 norm is spread over all coordinates alike
             bound = self.clip_norm * scale * self._norm(context)
             factor, shortened = unit_ball_factor(rotated[0], bound)
             radius = np.array([[float(count)], [0.0], [1.0 / (factor * self._reach(context))]])
@@ -251,7 +251,7 @@ class RotatedCoins(Mechanism):
                     )
                 else:
                     common = shared.words(part.stop - first)[None]
-                    common = ~common if rank else common
+                    common = ~common if rank else common  # one rounds up where its partner rounds down
                     out = one_bit_quantize_rows(
                         rotated, which, first, common, ranges, 0, 2**WORD_BITS - 1, bits
                     )
@@ -265,7 +265,7 @@ class RotatedCoins(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         # also takes the sum modulo `symbol_modulus`
-        total = sum_of_rows(symbols).numpy()
+        total = sum_of_rows(symbols).numpy()  # coins add up: no single message is needed
         modulus = self.symbol_modulus(context)[0]
         thrown = len(clients) * self.coins
         lowest = (thrown + 1 - modulus) // 2  # the values around half of the coins
@@ -274,7 +274,7 @@ class RotatedCoins(Mechanism):
         scale, estimate = radius / (self._bias * self.coins * share), np.empty(len(total), np.float32)
         for first in range(0, len(total), CHUNK):
             ones = lowest + ((total[first : first + CHUNK].astype(np.int64) - lowest) & (modulus - 1))
-            estimate[first : first + CHUNK] = (2 * ones - thrown) * scale
+            estimate[first : first + CHUNK] = (2 * ones - thrown) * scale  # over its bias
         back = rotate_back(estimate, self._words(context, rand), context.dim)
         return torch.from_numpy(back)
 

@@ -172,11 +172,11 @@ def composed_grid(
     if (one_round := loss.composed(compositions)) is not None:  # a grid holds one loss more exactly than many
         loss, compositions = one_round, 1
     if participation == 1.0:
-        count = compositions * rounds
+        count = compositions * rounds  # independent losses add up: their laws convolve
         return loss_grid(loss, tail / count).composed(count, tail)
     # what is cut counts as infinite mass: shares that exceed `tail` together cost precision only
     one = loss_grid(loss, tail / (2 * compositions * rounds)).composed(compositions, tail / (2 * rounds))
-    return one.coarser().sometimes(participation).composed(rounds, tail / 2)
+    return one.coarser().sometimes(participation).composed(rounds, tail / 2)  # a round without it costs 0
 
 
 class _Spent(NamedTuple):

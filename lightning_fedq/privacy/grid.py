@@ -96,7 +96,7 @@ class LossGrid:
             return self
         first, last = self._bounds(count, tail / 4.0)
         length = fft.next_fast_len(max(last - first + 1, len(self.masses)), real=True)
-        masses = fft.irfft(fft.rfft(self.masses, length) ** count, length)
+        masses = fft.irfft(fft.rfft(self.masses, length) ** count, length)  # law of the sum
         # the transform is cyclic: index i lies at i mod length
         masses = np.roll(masses, -(first % length))[: last - first + 1]
         lost = -math.expm1(count * math.log1p(-self.infinite)) if self.infinite < 1.0 else 1.0

@@ -45,7 +45,7 @@ _AT_ONCE = 1 << 17
 
 
 class PerRound(Protocol):
-    """What is open until a round has ended, and counts then."""
+    """State that is open until a round has ended, and counts then."""
 
     def begin_round(self) -> None:
         """Forget what is open, of a round that was given up."""
@@ -55,7 +55,7 @@ class PerRound(Protocol):
 
 
 class Share(NamedTuple):
-    """What the clients of one rank have come to in a round, beside their updates."""
+    """Steps, logs and states of one rank's clients in a round, beside their updates."""
 
     taken: Taken
     logged: Logged | None
@@ -245,7 +245,7 @@ class ClientSide:
     # ---- ranks ------------------------------------------------------------------------------------
 
     def share(self) -> Share:
-        """What this rank's clients have come to in the round, for `take_in` on all."""
+        """Share of this rank's clients in the round, for `take_in` on all."""
         counted = self.vector.most_counted
         return Share(self.clock.taken, self.log.of_rank(), self.worker.states.packed(), counted)
 

@@ -1,4 +1,4 @@
-"""What a run says: after a round to loggers and on the screen, at its end what it has protected from whom.
+"""Words of a run: after a round to loggers and on the screen, at its end what it has protected from whom.
 
 A claim is about what clients send and what is released of it. Loggers, tables, the screen and a checkpoint
 hold more than that, so the page of a finished run lists what this one wrote without protection, and where.

@@ -16,7 +16,7 @@ from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import BATCH_HOOKS
 from lightning_fedq.mechanisms import QSGD, CorBin, FedAvg, GaussianNoise
 from lightning_fedq.rounds import RoundEngine
-from lightning_fedq.training import round as rounds
+from lightning_fedq.training import round as one_round
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -242,7 +242,7 @@ def test_updates_that_are_received_together_end_with_the_same_model(mechanism, m
     together, received = fit()
     assert (max(lengths) > 10) == mechanism.order_free
     lengths.clear()
-    monkeypatch.setattr(rounds, "_AT_ONCE", 0)
+    monkeypatch.setattr(one_round, "_AT_ONCE", 0)
     alone, one_by_one = fit()
     assert set(lengths) == {1}
     assert torch.equal(together, alone)

@@ -203,7 +203,7 @@ class ExactError(Mechanism):
         # Symbols are int32 or int64.
         rows = update.detach().reshape(len(rand.clients), context.dim)
         rows = rows if rows.dtype == torch.float64 else rows.float()
-        factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
+        factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)  # what sigma is made for
         symbols = torch.empty(rows.shape, dtype=self.symbol_dtype)
         # a cohort's sum stays within half of the integers
         room = torch.iinfo(self.symbol_dtype).max / (2 * len(context.cohort) if self.homomorphic else 2)

@@ -144,8 +144,8 @@ class OneBitMechanism(Mechanism):
                 for begin in range(0, len(order), num_slots):
                     part = slice(begin, begin + num_slots)
                     words = scratch[: len(order[part]) * size].reshape(-1, size)
-                    fill_rows(streams[part], words)
-                    _couple(words, places[part], couplings, shared)
+                    fill_rows(streams[part], words)  # each client's own coins
+                    _couple(words, places[part], couplings, shared)  # errors of a pair cancel in part
                     clipped += one_bit_quantize_rows(
                         values, order[part], first, words, ranges, coin.low, coin.high, bits
                     )
@@ -169,7 +169,7 @@ class OneBitMechanism(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        count, scale = len(clients), context.radius.double() * self.coin.scale
+        count, scale = len(clients), context.radius.double() * self.coin.scale  # undoes the coin
         return decode_sum(symbols, context.segments, count * context.center.double(), scale, 2, count)
 
     def code(self, context: RoundContext) -> FixedLength:
