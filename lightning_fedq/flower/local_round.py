@@ -258,7 +258,7 @@ class LocalRound(pl.Callback):
         return self
 
     def shares_with(self, other: LocalRound) -> list[Any]:
-        """What a training changes, and another message finds changed: see `World.shares_with`."""
+        """Objects that another message would find as this one's training leaves them, and generators."""
         return self._world.shares_with(other._world)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
