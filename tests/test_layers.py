@@ -327,13 +327,14 @@ ROOMS = {
     # origin) came; who is available (20, issue 69)
     "privacy reports": 6_570,
     # 4,250: graph and threshold follow the law of colluders; decoders refuse what no encoder
-    # writes (issue 68)
-    "keys secagg wire": 4_340,
+    # writes (issue 68); inverses of distances are kept (6, issue 72)
+    "keys secagg wire": 4_346,
     # 13,900: journal of any checkpoint, ranks from the environment, clocks and float sums came; `self.log` is
     # caught in five places for five reasons; weights are no checkpoint, sizes of clients compared (25, 67).
     # Issue 66: hooks before a stack, 16 bits compared in 32, what layers hold constant, clients that measure
-    # nothing (470); issue 69: statistics before training, who trains, who is available (505); 68: 25
-    "training clients rounds callbacks/federated.py": 15_250,
+    # nothing (470); issue 69: statistics before training, who trains, who is available (505); 68: 25, and a
+    # message's own module is trained in place, where nothing of it is another message's (65)
+    "training clients rounds callbacks/federated.py": 15_320,
     # 4,150: rows of a person came (150); DPSGD's own loss on a grid is 43% tighter than the other and stays,
     # with the liars of the guide and the robust rules (540); every logger has the federation's settings (40);
     # layers that hide samples' gradients, bags and batches that are sorted came (issue 66, 120)
