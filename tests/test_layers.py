@@ -327,8 +327,8 @@ ROOMS = {
     # origin) came; who is available (20, issue 69)
     "privacy reports": 6_570,
     # 4,250: graph and threshold follow the law of colluders; decoders refuse what no encoder
-    # writes (issue 68)
-    "keys secagg wire": 4_340,
+    # writes (issue 68); inverses of distances are kept (6, issue 72)
+    "keys secagg wire": 4_346,
     # 13,900: journal of any checkpoint, ranks from the environment, clocks and float sums came; `self.log` is
     # caught in five places for five reasons; weights are no checkpoint, sizes of clients compared (25, 67).
     # Issue 66: hooks before a stack, 16 bits compared in 32, what layers hold constant, clients that measure

@@ -190,7 +190,8 @@ def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], u
     """
     whole, strategy, kind = _twin(home), home.strategy, type(home)
     as_client, of_strategy, fit_loop, epoch_loop = twins_of(home, loggers, callbacks, callbacks)
-    made: dict[int, Any] = {id(one.of): object.__new__(one.kind) for one in (epoch_loop, fit_loop)}
+    new: Any = object.__new__
+    made: dict[int, Any] = {id(one.of): new(one.kind) for one in (epoch_loop, fit_loop)}
     for loop in (epoch_loop, fit_loop):
         vars(made[id(loop.of)]).update({name: made.get(id(one), one) for name, one in loop.own.items()})
     own = {

@@ -475,7 +475,11 @@ class Vector:
     # ---- a client ------------------------------------------------------------------------------------
 
     def take_from(self, module: nn.Module, client: int, before: Mapping[str, Tensor] | None = None) -> None:
-        """Take what a client's copy has counted and keeps. `before` has counters of one that is no copy."""
+        """Take what a client's copy has counted and keeps.
+
+        Args:
+            before: Counters as the client found them, where it has trained no copy.
+        """
         if not self._get_rest:
             return
         rest = self._found(module, self._get_rest, self.rest)

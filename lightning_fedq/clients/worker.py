@@ -191,7 +191,7 @@ class ClientWorker:
         )
 
     def _before(self) -> dict[str, Tensor] | None:
-        """Tensors in no update, before a client trains the module itself. None where it trains a copy."""
+        """Tensors that no update carries, as a client finds them. None where it trains a copy of them."""
         if not self.fit.itself:
             return None
         names = {*self.vector.members.counters, *self.vector.uncarried}

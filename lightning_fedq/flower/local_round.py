@@ -58,11 +58,9 @@ from lightning_fedq.training.settings import Local
 
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
 _setup: Any = pl.trainer.setup  # type: ignore[attr-defined]
-_log_devices = _setup._log_device_info
 _kept: dict[tuple[Any, str], Any] = {
     (_registry, "entry_points"): functools.cache(_registry.entry_points),
     (torch.cuda, "device_count"): functools.cache(torch.cuda.device_count),
-    (_setup, "_log_device_info"): lambda trainer: _log_devices(trainer) if _is_first() else None,
 }
 """What a Trainer looks for whenever one is made, and a process need know once."""
 
@@ -245,6 +243,7 @@ class LocalRound(pl.Callback):
                 **{**given, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},
                 callbacks=callbacks,
             )
+            _kept[_setup, "_log_device_info"] = _nothing  # two lines of the log, which have been said
             epochs: Any = fit.fit_loop.epoch_progress.current
             epochs.processed = epochs.completed = round  # the round is `current_epoch`
             # what is validated is the server's model
@@ -258,7 +257,7 @@ class LocalRound(pl.Callback):
         return self
 
     def shares_with(self, other: LocalRound) -> list[Any]:
-        """Objects that a training changes, and another message finds changed: see `World.shares_with`."""
+        """Objects that another message would find as this one's training leaves them, and generators."""
         return self._world.shares_with(other._world)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
@@ -587,15 +586,6 @@ class LocalRound(pl.Callback):
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Take everything off again."""
         self._undo.close()
-
-
-_told = list[bool]()
-
-
-def _is_first() -> bool:
-    """Is this the first Trainer of the process?"""
-    _told.append(True)
-    return len(_told) == 1
 
 
 def _nothing(*args: Any) -> None:

@@ -8,6 +8,7 @@ Flower itself adds (a SuperNode and a SuperLink that are killed) is in `test_kil
 import json
 import os
 import pickle
+import resource
 import shutil
 import signal
 import struct
@@ -218,6 +219,43 @@ def test_a_server_that_is_killed_goes_on_with_new_streams(phase, tmp_path):
     assert found["rounds"] == [0, 1, 2] and found["received"] == [CLIENTS] * 3
     again = 0 if phase in ("registration", "before the roster is kept") else 1
     assert found["charges"] == [3 + again] * CLIENTS  # the round that was cut off is paid for
+    check_streams(tmp_path, found["charges"])
+
+
+def no_room(room):
+    """From here on this process can make no file longer, as on a disk that is full."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+
+
+def full_at(name, round, room_of):
+    """The server's disk is full when a method of the round is called."""
+    whole = getattr(RoundServer, name)
+
+    def filled(self):
+        if self.round == round:
+            no_room(room_of())
+        return whole(self)
+
+    setattr(RoundServer, name, filled)
+
+
+@pytest.mark.parametrize("name, round, again", [("start", 1, 0), ("finish", 1, 1)])
+def test_a_server_whose_disk_is_full_ends_by_name_and_goes_on_when_there_is_room(
+    name, round, again, tmp_path
+):
+    """In the middle of a charge's line nothing has been sent; of a checkpoint the old one stays."""
+
+    def room():
+        (ledger,) = (tmp_path / "server").rglob("ledger-*.jsonl")
+        return ledger.stat().st_size + 20
+
+    elsewhere = dict.fromkeys(range(CLIENTS), lambda kind: no_room(resource.RLIM_INFINITY))
+    with pytest.raises(OSError, match=r"File too large|no space left"):
+        serve(coin, tmp_path, lambda: full_at(name, round, room), dying=elsewhere)
+    found = serve(coin, tmp_path)
+    assert found["rounds"] == [0, 1, 2] and found["received"] == [CLIENTS] * 3
+    assert found["charges"] == [3 + again] * CLIENTS
     check_streams(tmp_path, found["charges"])
 
 

@@ -18,11 +18,12 @@ from pathlib import Path
 _setup = OwnData.setup
 
 
-def _hold(self, stage):  # says that it trains, and waits while it is told to
+def _hold(self, stage):  # says that it trains in a round, and waits while it is told to
     folder = Path({folder!r})
-    (folder / f"training-{{self.part}}").touch()
-    while (folder / f"hold-{{self.part}}").exists():
-        time.sleep(0.2)
+    if (folder / f"client-{{self.part}}" / "streams.jsonl").exists():  # no trial at registration
+        (folder / f"training-{{self.part}}").touch()
+        while (folder / f"hold-{{self.part}}").exists():
+            time.sleep(0.2)
     _setup(self, stage)
 
 
