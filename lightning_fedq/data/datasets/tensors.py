@@ -121,3 +121,7 @@ class TensorDataModule(pl.LightningDataModule, ABC):
     def test_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         """Batches in order."""
         return DataLoader(self._served("test_set"), batch_size=512)
+
+    def predict_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
+        """The test set."""
+        return self.test_dataloader()
