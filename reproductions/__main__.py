@@ -20,10 +20,10 @@ def main(*argv: str) -> int:
     """
     name, *options = argv or ("--help",)
     if name in ("-h", "--help"):
-        print("usage: python -m reproductions NAME [options]      python -m reproductions NAME --help\n")
+        usage = "usage: python -m reproductions NAME [options]      python -m reproductions NAME --help"
+        print(f"{usage}      python -m reproductions draw\n")
         for one in EXPERIMENTS:
             print(f"  {one:<16} {title(one)}")
-        print("  draw             Five rows of docs/papers.md to repeat, by the last commit's hash")
         return 0
     if name == "draw":
         words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
