@@ -195,7 +195,7 @@ class BandedGaussian(Mechanism):
         parts, clipped = [], 0
         for part in torch.split(rows, max(_CHUNK // context.dim, 1)):  # float64 of a few clients at a time
             values = part.double()
-            factors, shortened = unit_ball_factors(values, self.clip_norm, 2)
+            factors, shortened = unit_ball_factors(values, self.clip_norm, 2)  # sensitivity of one round
             parts.append((values * factors[:, None] * self._sent_steps).to(torch.int32))
             clipped += int(shortened.sum()) * context.dim
         symbols = torch.cat(parts)

@@ -317,7 +317,7 @@ class CPA(Mechanism):
         rows = update.detach().reshape(len(clients), context.dim).float()
         chosen, keys = self.chosen_blocks(clients, context, rand), self._keys(clients, context, rand)
         coins = [rand.private(client, "cpa coins").fill for client in clients]
-        flips = self._flips(clients, context)
+        flips = self._flips(clients, context)  # randomised response of each codeword bit
         center, radius = self.ranges(context)
         ranges = segment_lines(context.segments, center, 1.0 / radius)
         values, blocks = rows.contiguous().numpy(), self.blocks(context)
@@ -352,6 +352,7 @@ class CPA(Mechanism):
             total = sum_messages(design, bits, keys, dithered, keep, self.decoder, self.threshold)
         else:
             blocks = self.blocks(context)
+            # `keep` is what the coin leaves of a bit; both ends know the dither
             ones = decode_messages(design, bits, keys, dithered, keep, self.decoder)
             total = torch.zeros(blocks, size, dtype=torch.float64)
             at = torch.from_numpy(chosen).flatten()

@@ -163,13 +163,14 @@ class PairedCoins(OneBitMechanism):
                 shared = rand.peer(group, COINS) if len(group) == 2 else None
                 for first in range(0, context.dim, _CHUNK):
                     words = block[:, : min(_CHUNK, context.dim - first)]
-                    own.fill(words[0])
+                    own.fill(words[0])  # what hides is private
                     if shared is None:
                         clipped += one_bit_quantize_rows(
                             values, np.array([row]), first, words, ranges, coin.low, coin.high, bits
                         )
                         continue
                     shared.fill(told := packed[: -(-words.size // 8)])
+                    # what quantises is shared, and turned round for the second member: errors cancel
                     secret = np.unpackbits(told, count=words.size) ^ np.uint8(rank)
                     clipped += coupled_quantize_row(
                         values[row],

@@ -113,9 +113,10 @@ class RotatedAxes(Mechanism):
         check_received(sent, count, 1, 2 * choice.size - 1)
         total = np.zeros(context.dim)
         for client, picked in zip(clients, sent[:, 0].tolist(), strict=True):
-            row = np.zeros(choice.size)
+            row = np.zeros(choice.size)  # the axis that was sent, in the client's own frame
             row[picked % choice.size] = 1.0 if picked < choice.size else -1.0
             total += rotate_back(row, self._words(client, context, rand), context.dim)
+        # over the mean length that the coin leaves: unbiased in direction
         return torch.from_numpy(total * (self.clip_norm / choice.mean_length)).float()
 
     def code(self, context: RoundContext) -> FixedLength:

@@ -191,18 +191,19 @@ class AdditiveNoise(Mechanism):
         # symbols are int16 or int32
         rows = update.detach().reshape(len(rand.clients), context.dim)
         rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
-        factors, clipped = self.clipping.factors(rows, context)
+        factors, clipped = self.clipping.factors(rows, context)  # to the norm that the noise is made for
         noise = self.noise
         dtype = torch.int16 if noise.bits <= 16 else torch.int32
         symbols = torch.empty(rows.shape, dtype=dtype)
         sources = (rand.private(client, "noise").words64 for client in rand.clients)
+        # rounded to the grid of the noise, so that no low bit of an update is left
         clipped += add_to_rows(rows, context.segments, context.center, factors, noise, sources, symbols)
         return Message(symbols.reshape(update.shape), noise.bits * symbols.numel(), clipped)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        steps = self.clipping.units(context) * self.noise.step
+        steps = self.clipping.units(context) * self.noise.step  # noise is of mean 0: nothing to undo
         return decode_sum(symbols, context.segments, len(clients) * context.center.double(), steps)
 
     def code(self, context: RoundContext) -> FixedLength:

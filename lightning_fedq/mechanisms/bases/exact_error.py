@@ -207,7 +207,7 @@ class ExactError(Mechanism):
         symbols = torch.empty(rows.shape, dtype=self.symbol_dtype)
         # a cohort's sum stays within half of the integers
         room = torch.iinfo(self.symbol_dtype).max / (2 * len(context.cohort) if self.homomorphic else 2)
-        encoder = self.row_encoder(context, rand)
+        encoder = self.row_encoder(context, rand)  # dithered: the error's law is that of the noise, exactly
 
         def encode_row(row: int) -> int:
             values, out = rows[row].contiguous().numpy(), symbols[row].numpy()
