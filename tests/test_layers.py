@@ -354,10 +354,10 @@ ROOMS = {
     "audit comparison": 6_010,
     "leakage": 1_700,
 }
-TESTS, WORDS = 71_900, 81_100
+TESTS, WORDS = 72_200, 81_450
 """Lines of tests/, and words of README.md and the pages of docs/. Of tests 62,000 were decided; cures for 52
 refusals that no row had, laws of colluders, journals, rows of a person and the document came, and those of
-issues 65 to 73 (5,200). Of words 80,000: pages on statistics, comparing, searching, Opacus's noise and what
+issues 65 to 73 (5,400). Of words 80,000: pages on statistics, comparing, searching, Opacus's noise and what
 operators type came (3,000), tables of the bench went to benchmarks/results (1,400)."""
 OVER = "{}: {} where {} are allowed; bring the lines, or change the number in the same commit and say why"
 
