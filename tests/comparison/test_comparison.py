@@ -171,7 +171,8 @@ class Dies(MeanEstimation):
 
 
 def test_a_process_that_is_killed_ends_it_with_a_cure(tmp_path: Path) -> None:
-    asked = Comparison.of(Dies("dies", 60, 1, "unit", 64), ["GaussianNoise"], epsilons=[4.0], seeds=2)
+    task = Dies("dies", 60, 1, "unit", 64)
+    asked = Comparison.of(task, ["GaussianNoise"], epsilons=[4.0], seeds=2, baselines=False)
     with pytest.raises(RuntimeError, match=r"ended in the middle of a run.*with fewer --jobs"):
         asked.run(tmp_path, processes=2)
     assert read(tmp_path / "cells.csv") == [] or read(tmp_path / "cells.csv")[0].cell.seed == 0

@@ -52,7 +52,7 @@ def findings(server, trainer):
             [r.round, r.cohort_size, r.num_received, r.uplink_bits, r.aborted] for r in server.records
         ],
         "measured": [
-            [one.round, one.plain() if server.local.client_metrics == "shared" else one.released]
+            [one.round, one.plain() if server.local.client_metrics == "shared" else None]
             for one in server.client_evaluations
         ],
         "validation": {n: float(v) for n, v in trainer.callback_metrics.items() if n.startswith("val_")},

@@ -13,7 +13,7 @@ from tests.training.ranks_features import FEATURES
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 MECHANISMS = {f"{row!r}" for row in ROWS}
-_BUFFER, _LATE = "numbers that travel is", "which a callback or hook has given to optimisers here"
+_BUFFER, _LATE = "numbers that travel is", "a message of the second round fails here by its code"
 _FROZEN, _STEPS = "which has been trained, and real clients keep no model", "a schedule with interval='step'"
 _DROPS = "real clients drop out by themselves"
 REFUSED = {
