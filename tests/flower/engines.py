@@ -26,7 +26,11 @@ class Own(pl.LightningDataModule):
     def setup(self, stage):
         whole = self.feature.data()
         if not isinstance(whole, Data):
-            given = whole.train_dataloader().loaders[self.client]
+            loader = whole.train_dataloader()
+            if isinstance(loader, DataLoader):  # of data that are opened by turn
+                self.loader = DataLoader(loader.dataset.datasets[self.client], batch_size=4, shuffle=True)
+                return
+            given = loader.loaders[self.client]
             self.loader = given if isinstance(given, DataLoader) else DataLoader(given, batch_size=4)
             return
         samples, partition = whole._set(1, 49), self.feature.federated.get("partition", IID())
