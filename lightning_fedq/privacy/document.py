@@ -257,9 +257,9 @@ def headline(report: PrivacyReport) -> str:
             "would give."
         )
     asked, row = report.asked, report.about
-    at = f"at delta {report.delta:g} over {report.rounds:,} rounds"
     epsilon = format_epsilon(row.epsilon)
     if asked is None:
+        at = f"at delta {report.delta:g} over {report.rounds:,} rounds"
         if row.verdict == NO_GUARANTEE:
             return f"Nothing is promised to any client: {row.reason}."
         if row.verdict == VACUOUS:
@@ -267,11 +267,14 @@ def headline(report: PrivacyReport) -> str:
                 f"Nothing useful is promised {at}: the smallest epsilon is {epsilon}, towards {name_of(row)}."
             )
         return f"No target. The smallest epsilon {at} is {epsilon} ({row.verdict}), towards {name_of(row)}."
-    over = f"at delta {report.delta:g} in every round" if asked.over == "round" else at
-    first = f"Asked for epsilon {asked.epsilon:g} {over}, towards {name_of(row)}: {_met(report)}"
+    over = " in every round" if asked.over == "round" else ""
+    wanted = f"epsilon {asked.epsilon:g} at delta {report.delta:g}{over}"
+    first = f"Asked for {wanted}, towards {name_of(row)}: {_met(report)}"
     if not asked.met and _needs_masks(row) and not report.masked:
         return f"{first}: masks {'were' if report.state == 'ended' else 'are'} {_masks(report)}."
     spent = f"{format_epsilon(asked.spent)} {'planned' if report.state == 'planned' else 'spent'}"
+    if asked.over == "run":  # which may have ended before the rounds that were asked for
+        spent += " over a round" if report.rounds == 1 else f" over {report.rounds:,} rounds"
     word = row.verdict if asked.over == "run" else f"{row.verdict} over the run"
     odds = f" {row.odds}" if asked.met and asked.over == "run" else ""
     return f"{first}, {spent} ({word}).{odds}"

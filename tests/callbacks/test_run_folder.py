@@ -262,7 +262,7 @@ def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path):
         if name == "one":
             page = (tmp_path / "one" / "privacy.md").read_text()
             assert "This was a simulation: one program held all data, exact updates and keys" in page
-            assert "Asked for epsilon 8 at delta 0.001 over 2 rounds, towards the server that sees" in page
+            assert "Asked for epsilon 8 at delta 0.001, towards the server that sees" in page
             assert (
                 "of 9 spent at delta 0.001 against the server that sees every message, by the client" in page
             )

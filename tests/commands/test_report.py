@@ -91,7 +91,7 @@ def test_a_page_says_what_the_summary_and_the_document_say(private):
     assert asked["epsilon"] == 400.0 and asked["met"] and asked["adversary"] == "SECAGG_SERVER"
     assert f"{summary['metrics']['val_acc']:.4g}" in page.text
     assert f"up {summary['bits_per_parameter']:.4g}, down {privacy['bits']['down']:.3g}" in page.text
-    assert privacy["headline"] in page.text and "Asked for epsilon 400 at delta 1e-05 over 3" in page.text
+    assert privacy["headline"] in page.text and "Asked for epsilon 400 at delta 1e-05, towards" in page.text
     assert "asked for 400 over the run: met" in page.text and privacy["caveat"] in page.text
     assert page.tags.count("svg") == 3  # metric, epsilon, bits
     assert [round for round, _ in points] == [1, 2, 3]

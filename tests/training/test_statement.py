@@ -6,10 +6,18 @@ import re
 import pytest
 
 import lightning_fedq as fedq
+from lightning_fedq._lightning import pl
 from lightning_fedq.cli import main
 from tests.digits_run import Classifier, Digits, make_trainer
 
 DDG = fedq.DistributedDiscreteGaussian(0.1, 0.5, 0.01)
+
+
+class EndsTheRun(pl.Callback):
+    """After its first round."""
+
+    def on_validation_end(self, trainer, pl_module):
+        trainer.should_stop = not trainer.sanity_checking
 
 
 def said(caplog, federated, *callbacks):
@@ -45,10 +53,8 @@ def test_a_run_that_protects_nobody_says_so(mechanism, settings, words, caplog):
 def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog):
     target = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
     first, second = said(caplog, fedq.Federated(DDG, 20, secure_aggregation=fedq.SecAgg(), privacy=target))
-    assert first.startswith(
-        "privacy: Asked for epsilon 8 at delta 1e-05 over 2 rounds, towards the server behind"
-    )
-    assert "met, 8 spent" in first
+    assert first.startswith("privacy: Asked for epsilon 8 at delta 1e-05, towards the server behind")
+    assert "met, 8 spent over 2 rounds" in first
     assert "8 towards an outsider" in second
     assert second.endswith(
         "; if masks are broken, nothing useful towards the server that sees every message, "
@@ -118,3 +124,11 @@ def test_a_target_of_a_round_is_said_between_any_two_updates(caplog):
     first, _ = said(caplog, fedq.Federated(mechanism, 20, privacy=target))
     (spent,) = re.findall(r"met, ([\d.]+) spent", first)
     assert "in every round" in first and 7.9 <= float(spent) <= 8.0
+
+
+def test_a_target_is_said_with_the_rounds_that_were_charged(caplog):
+    """A run may end before the rounds that its noise was made for."""
+    target = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
+    federated = fedq.Federated(DDG, 20, secure_aggregation=fedq.SecAgg(), privacy=target)
+    first, _ = said(caplog, federated, EndsTheRun())
+    assert "met," in first and "spent over a round (" in first and "2 rounds" not in first
