@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.layouts import markdown, terminal
 from lightning_fedq.reports.runs import read_rows, write_atomically
-from lightning_fedq.rounds import RoundPlanner
+from lightning_fedq.rounds import Deadline, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.accounts import described, run_to_come
 from lightning_fedq.training.checkpoints import find_journal
@@ -79,12 +80,8 @@ def report_of_config(
     byzantine = num_byzantine_of(cli.trainer, federated.planner)
     mechanism = federated.calibrated(dim, limit, byzantine)
     run, target = run_to_come(federated, mechanism, dim, limit, byzantine), federated.privacy_target
-    if delta is not None and target is not None and target.delta not in (None, delta):
-        raise ValueError(
-            f"{config} asks for its epsilon at delta {target.delta:g}, and so are all figures, got --delta "
-            f"{delta:g}; leave it out, or --set Federated.privacy.delta={delta:g}"
-        )
-    report = _report(run, _DELTA if delta is None else delta, secagg, "planned", target)
+    delta = _delta_of(config, target, delta, f", or --set Federated.privacy.delta={delta}")
+    report = _report(run, delta, secagg, "planned", target)
     update, unmasked = bits_behind(mechanism, run.context, federated.server.secure_aggregation)
     origin = Origin(config=hashlib.sha256(Path(config).read_bytes()).hexdigest())
     down = float(federated.server.broadcast_bits or _FLOAT_BITS)
@@ -100,7 +97,7 @@ def report_of_checkpoint(
 
     Args:
         rounds: Rounds in place of its own.
-        delta: Chance with which the guarantee may fail.
+        delta: Chance with which the guarantee may fail; None is the target's, or 1e-5.
         secagg: Whether to assume secure aggregation where it has none.
         kind: Class of its mechanism, where that is no installed one.
 
@@ -109,7 +106,6 @@ def report_of_checkpoint(
             other terms than those that would be priced here.
     """
     check_rounds(rounds)
-    delta = _DELTA if delta is None else delta
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if "callbacks" not in checkpoint:
         page = path.with_name("privacy.md")
@@ -126,15 +122,9 @@ def report_of_checkpoint(
     state = _state_with("federation", callbacks)
     if state is None:
         raise ValueError(f"{path} holds no federation; it was not saved by a run with the Federated callback")
-    federation, engine = state["federation"], state["engine"]
-    planner = RoundPlanner(
-        int(federation["num_clients"]),
-        0,
-        int(federation["clients_per_round"]),
-        float(federation["dropout_probability"]),
-        federation.get("participation", "random"),
-        (engine["ledger"].get("terms") or {}).get("clients") == "real",
-    )
+    federation, engine, target = state["federation"], state["engine"], _target_of(state)
+    delta = _delta_of(str(path), target, delta, "")
+    planner = _planner_of(federation, (engine["ledger"].get("terms") or {}).get("clients") == "real")
     protocol = federation["secure_aggregation"]
     charged = Ledger(len(engine["ledger"]["charges"]), engine["ledger"]["mechanism"])
     charged.load_state_dict(engine["ledger"])
@@ -157,11 +147,48 @@ def report_of_checkpoint(
         charges=None if ledger is None else ledger.paid[1],
     )
     charged.agree(run.terms)
-    report = _report(run, delta, secagg, "running" if ledger is not None else "planned", None)
+    report = _report(run, delta, secagg, "running" if ledger is not None else "planned", target)
     origin = Origin(model=hashlib.sha256(path.read_bytes()).hexdigest())
     report = replace(report, leaves=(_NOT_KNOWN,), origin=origin)
     private_sgd = _state_with("histories", callbacks)
     return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))
+
+
+def _delta_of(source: str, target: PrivacyTarget | None, delta: float | None, more: str) -> float:
+    """Delta of a target and of all figures beside it, or the one that is asked for, or the usual one."""
+    wanted = None if target is None else target.delta
+    if delta is not None and wanted not in (None, delta):
+        raise ValueError(
+            f"{source} asks for its epsilon at delta {wanted:g}, and so are all figures, got --delta "
+            f"{delta:g}; leave it out{more}"
+        )
+    return next(one for one in (delta, wanted, _DELTA) if one is not None)
+
+
+def _target_of(state: Mapping[str, Any]) -> PrivacyTarget | None:
+    """The target of a federation's run, as its checkpoint holds it."""
+    found = state.get("calibration")
+    if found is None:
+        return None
+    text = re.sub(r"<Adversary\.(\w+):.*>", r"'\1'", found["target"])  # a member or its name
+    return PrivacyTarget(**parse_call(text)[1])
+
+
+def _planner_of(federation: Mapping[str, str], may_be_silent: bool) -> RoundPlanner:
+    """Plan of the rounds to come. Whom a rule names later is not known: as the worst, everybody each time."""
+    clients, deadline = int(federation["num_clients"]), federation.get("deadline")
+    limit = None if deadline is None else Deadline(**parse_call(deadline)[1])
+    simulated = limit is not None and limit.durations is not None
+    return RoundPlanner(
+        clients,
+        0,
+        int(federation["clients_per_round"]),
+        float(federation["dropout_probability"]),
+        federation.get("participation", "random"),
+        may_be_silent and not simulated,
+        deadline=limit,
+        available=(lambda round: range(clients)) if "available" in federation else None,
+    )
 
 
 def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:

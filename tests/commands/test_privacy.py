@@ -12,7 +12,10 @@ from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.privacy.document import headline
 from lightning_fedq.privacy.run import ASSUMED
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import Deadline
 from lightning_fedq.secagg import SecAgg
 from tests.changed import changed
 from tests.described import page as markdown
@@ -164,6 +167,47 @@ def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_p
     epsilons = [report_of_checkpoint(path, None, 1e-5, secagg=False).row(who).epsilon_run for who in SERVERS]
     honest = report_of_checkpoint(fit(tmp_path / "h", SecAgg()), None, 1e-5, secagg=False)
     assert honest.row(Adversary.SECAGG_SERVER).epsilon_run < epsilons[1] < epsilons[0]
+
+
+def trained(folder, delta=1e-5, rounds=1, **settings):
+    """A checkpoint of six clients, and the folder of its run."""
+    federated = Federated(LDPQ(1.0), 6, clients_per_step=1, **settings)
+    target = settings.get("privacy")
+    run = RunFolder("run", str(folder), delta=None if target is not None else delta)
+    trainer = make_trainer(federated, run, max_epochs=rounds)
+    trainer.fit(Classifier(), datamodule=Digits(60))
+    trainer.save_checkpoint(folder / "one.ckpt")
+    return folder / "one.ckpt", json.loads((folder / "run" / "privacy.json").read_text())
+
+
+def test_no_lottery_counts_where_a_rule_names_who_is_there(tmp_path):
+    """A checkpoint does not know whom the rule names later: everybody in every round is the worst."""
+    path, page = trained(tmp_path, rounds=2, clients_per_round=3, available=lambda round: range(3))
+    for rounds in (None, 2):
+        found = report_of_checkpoint(path, rounds, 1e-5, secagg=False)
+        assert [row.epsilon for row in found.rows] == [
+            pytest.approx(float(row["epsilon"]), rel=1e-9) for row in page["rows"]
+        ]
+
+
+@pytest.mark.parametrize("over", ["run", "round"])
+@pytest.mark.parametrize("adversary", ["outsider", Adversary.SERVER])
+def test_a_checkpoint_knows_what_its_run_was_asked_for(tmp_path, adversary, over):
+    path, page = trained(tmp_path, privacy=PrivacyTarget(50.0, 1e-3, adversary, over))
+    found = report_of_checkpoint(path, None, None, secagg=False)
+    assert found.delta == 1e-3 == page["delta"] and found.asked is not None
+    said = headline(found).replace(" so far", "")
+    assert said.startswith(page["headline"].partition(":")[0])
+    assert [row.epsilon for row in found.rows] == [float(row["epsilon"]) for row in page["rows"]]
+    with pytest.raises(ValueError, match=r"at delta 0.001, and so are all figures, got --delta 1e-05"):
+        report_of_checkpoint(path, None, 1e-5, secagg=False)
+
+
+def test_a_deadline_of_a_simulation_makes_no_machines(tmp_path):
+    path, page = trained(tmp_path, deadline=Deadline(1.0, durations=0.5))
+    found = report_of_checkpoint(path, None, 1e-5, secagg=False)
+    assert found.simulated and page["simulated"]
+    assert [list(row.assumptions) for row in found.rows] == [row["assumptions"] for row in page["rows"]]
 
 
 # ---- DP-SGD inside the clients ------------------------------------------------------------------------
