@@ -221,15 +221,7 @@ def deploy(
     machines.run(app, server, ROUNDS)
     machines.wait_for((server / "runs" / "deployed" / "summary.json").exists, timeout)
     seconds = time.monotonic() - began
-    sys.path.insert(0, str(app))
-    task = importlib.import_module(f"{package}.task")
-    sys.path.remove(str(app))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(
-        max_epochs=ROUNDS, accelerator="cpu", callbacks=[task.federated], enable_model_summary=False, **quiet
-    )
-    trainer.fit(task.module(), datamodule=DigitsDataModule(batch_size=16))
-    engine, saved = task.federated.engine, checkpoint_of(server)
+    engine, saved = simulate(app, package, ROUNDS), checkpoint_of(server)
     deployed = saved["engine"]
     return {
         "mechanism": ("SecAgg " if secagg else "") + mechanism,
@@ -239,6 +231,19 @@ def deploy(
         "bits, simulated": engine.total_uplink_bits,
         "seconds": round(seconds, 1),
     }
+
+
+def simulate(app: Path, package: str, rounds: int) -> Any:
+    """The engine of an app's federation after a simulation of it."""
+    sys.path.insert(0, str(app))
+    task = importlib.import_module(f"{package}.task")
+    sys.path.remove(str(app))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(
+        max_epochs=rounds, accelerator="cpu", callbacks=[task.federated], enable_model_summary=False, **quiet
+    )
+    trainer.fit(task.module(), datamodule=DigitsDataModule(batch_size=16))
+    return task.federated.engine
 
 
 def checkpoint_of(server: Path) -> dict[str, Any]:

@@ -50,7 +50,7 @@ from lightning_fedq.flower.settings import (
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import callbacks_in, training_words
-from lightning_fedq.privacy.journal import sync_folder
+from lightning_fedq.privacy.journal import naming, sync_folder
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
 from lightning_fedq.training.loops import Schedule, idle
 from lightning_fedq.training.population import Holdings, Population, Stacks
@@ -487,10 +487,11 @@ class _EveryRound(pl.callbacks.Checkpoint):
 
     def _save(self, trainer: pl.Trainer) -> None:
         new = self.path.with_suffix(".new")
-        trainer.save_checkpoint(new)
-        with new.open("r+b") as file:  # a power cut must not leave an empty file in the old one's place
-            os.fsync(file.fileno())
-        new.replace(self.path)
+        with naming(self.path):
+            trainer.save_checkpoint(new)
+            with new.open("r+b") as file:  # a power cut must not leave an empty file in the old one's place
+                os.fsync(file.fileno())
+            new.replace(self.path)
         sync_folder(self.dirpath)
 
 

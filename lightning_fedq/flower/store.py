@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lightning_fedq.privacy.journal import sync_folder
+from lightning_fedq.privacy.journal import OWN, naming, sync_folder
 
 
 class Store:
@@ -91,7 +91,7 @@ class Store:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         if len(others := [line for line in lines if not line.startswith(head)]) < len(lines):
             self._replace(path.name, b"".join(others))
-        with open(path, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as file:
+        with naming(path), open(path, "ab", opener=OWN) as file:
             file.write(json.dumps(values).encode() + b"\n")
 
     def take(self, name: str) -> dict[str, Any] | None:
@@ -168,11 +168,11 @@ class Store:
         sync_folder(self.folder)
 
     def _replace(self, name: str, data: bytes) -> None:
-        new = self.folder / f"{name}.new"
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power cut may leave the name with nothing in it
-        new.replace(self.folder / name)
+        path, new = self.folder / name, self.folder / f"{name}.new"
+        with naming(path):
+            with open(new, "wb", opener=OWN) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut may leave the name with nothing in it
+            new.replace(path)
         sync_folder(self.folder)

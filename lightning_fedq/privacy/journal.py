@@ -19,15 +19,17 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+OWN = partial(os.open, mode=0o600)
+"""Opens files which, where they are new, nobody but their owner reads."""
 _VERSION = 2
-
 
 _COST = (
     "put the file back. Whoever goes on without it must count every round as charged that may have been: "
@@ -220,9 +222,9 @@ class Journal:
         """Append in one go, wait for the disk, and return where the file ends."""
         path = path or self.path
         # unbuffered and appending, so that a line is one write at the end of the file
-        with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with naming(self.path), open(path, "ab", buffering=0, opener=OWN) as file:
             if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))
+                raise OSError(errno.ENOSPC, "no space left for a whole line")
             os.fsync(file.fileno())
             return file.tell()
 
@@ -271,6 +273,17 @@ def _is_torn(tail: bytes) -> bool:
     except ValueError:
         return True
     return False
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the disk say which file was written: a full one does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning_fedq.privacy.journal import naming
 from lightning_fedq.reports.hand import darken, legend, panels, png, series
 
 if TYPE_CHECKING:
@@ -36,12 +37,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     try:
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(beside, path)
-    except OSError as error:
+        with naming(path):
+            beside.write_bytes(content.encode() if isinstance(content, str) else content)
+            os.replace(beside, path)
+    except OSError:
         beside.unlink(missing_ok=True)
-        if error.errno is not None:
-            error.filename = str(path)  # a full disk does not say where
         raise
 
 

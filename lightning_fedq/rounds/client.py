@@ -13,7 +13,6 @@ own rule are answered, and only rounds of the terms of all those before.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.journal import Journal, draft_of, drop_drafts, signed
+from lightning_fedq.privacy.journal import OWN, Journal, draft_of, drop_drafts, naming, signed
 from lightning_fedq.privacy.ledger import pad_segments
 from lightning_fedq.privacy.run import Run, SecureSum
 from lightning_fedq.privacy.target import PrivacyTarget, spent_on
@@ -166,7 +165,7 @@ class StreamLog:
             "terms": sorted(self.terms),
         }
         new = draft_of(path)
-        with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with naming(path), open(new, "wb", opener=OWN) as file:
             file.write(signed(known))
         # not synced: without it, or torn, the log is read from its start
         new.replace(path.with_suffix(".mark"))

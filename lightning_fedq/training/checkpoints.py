@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.privacy.journal import Journal, charged_under, is_of
+from lightning_fedq.privacy.journal import OWN, Journal, charged_under, is_of, naming
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundRecord
 
@@ -238,7 +238,7 @@ class RecordsBeside:
             self._bytes = self._crc = self.rounds = 0
         lines = [json.dumps(record).encode() + b"\n" for record in plain(self.rounds)]
         data = b"".join(lines)
-        with open(self._path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with naming(self._path), open(self._path, "ab", opener=OWN) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

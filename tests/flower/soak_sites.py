@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,9 @@ import torch
 from lightning_fedq.commands.flower import write_app
 from lightning_fedq.privacy.journal import Journal
 from tests.changed import changed
+from tests.flower.apart import federation, server_name
 from tests.flower.machines import example
-from tests.flower.steps import blocks, federation, pack, set_up
+from tests.flower.steps import blocks, pack, set_up
 
 WEIGHTS = {"fedq-supernode": 0.35, "fedq-client": 0.35, "fedq-superexec": 0.15, "fedq-superlink": 0.15}
 """Chance of each to be the one that is killed."""
@@ -45,48 +47,39 @@ class Soak:
         seed: Of the kills.
         every: Rounds between two kills, on average.
         timeout: Seconds that the server waits for an exchange.
+        changes: What else is other than in the app that `fedq flower init` writes: pairs of texts.
     """
 
     def __init__(
-        self, folder: Path, rounds: int, sites: int, seed: int, every: float, timeout: float
+        self,
+        folder: Path,
+        rounds: int,
+        sites: int,
+        seed: int,
+        every: float,
+        timeout: float,
+        changes: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.rounds, self.rng, self.every = rounds, np.random.default_rng(seed), every
-        app = folder / "my_app"
-        write_app(app, clients=sites, server="localhost")
-        server_app = app / "my_app" / "server_app.py"
-        server_app.write_text(
-            changed(server_app.read_text(), ("round_timeout=600", f"round_timeout={timeout}"))
-        )
-        steps = blocks((app / "deploy" / "STEPS.txt").read_text())
-        pack(folder, app, steps)
-        self.server, self.sites = federation(folder, app, sites)
-        self.steps, self.count = steps, Counter[str]()
+        self.app = folder / "my_app"
+        write_app(self.app, clients=sites, server=server_name())
+        self.change("pyproject.toml", ("rounds = 3", f"rounds = {rounds}"))
+        self.change("my_app/server_app.py", ("round_timeout=600", f"round_timeout={timeout}"))
+        self.change("my_app/task.py", *changes)
+        self.steps, self.count = blocks((self.app / "deploy" / "STEPS.txt").read_text()), Counter[str]()
+        pack(folder, self.app, self.steps)
+        self.server, self.sites = federation(folder, self.app, sites)
         self.over = threading.Event()
         self.home = self.server.folder / "var" / "lib" / "flower" / "fedq-server"
 
     def set_up(self):
         """Type the steps on all machines."""
-        steps, sites = dict(self.steps), len(self.sites)
-        print(len(set_up(self.server, self.sites[:1], steps)), "characters of set-up", flush=True)
-        for number, one in enumerate(self.sites[1:], start=1):  # the same packages, installed once
-            (one.folder / "opt").symlink_to(self.sites[0].folder / "opt")
-            shutil.copy(self.server.folder / "etc" / "server.pem", one.shell / "server.pem")
-            one.type(steps["2. EACH SITE"])
-            shutil.copy(one.folder / "etc" / "node.pub", self.server.shell / f"site-{number}.pub")
-        first = "mkdir -p ~/.flwr\ncat my_app/deploy/server/config.toml >> ~/.flwr/config.toml\n"
-        self.server.type(first)
-        for number in range(sites):
-            self.operate(f"supernode register site-{number}.pub fedq")
+        print(len(set_up(self.server, self.sites, self.steps)), "characters of set-up", flush=True)
 
-    def operate(self, command):
-        """An operator's command, again until the SuperLink answers."""
-        for _ in range(30):
-            try:
-                return self.server.type(f"/opt/fedq/bin/flwr {command}\n", timeout=None)
-            except RuntimeError as error:
-                last = error
-                time.sleep(5)
-        raise last
+    def change(self, name, *changes):
+        """Change a file of the app."""
+        path = self.app / name
+        path.write_text(changed(path.read_text(), *changes))
 
     @property
     def done(self):
@@ -101,7 +94,7 @@ class Soak:
         end = time.monotonic() + 60 * minutes
         killer = threading.Thread(target=self._kill, daemon=True)
         killer.start()
-        operator = threading.Thread(target=self._operate, daemon=True)
+        operator = threading.Thread(target=self.operate, daemon=True)
         operator.start()
         seen = -1
         while operator.is_alive() and time.monotonic() < end:
@@ -111,11 +104,12 @@ class Soak:
             time.sleep(5)
         self.over.set()
 
-    def _operate(self):
-        words = f"run ./my_app fedq --stream --run-config 'rounds={self.rounds}'"
+    def operate(self):
+        """The operator's step, again until all rounds are over."""
         while not self.over.is_set() and self.done < self.rounds:
-            self.operate(words)
-            self.count["runs that the operator started"] += 1
+            with suppress(RuntimeError):  # the SuperLink is not back yet
+                self.server.type(self.steps["3. AN OPERATOR"], timeout=None)
+                self.count["runs that the operator started"] += 1
             time.sleep(10)
 
     def _kill(self):
@@ -136,7 +130,7 @@ class Soak:
     def check(self):
         """Compare everybody's records once all are stopped, and return the figures."""
         for one in (self.server, *self.sites):
-            one.stop()
+            one.halt()
         saved = example.checkpoint_of(self.home)
         records = saved["records"]
         assert [record["round"] for record in records] == list(range(len(records)))

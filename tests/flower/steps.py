@@ -22,7 +22,6 @@ import psutil
 from packaging.requirements import Requirement
 
 from tests.flower import units
-from tests.flower.machines import example
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,20 +50,26 @@ class Machine:
 
     def __init__(self, folder: Path, app: Path, ports: dict[str, str]) -> None:
         self.folder, self.shell, self.units = folder, folder / "shell", folder / "units"
-        self.names = {
-            "/etc/systemd/system": str(self.units),
-            "/etc/fedq": str(folder / "etc"),
-            "/opt/fedq": str(folder / "opt"),
-            "/var/": f"{folder / 'var'}/",
-            **ports,
-        }
+        self.names = {**self._places(), **ports}
         for each in (self.shell, self.units, folder / "bin"):
-            each.mkdir(parents=True)
+            each.mkdir(parents=True, exist_ok=True)
         shutil.copytree(app, self.shell / app.name)
         for path in (self.shell / app.name / "deploy").rglob("*"):
             if path.is_file():
                 path.write_text(self.here(path.read_text()))
         self._stand_ins()
+
+    def _places(self):
+        return {
+            "/etc/systemd/system": str(self.units),
+            "/etc/fedq": str(self.folder / "etc"),
+            "/opt/fedq": str(self.folder / "opt"),
+            "/var/": f"{self.folder / 'var'}/",
+        }
+
+    def _enter(self):
+        """What a command of this machine begins with."""
+        return []
 
     def here(self, text):
         """A text with this machine's folders and ports."""
@@ -74,10 +79,11 @@ class Machine:
 
     def _stand_ins(self):
         places = " ".join(place for place in site.getsitepackages() if Path(place).is_dir())
-        start = f"setsid {sys.executable} {units.__file__} {self.units}/$each.service"
+        place, opt = self.here("/etc/systemd/system"), self.here("/opt/fedq")
+        start = f"setsid {sys.executable} {units.__file__} {place}/$each.service"
         start += " </dev/null >/dev/null 2>&1 &"
-        code = f"printf '%s\\n' {places} > $(echo {self.folder}/opt/lib/python*/site-packages)/parent.pth"
-        begun = f"{self.units}/$each.begun"
+        code = f"printf '%s\\n' {places} > $(echo {opt}/lib/python*/site-packages)/parent.pth"
+        begun = f"{place}/$each.begun"
         enable = f"""\
             {code}
             shift 2
@@ -103,7 +109,7 @@ class Machine:
         environment = {
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "HOME": str(self.folder / "home"),
-            "VAR": str(self.folder / "var"),
+            "VAR": self.here("/var/"),
             "OMP_NUM_THREADS": "1",
             "PIP_NO_INDEX": "1",
             "PIP_QUIET": "1",
@@ -114,7 +120,7 @@ class Machine:
         script = self.folder / "typed.sh"
         script.write_text(self.here(commands))
         done = subprocess.run(
-            ["bash", "-euvo", "pipefail", str(script)],
+            [*self._enter(), "bash", "-euvo", "pipefail", str(script)],
             stdin=subprocess.DEVNULL,
             env=environment,
             cwd=self.shell,
@@ -141,11 +147,16 @@ class Machine:
             pass  # between two starts
 
     def stop(self):
+        """Be gone."""
+        self.halt()
+
+    def halt(self):
         """End all units, and what they have left."""
         started = self.folder / "pids"
         for pid in started.read_text().split() if started.exists() else []:
             if psutil.pid_exists(int(pid)):
                 os.kill(int(pid), signal.SIGTERM)
+        started.unlink(missing_ok=True)
         for path in self.units.glob("*.pid"):
             try:
                 os.killpg(int(path.read_text()), signal.SIGKILL)
@@ -201,20 +212,6 @@ def pack(folder, app, steps):
     if done.returncode != 0:
         raise RuntimeError(done.stdout)
     return done.stdout
-
-
-def federation(folder, app, sites):
-    """A server and its sites, none of which has anything yet."""
-    taken = {"443": str(example.free_port()), "8000": str(example.free_port())}
-    server = Machine(folder / "server", app, taken)
-    return server, [
-        Machine(
-            folder / f"site-{n}",
-            app,
-            {**taken, "9094": str(example.free_port()), "setup.sh N": f"setup.sh {n}"},
-        )
-        for n in range(sites)
-    ]
 
 
 def set_up(server, sites, steps):

@@ -240,19 +240,23 @@ def full_at(name, round, room_of):
     setattr(RoundServer, name, filled)
 
 
-@pytest.mark.parametrize("name, round, again", [("start", 1, 0), ("finish", 1, 1)])
+@pytest.mark.parametrize("more", [0, 20])
+@pytest.mark.parametrize(
+    "name, file, again", [("start", "ledger-*.jsonl", 0), ("finish", "checkpoints/*", 1)]
+)
 def test_a_server_whose_disk_is_full_ends_by_name_and_goes_on_when_there_is_room(
-    name, round, again, tmp_path
+    name, file, again, more, tmp_path
 ):
-    """In the middle of a charge's line nothing has been sent; of a checkpoint the old one stays."""
+    """Before or in a charge's line nothing has been sent; of a checkpoint the old one stays."""
 
     def room():
         (ledger,) = (tmp_path / "server").rglob("ledger-*.jsonl")
-        return ledger.stat().st_size + 20
+        return ledger.stat().st_size + more
 
     elsewhere = dict.fromkeys(range(CLIENTS), lambda kind: no_room(resource.RLIM_INFINITY))
-    with pytest.raises(OSError, match=r"File too large|no space left"):
-        serve(coin, tmp_path, lambda: full_at(name, round, room), dying=elsewhere)
+    with pytest.raises(OSError, match=r"File too large|no space left") as full:
+        serve(coin, tmp_path, lambda: full_at(name, 1, room), dying=elsewhere)
+    assert Path(full.value.filename).match(file)
     found = serve(coin, tmp_path)
     assert found["rounds"] == [0, 1, 2] and found["received"] == [CLIENTS] * 3
     assert found["charges"] == [3 + again] * CLIENTS

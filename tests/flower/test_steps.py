@@ -10,15 +10,17 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 from lightning_fedq.commands.flower import write_app
+from tests.flower.apart import federation, server_name
 from tests.flower.machines import example
-from tests.flower.steps import Machine, blocks, federation, pack, set_up
+from tests.flower.steps import Machine, blocks, pack, set_up
 from tests.flower.units import settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-SITES = 2
+SITES = 4
 needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is a package of the system")
 
 
@@ -90,9 +92,9 @@ def test_a_script_prints_itself_before_it_acts_and_is_sound(script):
 @needs_nginx
 @pytest.mark.slow
 def test_the_steps_letter_by_letter(folder):
-    """Prints the shells (-s)."""
+    """Prints the shells (-s). Seeded, so that the model is compared with a simulation's."""
     app = folder / "my_app"
-    write_app(app, clients=SITES, server="localhost")
+    write_app(app, clients=SITES, server=server_name(), seed=5)
     steps = blocks((app / "deploy" / "STEPS.txt").read_text())
     print(pack(folder, app, steps))
     server, sites = federation(folder, app, SITES)
@@ -102,11 +104,13 @@ def test_the_steps_letter_by_letter(folder):
         print("== operator\n" + server.type(steps["3. AN OPERATOR"], timeout=1500))
         home = server.folder / "var" / "lib" / "flower" / "fedq-server"
         assert (home / "runs" / "deployed" / "summary.json").exists(), server.logs()
-        records = example.checkpoint_of(home)["records"]
-        assert [record["num_received"] for record in records] == [SITES] * 3
+        saved = example.checkpoint_of(home)
+        assert [record["num_received"] for record in saved["records"]] == [SITES] * 3
+        simulated = example.simulate(app, "my_app", 3)
+        assert torch.equal(saved["engine"]["weights"], simulated.weights)
         for number, one in enumerate(sites):
             log = (one.units / "fedq-client.log").read_text()
-            assert f"app my_app.client_app:app from {one.folder}/opt/lib" in log.splitlines()[0]
+            assert f"app my_app.client_app:app from {one.here('/opt/fedq')}/lib" in log.splitlines()[0]
             own = one.folder / "var" / "lib" / "fedq"
             assert json.loads((own / "keys.json").read_text())
             assert stat.S_IMODE((own / "keys.json").stat().st_mode) == 0o600
@@ -128,7 +132,7 @@ def test_the_steps_letter_by_letter(folder):
 @pytest.mark.slow
 def test_the_first_try_on_one_machine(folder):
     app = folder / "my_app"
-    write_app(app, clients=SITES)
+    write_app(app, clients=2)
     steps = blocks((app / "deploy" / "STEPS.txt").read_text())
     port = str(example.free_port())
     machine = Machine(folder / "one", app, {"8000": port, "/tmp/fedq-": f"{folder}/fedq-"})
@@ -141,7 +145,7 @@ def test_the_first_try_on_one_machine(folder):
     environment["PATH"] = f"{Path(example.tool('flwr')).parent}{os.pathsep}{os.environ['PATH']}"
     link, node, run = commands[1:]
     terminals = [link.replace("flower-superlink", f"flower-superlink --port {port}")]
-    for n in range(SITES):
+    for n in range(2):
         own = node.replace("partition-id=0", f"partition-id={n}").replace("/fedq-0", f"/fedq-{n}")
         terminals.append(own.replace("9094", str(example.free_port())))
     running = [

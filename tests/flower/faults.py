@@ -1,0 +1,202 @@
+"""One fault at a time in a federation of machines apart, and what it costs beside a run without one.
+
+    python -m tests.flower.faults                       # for root on Linux, an hour; prints a row a fault
+    python -m tests.flower.faults "server killed"       # the run without a fault, and this one
+
+Machines are those of `deploy/STEPS.txt`, of four sites behind `SecAgg()`. A fault comes while site 2 trains
+in the second of four rounds, once to a run without a seed, whose privacy is charged, and once to a run with
+one, whose weights are compared with the simulation's.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from tests.flower.machines import example
+from tests.flower.soak_sites import Soak
+
+ROUNDS, SITES, VICTIM, LATE = 4, 4, 2, 900.0
+MECHANISM = "RotatedCoins(epsilon=0.01, clip_norm=2.0)"
+HOLD = """
+import time
+from pathlib import Path
+
+_setup = OwnData.setup
+
+
+def _hold(self, stage):  # says that it trains in the second round, and waits while it is told to
+    folder, log = Path({folder!r}), Path("/var/lib/fedq/streams.jsonl")
+    if self.part == {victim} and log.exists() and len(log.read_text().splitlines()) == 2:
+        (folder / "training").touch()
+        while (folder / "hold").exists():
+            time.sleep(0.1)
+    _setup(self, stage)
+
+
+OwnData.setup = _hold
+
+
+def data("""
+UNITS = {"server": "fedq-superlink fedq-superexec fedq-filter", "site": "fedq-supernode fedq-client"}
+
+
+class Trials(Soak):
+    """The federation, for one run after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seed = folder, folder / "seed"
+        self.seed.write_text("None")
+        more = (
+            ("CorBin(epsilon=4.0, shared_bits=5)", MECHANISM),
+            ("import CorBin", "import RotatedCoins"),
+            ("SEED = None", f"SEED = eval(open({str(self.seed)!r}).read())"),
+            ("\ndef data(", HOLD.format(folder=str(folder), victim=VICTIM)),
+        )
+        super().__init__(folder, ROUNDS, SITES, 1, 1, 45, more)
+
+    def try_one(self, fault, seeded):
+        """A federation from its registration to its end, with the fault in its second round."""
+        self.seed.write_text("5" if seeded else "None")
+        for one in (self.server, *self.sites):
+            one.halt()
+            kind = "server" if one is self.server else "site"
+            one.type(
+                "rm -rf /etc/systemd/system/*.begun; umount -q /var/lib/fedq || true\n"
+                f"rm -rf /var/lib/fedq /var/lib/flower; systemctl enable --now {UNITS[kind]}\n"
+            )
+        self.count.clear()
+        held, training = self.folder / "hold", self.folder / "training"
+        training.unlink(missing_ok=True)
+        held.touch()
+        operator = threading.Thread(target=self.operate, daemon=True)
+        operator.start()
+        self._until(lambda: self.done == 1)
+        began = time.monotonic()
+        self._until(training.exists)
+        mend = threading.Thread(target=fault, args=(self, held.unlink))
+        mend.start()
+        self._until(lambda: self.done == ROUNDS)
+        seconds = time.monotonic() - began
+        for thread in (mend, operator):
+            thread.join()
+        found = self.check()
+        privacy = json.loads((self.home / "runs" / "deployed" / "privacy.json").read_text())
+        engine = example.checkpoint_of(self.home)["engine"]
+        return {
+            "aborted": found["rounds lost"],
+            "answers": found["answers in sums"],
+            "seconds": round(seconds),
+            "charges": engine["ledger"]["charges"].tolist(),
+            "weights": engine["weights"],
+            "epsilons": {
+                one["charges"]: round(one["epsilons"]["SECAGG_SERVER"], 2)
+                for one in privacy.get("charged", ())
+            },
+            "starts": found["runs that the operator started"],
+        }
+
+    def _until(self, true):
+        end = time.monotonic() + LATE
+        while not true():
+            if time.monotonic() > end:
+                raise RuntimeError(f"{self.server.logs()}\n{self.sites[VICTIM].logs()}")
+            time.sleep(0.2)
+
+
+def none(trials, release):
+    release()
+
+
+def killed(unit):
+    def fault(trials, release):
+        machine = trials.sites[VICTIM] if unit in UNITS["site"] else trials.server
+        machine.kill(unit)
+        release()
+
+    return fault
+
+
+def cut(seconds):
+    def fault(trials, release):
+        trials.server.link.down.add(VICTIM)
+        release()
+        time.sleep(seconds)
+        trials.server.link.down.clear()
+
+    return fault
+
+
+def slow(trials, release):
+    """300 ms there and back, and 5% of all packets lost, at all sites until the run is over."""
+    link = trials.server.link
+    link.delay, link.loss = dict.fromkeys(range(SITES), 0.15), dict.fromkeys(range(SITES), 0.05)
+    release()
+    trials._until(lambda: trials.done == ROUNDS)
+    link.delay, link.loss = {}, {}
+
+
+def away_and_full(trials, release):
+    """The victim is away, and another site's disk is full; both are mended after a minute."""
+    other, victim = trials.sites[VICTIM + 1], trials.sites[VICTIM]
+    other.type(
+        "cp -a /var/lib/fedq /var/lib/kept; mount -t tmpfs -o size=512k none /var/lib/fedq\n"
+        "cp -a /var/lib/kept/. /var/lib/fedq; rm -r /var/lib/kept\n"
+        "dd if=/dev/zero of=/var/lib/fedq/filler 2> /dev/null || true\n"
+    )
+    victim.halt()
+    release()
+    time.sleep(60)
+    other.type("rm /var/lib/fedq/filler\n")
+    victim.type(f"rm /etc/systemd/system/*.begun; systemctl enable --now {UNITS['site']}\n")
+
+
+FAULTS = {
+    "none": none,
+    "client killed": killed("fedq-client"),
+    "SuperNode killed": killed("fedq-supernode"),
+    "server killed": killed("fedq-superexec"),
+    "SuperLink killed": killed("fedq-superlink"),
+    "link cut for 5 s": cut(5),
+    "link cut for 60 s": cut(60),
+    "300 ms, 5% lost": slow,
+    "a site away, another's disk full": away_and_full,
+}
+
+
+def main(chosen):
+    """Print a row for each fault."""
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    folder.chmod(0o755)
+    machines = []
+    try:
+        trials = Trials(folder)
+        machines = [trials.server, *trials.sites]
+        trials.set_up()
+        simulated = None
+        for name in ["none", *(one for one in chosen or FAULTS if one != "none")]:
+            for seeded in (False, True):
+                found = trials.try_one(FAULTS[name], seeded)
+                weights = found.pop("weights")
+                if seeded and simulated is None:
+                    simulated = example.simulate(trials.app, "my_app", ROUNDS).weights
+                if seeded:
+                    found["simulation's weights"] = torch.equal(weights, simulated)
+                print(time.strftime("%H:%M:%S"), name, json.dumps(found), flush=True)
+    finally:
+        for machine in machines:
+            machine.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except subprocess.TimeoutExpired as error:
+        raise SystemExit(str(error)) from error
