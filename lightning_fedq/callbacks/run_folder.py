@@ -116,6 +116,7 @@ class RunFolder(pl.Callback):
         self._test_metrics: dict[str, float] = {}
         self._round_started, self._private, self._trains = 0.0, True, False
         self._lengths_tell, self._starts_at = True, 0
+        self._ended, self._drawn = "", False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a delta that the report at the end could not use."""
@@ -140,7 +141,7 @@ class RunFolder(pl.Callback):
             new = fresh_folder(self.root / self.name) if trainer.is_global_zero else None
             self.path = trainer.strategy.broadcast(new)
         assert client_log is not None
-        client_log.keep, self._trains = True, True
+        client_log.keep, self._trains, self._ended = True, True, ""
         self._private, self._lengths_tell = not isinstance(engine.keys, SeededKeys), lengths_tell(engine)
         if self.config is not None and trainer.is_global_zero:
             write_atomically(self._folder() / "config.yaml", self.config)
@@ -185,6 +186,9 @@ class RunFolder(pl.Callback):
             return
         # once more: a callback may have chosen another model at the end
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
+        self._drawn, last = True, trainer.max_epochs or 0
+        if trainer.current_epoch < last:
+            self._ended = f"by a stop after round {trainer.current_epoch} of {last}"
         self._write(trainer)
         # write who holds what beside what stays with the clients
         federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
@@ -209,13 +213,13 @@ class RunFolder(pl.Callback):
         trains, self._trains = self._trains, False
         if not trains or not self.rows or trainer.world_size > 1:
             return
-        ended = f"by {type(exception).__name__} after round {len(self.rows)}"
+        self._ended = f"by {type(exception).__name__} after round {len(self.rows)}"
         try:
-            self._write(trainer, ended)
+            self._write(trainer)
         except OSError as error:  # a full disk may be what has ended the run
             rank_zero_info(f"no summary of the run was written: {error}")
             return
-        rank_zero_info(f"ended {ended}; what was spent until then: {self._folder() / 'privacy.md'}")
+        rank_zero_info(f"ended {self._ended}; what was spent until then: {self._folder() / 'privacy.md'}")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the test metrics, where a run was trained before."""
@@ -242,7 +246,7 @@ class RunFolder(pl.Callback):
         assert self.path is not None
         return self.path
 
-    def _write(self, trainer: pl.Trainer, ended: str = "") -> None:
+    def _write(self, trainer: pl.Trainer) -> None:
         federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
         privacy = report_of(federated, trainer, delta_of(federated, trainer))
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
@@ -276,12 +280,12 @@ class RunFolder(pl.Callback):
         origin = replace(
             privacy.origin, config=_sha256(folder / "config.yaml"), model=_sha256(folder / MODEL)
         )
-        privacy = replace(privacy, by_round=spent, ended=ended, bits=self._bits(engine), origin=origin)
+        privacy = replace(privacy, by_round=spent, ended=self._ended, bits=self._bits(engine), origin=origin)
         self.privacy = privacy
         write_summary(folder / "summary.json", self.summary)
         write_atomically(folder / "privacy.json", to_json(privacy))
         write_atomically(folder / "privacy.md", markdown(*document(privacy)))
-        page = report_markdown(self.summary, privacy, () if ended else (PICTURE,))
+        page = report_markdown(self.summary, privacy, (PICTURE,) if self._drawn else ())
         write_atomically(folder / "report.md", page)
 
     def _promises(self, trainer: pl.Trainer, charged: int) -> Iterator[str]:

@@ -247,6 +247,26 @@ def test_an_interrupted_run_says_what_was_spent(error, raised, tmp_path):
     assert "| ended | by" in (path / "report.md").read_text()
 
 
+class Stops(pl.Callback):
+    """After the second round, as EarlyStopping may."""
+
+    def on_validation_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch == 1
+
+
+@pytest.mark.pictures
+def test_a_run_that_was_stopped_says_after_which_round_of_how_many(tmp_path):
+    """It is no run of two rounds, and stays what it was when it is tested."""
+    trainer = small_run(RunFolder("mine", str(tmp_path)), Stops(), rounds=5)
+    path = tmp_path / "mine"
+    for _ in range(2):
+        privacy = json.loads((path / "privacy.json").read_text())
+        assert privacy["ended"] == "by a stop after round 2 of 5"
+        assert "| ended | by a stop after round 2 of 5 |" in (path / "privacy.md").read_text()
+        assert ".png" in (path / "report.md").read_text()
+        trainer.test(trainer.lightning_module, trainer.datamodule.val_dataloader(), verbose=False)
+
+
 @pytest.mark.pictures
 def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path):
     """Rounds of an earlier training count, and the report, whose table has fewer, says so."""
