@@ -151,7 +151,7 @@ def test_folders_of_protocol_7_go_on_with_this_release(tmp_path):
         again = tmp_path / "new" / "upgraded_app"
         write_app(again)
         machines.run(again, home, 4)
-        machines.wait_for(lambda: "finished:failed" in machines.flwr("list", "demo"), 600)
+        machines.wait_for(lambda: "finished:failed" in machines.flwr("list", "demo", "--format", "json"), 600)
         assert "protocol is 7 here and" in (tmp_path / "client-0.log").read_text() and done(home) == 2
         for client in range(4):
             machines.kill(f"client-{client}")
