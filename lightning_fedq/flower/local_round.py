@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +57,8 @@ from lightning_fedq.training.rehearsal import try_statistics
 from lightning_fedq.training.round import ClientSide
 from lightning_fedq.training.settings import Local
 
+_RATES = re.compile("lr|momentum|dampening|weight_decay")
+"""Numbers of optimisers that are no count, also where somebody has written 0."""
 _registry: Any = sys.modules[pl.trainer.connectors.callback_connector._load_external_callbacks.__module__]  # type: ignore[attr-defined]
 _setup: Any = pl.trainer.setup  # type: ignore[attr-defined]
 _kept: dict[tuple[Any, str], Any] = {
@@ -492,7 +495,7 @@ class LocalRound(pl.Callback):
                 known = {name for name, value in own.items() if type(value) in (bool, int, float)}
                 taken = {name: value for name, value in given.items() if name in known}
                 for name, value in taken.items():  # an optimiser loops over whole numbers: steps of L-BFGS
-                    counts = type(own[name]) is int and "lr" not in name and value != own[name]
+                    counts = type(own[name]) is int and value != own[name] and not _RATES.search(name)
                     if counts or type(value) not in (bool, int, float):
                         raise RefusedError(
                             f"{name} of the optimiser is {own[name]} here, and the server says "

@@ -1,6 +1,5 @@
 """`fedq flower init` and its steps, typed into fresh shells: server, sites and operator, with nginx."""
 
-import json
 import os
 import shutil
 import stat
@@ -111,19 +110,16 @@ def test_the_steps_letter_by_letter(folder):
         for number, one in enumerate(sites):
             log = (one.units / "fedq-client.log").read_text()
             assert f"app my_app.client_app:app from {one.here('/opt/fedq')}/lib" in log.splitlines()[0]
-            own = one.folder / "var" / "lib" / "fedq"
-            assert json.loads((own / "keys.json").read_text())
-            assert stat.S_IMODE((own / "keys.json").stat().st_mode) == 0o600
+            assert stat.S_IMODE((one.folder / "var" / "lib" / "fedq").stat().st_mode) == 0o700
             assert not list((one.folder / "var" / "lib" / "flower").rglob("*.py")), number
-        # somebody with the address and the certificate
-        (server.folder / "home" / ".flwr" / "config.toml").write_text(
-            server.here(
-                '[superlink.fedq]\naddress = "localhost:443"\nroot-certificates = "/etc/fedq/server.pem"\n'
-            )
+        # a site, or somebody else with the address and the certificate, is no operator
+        sites[0].type(
+            f'mkdir -p ~/.flwr\necho \'[superlink.fedq]\naddress = "{server_name()}:443"\n'
+            'root-certificates = "/etc/fedq/server.pem"\' > ~/.flwr/config.toml\n'
         )
-        for command in ("list fedq", "run ./my_app fedq", "supernode register site-0.pub fedq"):
+        for command in ("list fedq", "run ./my_app fedq", "supernode register /etc/fedq/node.pub fedq"):
             with pytest.raises(RuntimeError, match=r"403|[Ff]orbidden|denied"):
-                server.type(f"/opt/fedq/bin/flwr {command}\n")
+                sites[0].type(f"/opt/fedq/bin/flwr {command}\n")
     finally:
         for one in (server, *sites):
             one.stop()

@@ -1,20 +1,24 @@
 """What a client's process keeps from message to message, with a fault planted for each."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from lightning_fedq._lightning import pl
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.data.models import MLP
 from lightning_fedq.flower import client_app
-from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.privacy.target import PrivacyTarget
 from tests.flower.loop import (
     CLIENTS,
     Digits,
     LoopGrid,
     Net,
     OwnDigits,
+    clients,
     deployment,
     federated,
     module as plain_module,
@@ -188,3 +192,59 @@ def test_what_training_changes_and_no_update_carries_is_named_without_a_world(tm
 
     with pytest.warns(UserWarning, match="training changed mean, which no update carries"):
         deployed(tmp_path, worlds, lambda: seeded(Drifts, 3))
+
+
+class Decays(pl.Callback):
+    """A callback of the server's fit that changes what clients step with."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        for group in trainer.optimizers[0].param_groups:
+            group["weight_decay"] = 0.1 * trainer.current_epoch
+
+
+def asked(tmp_path, mechanism=COIN, rounds=2, seed=5, callbacks=(), name="server"):
+    """A server of these settings, in a folder of its own."""
+    made = federated(mechanism, seed=seed)
+    one = deployment(made, rounds, tmp_path, callbacks=list(callbacks))
+    return replace(one, home=tmp_path / name)
+
+
+def test_settings_of_a_task_hold_from_its_message_on(tmp_path):
+    """Numbers of the server's optimisers, changed in mid-run, and back at the next server."""
+    grid = LoopGrid(*clients(lambda: federated(COIN), tmp_path))
+    for name, callbacks in (("changed", [Decays()]), ("plain", [])):
+        expected = simulate(federated(COIN), 3, callbacks=callbacks).engine.weights
+        one = asked(tmp_path, rounds=3, callbacks=callbacks, name=name)
+        assert torch.equal(one.run(grid)[1].engine.weights, expected)
+
+
+def test_settings_are_compared_with_those_of_each_server(tmp_path):
+    """A process that has agreed with one server agrees with no other by that, nor does a refusal stay."""
+    grid = LoopGrid(*clients(lambda: federated(COIN, seed=None), tmp_path))
+    assert asked(tmp_path, rounds=1, seed=None).run(grid)[1].records[-1].num_received == CLIENTS
+    with pytest.raises(RuntimeError, match=r"mechanism is CorBin\(epsilon=4.0.*there"):
+        asked(tmp_path, CorBin(epsilon=3.0), seed=None, name="other").run(grid)
+    records = asked(tmp_path, rounds=2, seed=None).run(grid)[1].records
+    assert [record.num_received for record in records] == [CLIENTS] * 2
+
+
+def test_a_client_s_own_settings_are_asked_for_each_message(tmp_path):
+    """Its budget and its folder, by functions of Flower's context."""
+    budgets = [1e6] * CLIENTS
+
+    def budget(context):
+        return PrivacyTarget(budgets[int(context.node_config["partition-id"])], 1e-5, "server")
+
+    def tamper(kind, client, reply):
+        if (kind, client) == ("train", 2):
+            budgets[2] = 1e-3 if budgets[2] > 1.0 else 1e6
+        return reply
+
+    make = lambda: federated(LDPQ(epsilon=0.5), seed=None)  # noqa: E731
+    grid = LoopGrid(*clients(make, tmp_path, budget=budget), tamper)
+    records = asked(tmp_path, LDPQ(epsilon=0.5), 4, None).run(grid)[1].records
+    assert [record.num_received for record in records] == [4, 3, 4, 3]
+    for client in range(CLIENTS):  # to other folders, which hold the same
+        grid.contexts[100 + client].node_config["fedq-home"] = str(tmp_path / f"moved-{client}")
+        (tmp_path / f"client-{client}").rename(tmp_path / f"moved-{client}")
+    assert asked(tmp_path, LDPQ(epsilon=0.5), 5, None).run(grid)[1].records[-1].num_received == 4
