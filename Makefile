@@ -11,8 +11,8 @@ ALSO ?=
 TORCH ?=
 INSTALL = $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
 
-# a test that hangs ends its worker, and the others go on
-WORKERS = -n 2 --dist loadfile -o faulthandler_exit_on_timeout=true
+# a test that hangs ends its worker, and the others go on; files in conftest.py's order, the longest first
+WORKERS = -n 2 --dist loadfile --no-loadscope-reorder -o faulthandler_exit_on_timeout=true
 
 .PHONY: coverage deploy-demo demo test test-all test-flower test-slow test-oldest check docs tables tutorials gpu setup clean clean-compiled
 setup: $(VENV)/.ready
@@ -44,6 +44,7 @@ test-all: setup
 	OMP_NUM_THREADS=1 FEDQ_ELSEWHERE=1 $(BIN)/python -m pytest $(WORKERS) -q tests/*/test_elsewhere.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS)
 
+# CI runs them once a week
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 

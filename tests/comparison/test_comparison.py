@@ -6,11 +6,12 @@ import csv
 import errno
 import json
 import math
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -130,31 +131,38 @@ def test_a_full_disk_ends_it_and_keeps_what_is_there(
     assert len(asked.run(tmp_path / "3")) == 4 and len(Counts.runs) == 3 + 2
 
 
+@contextmanager
+def forks() -> Iterator[None]:
+    """Runs in forks of this process, which has imported everything; `killed` starts real ones."""
+    fork = multiprocessing.get_context("fork")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multiprocessing, "get_context", lambda method: fork)
+        yield
+
+
 def test_processes_give_the_same_rows_and_end_with_who_started_them(tmp_path: Path) -> None:
     asked = Comparison.of(TINY, ["GaussianNoise"], epsilons=[8.0], seeds=2, baselines=False)
     assert math.isnan(asked._seconds(["GaussianNoise"], {}))  # short runs that are known to be have one
-    one, two = asked.run(tmp_path / "one"), asked.run(tmp_path / "two", processes=2)
+    one = asked.run(tmp_path / "one")
+    with forks():
+        two = asked.run(tmp_path / "two", processes=2)
 
     def figures(rows: list[module.Row]) -> list[object]:
         return [(row.cell, row.result and (row.result.score, row.result.bits)) for row in rows]
 
     assert figures(one) == figures(two)
-    program = (
-        "from pathlib import Path\n"
-        "from lightning_fedq.comparison.comparison import Comparison\n"
-        "if __name__ == '__main__':\n"
-        "    asked = Comparison.of('mean-unit-65536', ['GaussianNoise'], seeds=99, baselines=False)\n"
-        "    asked.run(Path('killed'), processes=2)\n"
+    long = Comparison.of("mean-unit-65536", ["GaussianNoise"], seeds=99, baselines=False)
+    child = multiprocessing.get_context("fork").Process(
+        target=long.run, args=(tmp_path / "killed",), kwargs={"processes": 2}
     )
-    (tmp_path / "program.py").write_text(program)
-    child = subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, start_new_session=True)
+    child.start()
     table = tmp_path / "killed" / "cells.csv"
     try:
         wait_for(lambda: table.exists() and len(table.read_text().splitlines()) > 2)
         others = children_of(child.pid)
         assert len(others) >= 2
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
+        child.kill()
+        child.join()
         wait_for(lambda: not any(map(is_alive, others)))
     finally:
         child.kill()
@@ -173,7 +181,7 @@ class Dies(MeanEstimation):
 def test_a_process_that_is_killed_ends_it_with_a_cure(tmp_path: Path) -> None:
     task = Dies("dies", 60, 1, "unit", 64)
     asked = Comparison.of(task, ["GaussianNoise"], epsilons=[4.0], seeds=2, baselines=False)
-    with pytest.raises(RuntimeError, match=r"ended in the middle of a run.*with fewer --jobs"):
+    with forks(), pytest.raises(RuntimeError, match=r"ended in the middle of a run.*with fewer --jobs"):
         asked.run(tmp_path, processes=2)
     assert read(tmp_path / "cells.csv") == [] or read(tmp_path / "cells.csv")[0].cell.seed == 0
 
