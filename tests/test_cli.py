@@ -421,6 +421,24 @@ def test_compare_warns_of_runs_of_different_length(tmp_path, capsys, monkeypatch
     assert [(row["rounds"], row["best"]) for row in table["runs"]] == [(3, pytest.approx(1 / 3)), (2, 0.5)]
 
 
+def test_compare_warns_of_epsilons_at_different_deltas(tmp_path, capsys):
+    context, folders = context_of(LDPQ(0.1), 50, 10), []
+    for delta in (1e-5, 1e-3, 1e-3):
+        folders.append(str(finished_run(tmp_path, f"run{len(folders)}", 3)))
+        made = replace(privacy_report(Run.ideal(LDPQ(0.1), context, 3, None), delta), state="ended")
+        (Path(folders[-1]) / "privacy.json").write_text(to_json(made))
+    assert main(["compare", *folders, "--out", "all"]) == 0
+    shown = capsys.readouterr()
+    assert "at different deltas (1e-05, 0.001) and do not compare" in shown.err
+    assert "run0: outsider, at delta 1e-05" in shown.out and "run2: outsider, at delta 0.001" in shown.out
+    assert [row["delta"] for row in json.loads(Path("all/table.json").read_text())["runs"]] == [
+        *(1e-5, 1e-3, 1e-3)
+    ]
+    assert main(["compare", *folders[1:], "--out", "two"]) == 0
+    shown = capsys.readouterr()
+    assert "deltas" not in shown.err and "over the run, towards outsider, at delta 0.001\n" in shown.out
+
+
 def test_compare_says_whether_what_was_asked_for_is_met(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     asked, none = finished_run(tmp_path, "asked", 3), finished_run(tmp_path, "digits_layered", 3)

@@ -121,16 +121,14 @@ class DPSGD(pl.Callback):
         seed: int | None = None,
         rows_per_person: int = 1,
     ) -> None:
+        from lightning_fedq.functional.checks import check_positive
         from lightning_fedq.privacy.accounting import check_delta
 
-        if not (noise_multiplier > 0.0 and max_grad_norm > 0.0):
-            raise ValueError(
-                f"noise_multiplier and max_grad_norm must be > 0, got {noise_multiplier} and {max_grad_norm}"
-            )
-        if rows_per_person < 1:
-            raise ValueError(f"rows_per_person must be >= 1, got {rows_per_person}")
+        check_positive(noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm)
+        if rows_per_person < 1 or rows_per_person != int(rows_per_person):
+            raise ValueError(f"rows_per_person must be a whole number >= 1, got {rows_per_person}")
         self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
-        self.rows_per_person = rows_per_person
+        self.rows_per_person = rows_per_person = int(rows_per_person)
         self.delta, self.seed = check_delta(delta), seed
         self._spent = SampleAccounts(rows_per_person)
         self.accounts: dict[int, Account] = self._spent.of_client

@@ -103,6 +103,9 @@ class RunFolder(pl.Callback):
     ) -> None:
         if mode not in ("max", "min", None):
             raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
+        if not isinstance(show, bool) or not isinstance(baseline, float | int | None):
+            got = f"{show!r} and {baseline!r}"
+            raise TypeError(f"show must be True or False and baseline a number, got {got}; write no quotes")
         check_run_name(name)
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
         self.delta, self.show, self.baseline = delta, show, baseline
@@ -363,6 +366,12 @@ class RunFolder(pl.Callback):
         monitor = self._metric()
         rows = [row for row in self.rows if monitor in row]
         if not rows:
+            if self.monitor is not None:
+                known = ", ".join(sorted({key for row in self.rows for key in row} - RECORDED))
+                rank_zero_warn(
+                    f"no round has a metric {monitor}, so there is no best one and no curve; "
+                    f"RunFolder(monitor=...) takes one of {known}"
+                )
             return {}
         choose = max if (self.mode or mode_of(monitor)) == "max" else min
         row = choose(rows, key=lambda row: row[monitor])

@@ -187,6 +187,7 @@ def sizes_of(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Fe
         "plain_sum": federated.server.plain_sum,
         "num_byzantine": num_byzantine_of(cli.trainer, everybody),
         "in_turn": planner.participation == "cyclic",
+        "available": None if planner.available is None else planner.named,
     }
     if (rounds := cli.trainer.max_epochs) is not None and rounds > 0:
         sizes["rounds"] = rounds
@@ -297,6 +298,7 @@ def _towards_others(problem: Problem, mechanism: Mechanism) -> str:
 
 def _drawn(problem: Problem) -> str:
     turns = " in turn" if problem.in_turn else ""
+    turns = turns if problem.available is None else " of those whom available names"
     return f", {problem.cohort:,} a round{turns}" if problem.cohort < problem.clients else ""
 
 

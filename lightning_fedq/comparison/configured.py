@@ -68,9 +68,14 @@ def task_of(
     Raises:
         ValueError: If there is neither, or nothing is federated.
     """
+    given = data
     data = data or (Path(os.environ["FEDQ_DATA"]) if os.environ.get("FEDQ_DATA") else None)
     known = tasks(data)
     if on in known:
+        if monitor is not None or mode is not None:
+            raise ValueError(
+                f"--monitor and --mode are of a configuration, and {on} has its score; leave them out"
+            )
         return replace(known[on], rounds=rounds or known[on].rounds, delta=delta)
     if on in tasks(Path()):
         raise ValueError(f"{on} is a task on images, and those need --data FOLDER")
@@ -78,6 +83,8 @@ def task_of(
         path = str(find(on))
     except ValueError as error:
         raise ValueError(f"there is no task {on}; there are {', '.join(known)}; and {error}") from None
+    if given is not None:
+        raise ValueError(f"--data is of the tasks on images, and {on} says where its data are; leave it out")
     from lightning_fedq.commands.run import resolve  # imports Lightning's command line: only here
 
     with quiet():

@@ -66,7 +66,7 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     planner, rounds = federated.planner, trainer.max_epochs
     if rounds is None or rounds < 1:
         raise ValueError(f"a run needs a number of rounds, got trainer.max_epochs={rounds}; give one")
-    dim = num_coordinates(module, federated.local.buffers, sharing=federated.local.shared)
+    dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
     byzantine = num_byzantine_of(trainer, planner)
     mechanism = federated.calibrated(dim, rounds, byzantine)
     asked = federated.privacy_target

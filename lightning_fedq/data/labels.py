@@ -62,12 +62,12 @@ def _find(dataset: Dataset[Any], labels: Labels) -> Tensor:
     found: Any = None
     if is_table(dataset) and not isinstance(labels, int):
         return torch.as_tensor(column(dataset, _label_column(dataset) if labels is None else labels))
-    if isinstance(dataset, TensorDataset):
-        found = dataset.tensors[-1 if labels is None else int(labels)]
-    elif labels is None:
+    if labels is None and not isinstance(dataset, TensorDataset):
         found = getattr(dataset, "targets", getattr(dataset, "labels", None))
     item: Any = 1 if labels is None else labels
     try:
+        if isinstance(dataset, TensorDataset):
+            found = dataset.tensors[-1 if labels is None else int(labels)]
         if found is None:
             found = [int(dataset[index][item]) for index in range(len(dataset))]  # type: ignore[arg-type]
         return torch.as_tensor(found)

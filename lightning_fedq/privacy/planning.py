@@ -22,7 +22,7 @@ import torch
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.run import Run, Sampling, ThreatModel
+from lightning_fedq.privacy.run import Available, Run, Sampling, ThreatModel
 from lightning_fedq.privacy.target import PrivacyTarget, calibrate
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.wire.coding import FixedLength
@@ -66,6 +66,7 @@ class Problem:
         num_byzantine: Clients that lie, >= 0; they hide nobody, and what they do to the mean is not reckoned.
         in_turn: Do disjoint cohorts take turns, and none is drawn?
         may_be_silent: Is there a deadline, so that claims count on the fewest answers that open a sum?
+        available: Clients from whom the cohort of a round is drawn, by its number; None draws from all.
 
     Raises:
         ValueError: If a number is out of range.
@@ -83,6 +84,7 @@ class Problem:
     num_byzantine: int = 0
     in_turn: bool = False
     may_be_silent: bool = False
+    available: Available | None = None
 
     def __post_init__(self) -> None:
         if not (self.clients >= 1 and self.params >= 1 and self.rounds >= 1 and 0 < self.homogeneity <= 1):
@@ -127,7 +129,7 @@ class Problem:
             context=context_of(mechanism, cohort, self.params),
             rounds=self.rounds,
             sampling=Sampling(
-                available=None,
+                available=self.available,
                 num_clients=self.clients,
                 participation="once" if participation == "once" else drawn,
                 secret=self.target.secret,
@@ -245,7 +247,8 @@ def _rank(option: Option) -> float:
 def _option(name: str, mechanism: Mechanism, problem: Problem, once_too: bool) -> Option:
     """The better participation. With sums, more clients a round always hide better."""
     best = _solve(name, mechanism, problem, "every round")
-    if once_too and not problem.sees_sums and 1 < problem.rounds <= problem.clients:
+    dealt = problem.available is None and 1 < problem.rounds <= problem.clients
+    if once_too and dealt and not problem.sees_sums:
         once = _solve(name, mechanism, problem, "once")
         if (once.mechanism is None, _rank(once)) < (best.mechanism is None, _rank(best)):
             best = once

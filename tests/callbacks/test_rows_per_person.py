@@ -242,9 +242,9 @@ def test_a_reloaded_loader_is_looked_at_too(around):
     assert private.accounts[0].steps == 5
 
 
-@pytest.mark.parametrize("rows", [0, -1])
+@pytest.mark.parametrize("rows", [0, -1, 1.5])
 def test_nobody_in_less_than_a_row(rows):
-    with pytest.raises(ValueError, match="rows_per_person must be >= 1"):
+    with pytest.raises(ValueError, match="rows_per_person must be a whole number >= 1"):
         dpsgd(rows)
 
 

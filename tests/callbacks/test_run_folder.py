@@ -218,6 +218,17 @@ def test_mode_is_checked():
         RunFolder(mode="best")
 
 
+@pytest.mark.parametrize("wrong", [{"show": "no"}, {"baseline": "0.9"}])
+def test_what_the_end_needs_is_checked_at_the_beginning(wrong):
+    with pytest.raises(TypeError, match="show must be True or False and baseline a number"):
+        RunFolder(**wrong)
+
+
+def test_a_metric_that_nobody_logs_is_named(tmp_path):
+    with pytest.warns(UserWarning, match=r"no round has a metric val_auc, .* takes one of .*val_loss"):
+        small_run(RunFolder("mine", str(tmp_path), monitor="val_auc"), rounds=1)
+
+
 def test_a_delta_that_no_report_can_use_is_refused_before_the_training(tmp_path):
     with pytest.raises(ValueError, match=r"RunFolder\(delta=0\.5\).* below 0\.25 = 1 / 4 clients"):
         small_run(RunFolder("mine", str(tmp_path), delta=0.5), rounds=1)

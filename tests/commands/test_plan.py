@@ -263,6 +263,26 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
     assert found["noise_multiplier"] == pytest.approx(everybody_twice, rel=1e-3)
 
 
+def first_twenty(round):
+    """Clients that are there in every round."""
+    return range(20)
+
+
+def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tmp_path, capsys, monkeypatch):
+    """Twenty of sixty in every round have no lottery: the plan of twenty clients alone."""
+    only(monkeypatch, "GaussianNoise")
+    here = f"{__name__}.first_twenty"
+    config = configured(tmp_path, clients_per_round=20, available=here)
+    printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
+    alone = Problem(20, 650, 4, PrivacyTarget(8.0, 1e-5, "outsider"))
+    everybody = plan(alone, {"GaussianNoise": candidates(650)["GaussianNoise"]})[0].mechanism
+    assert found["noise_multiplier"] == pytest.approx(everybody.noise_multiplier, rel=1e-3)
+    assert "60 clients, 20 a round of those whom available names" in " ".join(printed.split())
+    only(monkeypatch, "RotatedAxes")  # nobody is dealt out
+    printed, _ = pasted(capsys, config, "--epsilon", "8", "--adversary", "server")
+    assert "once" not in printed
+
+
 def test_cohorts_are_drawn_from_all_clients(tmp_path, capsys, monkeypatch):
     """A cohort of 20 of 60: everybody once is 15 a round, not 5; and nobody pays for all of 40 rounds."""
     only(monkeypatch, "RotatedAxes")

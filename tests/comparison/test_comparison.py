@@ -277,6 +277,13 @@ def test_a_setting_without_a_finite_epsilon_is_no_winner(tmp_path: Path) -> None
     )
 
 
+IDLE = (
+    *(["--on", "digits"], ["--data", "here"], ["--logger", "csv"], ["--jobs", "2"], ["--bare"], ["--tune"]),
+    *(["--seeds", "1"], ["--delta", "1e-4"]),
+)
+"""What says nothing about runs that have ended."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -299,6 +306,13 @@ def test_a_setting_without_a_finite_epsilon_is_no_winner(tmp_path: Path) -> None
             "trains nothing that could be logged",
         ),
         (["--epsilon", "8", "--on", "mean-unit-1024", "--tune"], "has none to search; leave --tune out"),
+        (["--epsilon", "8", "--on", "mean-unit-1024", "--monitor", "x"], "has its score; leave them out"),
+        (["--epsilon", "8", "--on", "mean-unit-1024", "--mode", "min"], "has its score; leave them out"),
+        (
+            ["--epsilon", "8", "--on", "digits_ldpq", "--data", "here"],
+            "says where its data are; leave it out",
+        ),
+        *((["digits_ldpq", *idle], f"{idle[0]}: runs that have ended") for idle in IDLE),
     ],
 )
 def test_wrong_arguments_are_answered_in_a_line(

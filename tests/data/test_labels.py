@@ -49,6 +49,10 @@ def test_labels_that_the_user_points_at():
         labels_of(rows, "labell")
     with pytest.raises(ValueError, match="got 2 for 6 samples"):
         labels_of(rows, [0, 1])
+    pairs = TensorDataset(torch.zeros(6, 2), torch.arange(6) % 3)
+    for wrong in (3, "label"):
+        with pytest.raises(ValueError, match="no integer labels in TensorDataset; say which item"):
+            labels_of(pairs, wrong)
 
 
 def test_counts_and_picture():

@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from lightning_fedq.privacy.report import PrivacyReport
 
 OUT = Path("runs/compare")
+_DELTA = 1e-5
 COLUMNS = (
     "rounds",
     "final",
     "best",
     "epsilon",
+    "delta",
     "verdict",
     "view",
     "R",
@@ -119,6 +121,13 @@ def compare(
     figure = plot_progress(curves, monitor, f"{monitor}{towards}", dashed=plain)
     save_figure(figure, out / "compare.png", twin=True)
     print_table(table, monitor)
+    deltas = sorted({row["delta"] for row in table if row["delta"] != "-"})
+    if len(deltas) > 1:
+        print(
+            f"warning: the runs' epsilons are at different deltas ({', '.join(f'{d:g}' for d in deltas)}) "
+            "and do not compare; train them with the same one",
+            file=sys.stderr,
+        )
     if len({row["rounds"] for row in table}) > 1:
         counts = ", ".join(str(row["rounds"]) for row in table)
         print(
@@ -154,17 +163,18 @@ def _privacy_of(
     ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
     columns = {"R": "-" if ratio is None else ratio}
     if report is None:
-        return {"epsilon": "-", "verdict": "-", "view": "-", **columns}, ""
+        return {"epsilon": "-", "delta": "-", "verdict": "-", "view": "-", **columns}, ""
     found = shown(report, who)
     view = f"{found.who}, {found.asked}" if found.asked else found.who
     epsilon = found.printed if found.epsilon is None else found.epsilon
-    return {"epsilon": epsilon, "verdict": found.verdict, "view": view, **columns}, found.label
+    columns |= {"delta": report.delta, "verdict": found.verdict, "view": view}
+    return {"epsilon": epsilon, **columns}, found.label
 
 
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     """Print rows as a table, numbers with four digits. Names are never cut."""
     shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    hidden = ("verdict", "view", "downlink_megabytes", "seconds")  # the files have them
+    hidden = ("delta", "verdict", "view", "downlink_megabytes", "seconds")  # the files have them
     for column in [column for column in table[0] if column not in hidden]:
         shown.add_column(
             HEADS.get(column, column), no_wrap=True, justify="left" if column == "run" else "right"
@@ -185,6 +195,8 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
 
     views = {row["run"]: str(row["view"]) for row in table}
     views = {run: view if view in ("", "-") else title_of(view) for run, view in views.items()}
+    at = {row["run"]: "" if row["delta"] == "-" else f", at delta {row['delta']:g}" for row in table}
+    views = {run: f"{view}{at[run]}" for run, view in views.items()}
     if len(set(views.values())) == 1:
         towards = next(iter(views.values()))
         console.print(f"epsilon: over the run, towards {towards}", highlight=False, soft_wrap=True)
@@ -262,7 +274,7 @@ def main(
     seeds: int = 3,
     on: Annotated[str | None, "TASK|CONFIG"] = None,
     adversary: Annotated[str | None, "WHO"] = None,
-    delta: float = 1e-5,
+    delta: float = _DELTA,
     bare: bool = False,
     tune: bool = False,
     logger: Literal["wandb", "csv", "tensorboard"] | None = None,
@@ -325,6 +337,14 @@ def main(
         asked = asked or adversary_named("secagg_server")
         compared = Comparison.of(task, mechanisms, asked, epsilon or EPSILONS, seeds, not bare)
         return _compared(compared, out or OUT, jobs or _cores(), logger, tune)
+    idle = {"--on": on, "--data": data, "--logger": logger, "--jobs": jobs, "--bare": bare, "--tune": tune}
+    idle |= {"--seeds": seeds != 3, "--delta": delta != _DELTA}
+    idle["--rounds"] = rounds is not None and all(Path(run).is_dir() for run in runs)
+    if given := [name for name, value in idle.items() if value]:
+        raise ValueError(
+            f"{', '.join(given)}: runs that have ended, and configurations, are compared as they are; leave "
+            "it out, or name --mechanisms"
+        )
     folder = fresh_folder(out or OUT)
     folders: dict[str, Path] = {}
     for run in runs:

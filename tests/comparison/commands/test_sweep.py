@@ -56,6 +56,13 @@ def cost(loss, most=3, slack=Slack(), **about):  # noqa: B008 (frozen)
     return RunCost("M", {Adversary.OUTSIDER: claim}, most)
 
 
+def test_what_stays_with_clients_costs_nothing():
+    """The weight of the layer: 640 of 650 parameters."""
+    federated = Federated(LDPQ(1.0), 10, local=["*.weight"])
+    found = cost_of(federated, make_trainer(federated, max_epochs=1), Classifier(), 1e-5)
+    assert found.claims[Adversary.SERVER].compositions == 10
+
+
 def test_runs_compose():
     """Exact: k Gaussian runs of noise z are one of z / sqrt(k)."""
     runs = [cost(GaussianLoss(2.0))] * 5
