@@ -32,6 +32,7 @@ from lightning_fedq.secagg import SecAgg
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from lightning_fedq._lightning import pl
     from lightning_fedq.callbacks import Federated
 
 
@@ -162,20 +163,24 @@ def _plan(
 
 def sizes_of(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Federated, float]:
     """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
-    from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
     from lightning_fedq.callbacks.of_trainer import federated_of
-    from lightning_fedq.clients.vector import num_coordinates
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
     federated = federated_of(cli.trainer, asking)
-    params = num_coordinates(
-        cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared
-    )
     values = parse_call(repr(federated.mechanism))[1]
     clip = getattr(values.get("mechanism", federated.mechanism), "clip_norm", 1.0)
-    planner = federated.planner
+    return sizes_for(cli.trainer, federated, cli.model), federated, float(clip)
+
+
+def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModule) -> dict[str, Any]:
+    """What a `Problem` needs to know of a run to come, but the target and how sums are masked."""
+    from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+    from lightning_fedq.clients.vector import num_coordinates
+
+    planner, local = federated.planner, federated.local
+    params = num_coordinates(model, local.buffers, local.patterns, local.shared)
     drawn = None if planner.participation == "once" else planner.cohort_size
     everybody = replace(planner, clients_per_round=None, participation="random")
     sizes: dict[str, Any] = {
@@ -184,14 +189,15 @@ def sizes_of(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Fe
         "params": params,
         "dropout_probability": planner.dropout_probability,
         "may_be_silent": planner.may_be_silent,
+        "masked": federated.server.secure_aggregation is not None,
         "plain_sum": federated.server.plain_sum,
-        "num_byzantine": num_byzantine_of(cli.trainer, everybody),
+        "num_byzantine": num_byzantine_of(trainer, everybody),
         "in_turn": planner.participation == "cyclic",
         "available": None if planner.available is None else planner.named,
     }
-    if (rounds := cli.trainer.max_epochs) is not None and rounds > 0:
+    if (rounds := trainer.max_epochs) is not None and rounds > 0:
         sizes["rounds"] = rounds
-    return sizes, federated, float(clip)
+    return sizes
 
 
 def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:

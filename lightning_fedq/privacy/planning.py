@@ -66,6 +66,7 @@ class Problem:
         num_byzantine: Clients that lie, >= 0; they hide nobody, and what they do to the mean is not reckoned.
         in_turn: Do disjoint cohorts take turns, and none is drawn?
         may_be_silent: Is there a deadline, so that claims count on the fewest answers that open a sum?
+        masked: Are sums masked whomever the target is about?
         available: Clients from whom the cohort of a round is drawn, by its number; None draws from all.
 
     Raises:
@@ -84,6 +85,7 @@ class Problem:
     num_byzantine: int = 0
     in_turn: bool = False
     may_be_silent: bool = False
+    masked: bool = False
     available: Available | None = None
 
     def __post_init__(self) -> None:
@@ -146,9 +148,9 @@ class Problem:
 
     @property
     def behind_masks(self) -> bool:
-        """Is the target about a server behind secure aggregation, or about what one that lies releases?"""
+        """Are sums masked, by the target (a server behind them, or what one that lies releases) or anyway?"""
         lies = self.secure_aggregation.active and self.sees_sums
-        return self.target.against is Adversary.SECAGG_SERVER or lies
+        return self.target.against is Adversary.SECAGG_SERVER or lies or self.masked
 
     @property
     def sees_sums(self) -> bool:
