@@ -1,5 +1,4 @@
 import inspect
-import logging
 import math
 import re
 
@@ -8,7 +7,6 @@ import yaml
 
 import lightning_fedq as fedq
 from lightning_fedq import cli
-from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.commands import plan as command
 from lightning_fedq.commands.configs import find
@@ -16,6 +14,8 @@ from lightning_fedq.commands.plan import candidates, sizes_for
 from lightning_fedq.data.models import MLP, Classifier
 from lightning_fedq.privacy.planning import Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
+from tests.commands import federations
+from tests.commands.federations import FEDERATIONS, OF_NO_WEIGHT, federation
 
 
 def main(words):
@@ -269,15 +269,10 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
     assert found["noise_multiplier"] == pytest.approx(everybody_twice, rel=1e-3)
 
 
-def first_twenty(round):
-    """Clients that are there in every round."""
-    return range(20)
-
-
 def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tmp_path, capsys, monkeypatch):
     """Twenty of sixty in every round have no lottery: the plan of twenty clients alone."""
     only(monkeypatch, "GaussianNoise")
-    here = f"{__name__}.first_twenty"
+    here = f"{federations.__name__}.first_twenty"
     config = configured(tmp_path, clients_per_round=20, available=here)
     printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
     alone = Problem(20, 650, 4, PrivacyTarget(8.0, 1e-5, "outsider"))
@@ -289,63 +284,19 @@ def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tm
     assert "once" not in printed
 
 
-LATE = fedq.Deadline(1.0, durations=0.5, spread=0.5)
-FEW = fedq.SecAgg(max_corrupt=0.1, max_dropout=0.1)
-FEDERATIONS = {
-    "clients_per_round": {"clients_per_round": 20},
-    "participation": {"clients_per_round": 20, "participation": "cyclic"},
-    "cohorts": {"clients_per_round": 20, "cohorts": "secret", "diagnostics": False, "local_steps": 1},
-    "dropout_probability": {"dropout_probability": 0.2},
-    "deadline": {"deadline": LATE, "clients_per_round": 20},
-    "deadline, masks": {"deadline": LATE, "secure_aggregation": fedq.SecAgg(threshold=40)},
-    "available": {"clients_per_round": 20, "available": first_twenty},
-    "secure_aggregation": {"secure_aggregation": FEW, "clients_per_round": 20},
-    "secure_aggregation, dropouts": {"secure_aggregation": FEW, "dropout_probability": 0.05},
-    "secure_aggregation, a server that lies": {"secure_aggregation": fedq.SecAgg(active=True)},
-    "secure_aggregation, liars": {"secure_aggregation": FEW},
-    "liars": {"clients_per_round": 20},
-    "buffers": {"buffers": "local"},
-    "local": {"local": ["backbone.3.*"]},
-    "target": {"target": "weights"},
-    "broadcast_bits": {"broadcast_bits": 8},
-    "statistics": {"statistics": fedq.Statistics(4, 1.0)},
-}
-OF_NO_WEIGHT = {
-    *(
-        "mechanism",
-        "num_clients",
-        "privacy",
-        "partition",
-        "labels",
-        "algorithm",
-        "local_epochs",
-        "local_steps",
-    ),
-    *("clients_per_step", "ranges", "server_lr", "server_optimizer", "diagnostics", "client_metrics"),
-    *("check_isolation", "evaluate_clients", "constraints"),
-    *("seed", "ledger"),  # nothing is private; no configuration has one
-    *("weighting", "aggregator"),  # above: each client once is planned
-    "shared",  # buffers that travel anyway, in the parameters
-}
-
-
 def test_every_argument_of_federated_is_planned_with():
     asked = {name.partition(",")[0] for name in FEDERATIONS} - {"liars"}
     assert asked | OF_NO_WEIGHT == inspect.signature(fedq.Federated).parameters.keys()
 
 
 @pytest.mark.parametrize("name", FEDERATIONS)
-def test_the_noise_that_is_planned_is_what_the_run_finds(name, monkeypatch):
+def test_the_noise_that_is_planned_is_what_the_run_finds(name):
     """One fact, two homes: `Problem`, of numbers, and the `Run` of a federation."""
-    monkeypatch.setattr(logging.getLogger("pytorch_lightning"), "level", logging.ERROR)
     settings, model = FEDERATIONS[name], Classifier(MLP(8, [4], 3))
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     whom = ["outsider"] if name == "cohorts" else ["outsider", "client"]
     for adversary in (*whom, *(["secagg_server"] if "secure_aggregation" in settings else [])):
         target = PrivacyTarget(8.0, 1e-5, adversary, cohorts=settings.get("cohorts", "known"))
-        federated = fedq.Federated(fedq.GaussianNoise(1.0, 1.0), 60, privacy=target, **settings)
-        liars = [fedq.ByzantineClients(fraction=0.2, attack="sign_flip")] if "liars" in name else []
-        trainer = pl.Trainer(max_epochs=4, callbacks=[federated, *liars], accelerator="cpu", **options)
+        federated, trainer = federation(name, 4, privacy=target)
         sizes, masks = sizes_for(trainer, federated, model), federated.server.secure_aggregation
         found = federated.calibrated(sizes["params"], 4, num_byzantine_of(trainer, federated.planner))
         problem = Problem(**sizes, target=target, secure_aggregation=masks or fedq.SecAgg())

@@ -5,19 +5,25 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq import cli
 from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
+from lightning_fedq.data.models import MLP, Classifier as ClassifierOf
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.document import headline
+from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import Deadline
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.accounts import report_of, run_to_come
 from tests.changed import changed
+from tests.commands.federations import FEDERATIONS, federation
 from tests.described import page as markdown
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -180,14 +186,24 @@ def trained(folder, delta=1e-5, rounds=1, **settings):
     return folder / "one.ckpt", json.loads((folder / "run" / "privacy.json").read_text())
 
 
-def test_no_lottery_counts_where_a_rule_names_who_is_there(tmp_path):
-    """A checkpoint does not know whom the rule names later: everybody in every round is the worst."""
-    path, page = trained(tmp_path, rounds=2, clients_per_round=3, available=lambda round: range(3))
-    for rounds in (None, 2):
-        found = report_of_checkpoint(path, rounds, 1e-5, secagg=False)
-        assert [row.epsilon for row in found.rows] == [
-            pytest.approx(float(row["epsilon"]), rel=1e-9) for row in page["rows"]
-        ]
+@pytest.mark.parametrize("name", [name for name in FEDERATIONS if name not in ("cohorts", "statistics")])
+def test_a_checkpoint_says_what_its_run_says_so_far_and_of_rounds_to_come(name, tmp_path):
+    """Where a rule names who is there, a checkpoint does not know whom: everybody in every round."""
+    federated, trainer = federation(name, 2, check_isolation=False)
+    samples = TensorDataset(torch.randn(120, 8), torch.arange(120) % 3)
+    trainer.fit(ClassifierOf(MLP(8, [4], 3)), DataLoader(samples, 2), DataLoader(samples, 120))
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    another, liars = federation(name, 2)[0], num_byzantine_of(trainer, federated.planner)
+    to_come = run_to_come(another, another.mechanism, federated.engine.weights.numel(), 7, liars)
+    for rounds, wanted in (
+        (None, report_of(federated, trainer, 1e-5, "running")),
+        (7, privacy_report(to_come, 1e-5, "planned", None)),
+    ):
+        found = report_of_checkpoint(tmp_path / "one.ckpt", rounds, None, secagg=False)
+        assert (found.rounds, found.masks, found.simulated) == (wanted.rounds, wanted.masks, True)
+        for one, other in zip(found.all_rows, wanted.all_rows, strict=True):
+            assert (one.name, one.verdict, one.assumptions) == (other.name, other.verdict, other.assumptions)
+            assert one.epsilon == pytest.approx(other.epsilon, rel=1e-9), one.name
 
 
 @pytest.mark.parametrize("over", ["run", "round"])
@@ -201,13 +217,6 @@ def test_a_checkpoint_knows_what_its_run_was_asked_for(tmp_path, adversary, over
     assert [row.epsilon for row in found.rows] == [float(row["epsilon"]) for row in page["rows"]]
     with pytest.raises(ValueError, match=r"at delta 0.001, and so are all figures, got --delta 1e-05"):
         report_of_checkpoint(path, None, 1e-5, secagg=False)
-
-
-def test_a_deadline_of_a_simulation_makes_no_machines(tmp_path):
-    path, page = trained(tmp_path, deadline=Deadline(1.0, durations=0.5))
-    found = report_of_checkpoint(path, None, 1e-5, secagg=False)
-    assert found.simulated and page["simulated"]
-    assert [list(row.assumptions) for row in found.rows] == [row["assumptions"] for row in page["rows"]]
 
 
 # ---- DP-SGD inside the clients ------------------------------------------------------------------------
