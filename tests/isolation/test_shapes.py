@@ -1,11 +1,11 @@
 """Nothing that a client keeps, in whatever shape, moves another client's update or what can be seen."""
 
-import multiprocessing
 import re
 
 import pytest
 import torch
 
+from tests import forked
 from tests.isolation.shapes import ROWS
 from tests.isolation.worlds import (
     CLIENTS,
@@ -169,9 +169,5 @@ class DataAssigned(Shape):
 
 
 def test_data_assigned_in_a_stack_do_not_end_the_process(tmp_path):
-    child = multiprocessing.get_context("spawn").Process(
-        target=federate, args=(DataAssigned, None, 2, tmp_path)
-    )
-    child.start()
-    child.join(timeout=120)
-    assert child.exitcode is not None and child.exitcode >= 0, "the process was killed by a signal"
+    [code] = forked.end(forked.begin(federate, DataAssigned, None, 2, tmp_path))
+    assert code >= 0, "the process was killed by a signal"
