@@ -143,9 +143,10 @@ def test_the_row_has_teeth(row, tmp_path):
     assert moved_others or any(difference(before.visible, world.visible) for world in after)
 
 
-def test_a_module_without_memory_lets_nothing_through(tmp_path):
-    for train in (share, lambda *args: federate(*args[:2], 1, args[2])):
+def test_a_module_without_memory_lets_nothing_through(tmp_path, monkeypatch):
+    for train in (lambda *args: federate(*args[:2], 1, args[2]), share):
         before = train(Shape, None, tmp_path)
+        take_as_tried(monkeypatch)
         for client in FIRST_AND_LAST:
             after = train(Shape, client, tmp_path)
             assert moved(before, after) == [client]
