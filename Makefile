@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 export FEDQ_DATA ?= $(abspath $(wildcard ../shared/data))
+# empty: each process that tests start would compile the library anew, and pytest all tests
+export PYTHONDONTWRITEBYTECODE =
 
 OLDEST ?= .venv-oldest
 # CONSTRAINTS=/dev/null takes the newest packages; ALSO=lightning installs that one, too; TORCH='torch --index-url ADDRESS'

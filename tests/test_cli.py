@@ -472,9 +472,9 @@ def test_compare_reads_folders_of_earlier_versions(tmp_path, capsys):
     assert json.loads(Path("both/table.json").read_text())["runs"][0]["epsilon"] == "-"
 
 
-def test_what_an_agent_runs_logs_to_wandb(tmp_path):
+def test_what_an_agent_runs_logs_to_wandb(tmp_path, monkeypatch):
     """The command of the guide as an agent calls it, offline. Without a logger an agent saw nothing."""
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     from tests.callbacks.test_wandb_rounds import finished_records_of
 
     config = yaml.safe_load(configuration(tmp_path).read_text())
@@ -483,11 +483,12 @@ def test_what_an_agent_runs_logs_to_wandb(tmp_path):
     guide = (Path(__file__).parents[1] / "docs" / "guides" / "wandb_sweeps.md").read_text()
     sweep = yaml.safe_load(guide.partition("```yaml\n")[2].partition("```")[0])
     command = " ".join(sweep["command"]).replace("${args_no_hyphens}", "Federated.server_lr=0.5").split()
-    # an agent's run is a process, which ends, and knows nothing of the runs of this one
-    known = {name: value for name, value in os.environ.items() if "WANDB" not in name}
-    offline = {**known, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    fedq = [sys.executable, "-m", "lightning_fedq.cli"]
-    subprocess.run([*fedq, *command[1:]], env=offline, check=True)
+    for name in [name for name in os.environ if "WANDB" in name]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.teardown()  # an agent's run is a process, which ends, and knows nothing of the runs of this one
+    assert main(command[1:]) == 0
+    wandb.finish()
     records = finished_records_of(Path.cwd())
     history = [record.history for record in records if record.HasField("history")]
     logged = {item.key or ".".join(item.nested_key) for row in history for item in row.item}

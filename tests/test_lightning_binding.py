@@ -65,6 +65,12 @@ trainer: {max_epochs: 1, accelerator: cpu, logger: false, enable_checkpointing: 
 """
 
 
+def run(program, **options):
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    pipes = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run([sys.executable, *program], env={**os.environ, **own}, **pipes, **options)
+
+
 def test_the_other_package_from_the_command_to_the_fit(tmp_path):
     """All other tests run under `pytorch_lightning`. That nothing then imports `lightning`: `test_wheel`.
 
@@ -75,14 +81,7 @@ def test_the_other_package_from_the_command_to_the_fit(tmp_path):
     (tmp_path / "mine.yaml").write_text(CONFIG)
     mixed = changed(CONFIG, ("logger: false", "logger: {class_path: pytorch_lightning.loggers.CSVLogger}"))
     (tmp_path / "mixed.yaml").write_text(mixed)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("FEW", repr(FEW)).replace("FILE", repr(str(FILE)))],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(["-c", PROGRAM.replace("FEW", repr(FEW)).replace("FILE", repr(str(FILE)))], cwd=tmp_path)
     assert done.returncode == 2, done.stdout[-3000:] + done.stderr[-3000:]
     assert "runs/corbin/: report.md, privacy.md" in done.stdout
     told = "CSVLogger is a class of pytorch_lightning, and this run is one of lightning.pytorch"
@@ -123,8 +122,25 @@ def run(pl, Federated):
 ENDS = {"in a function": "main()", "late": "run(pl, fedq.Federated)"}
 
 
+FORKS = """
+import os, runpy, sys
+import torchmetrics, lightning_fedq  # what either package imports, and neither of them
+assert not {"lightning.pytorch", "pytorch_lightning"} & set(sys.modules)
+for folder in sys.argv[1:]:
+    if not (child := os.fork()):
+        os.chdir(folder)
+        sys.path[0] = folder
+        for stream in (1, 2):
+            os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        runpy.run_path("program.py", run_name="__main__")
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
 def _programs():
-    """A process each, of which most only imports: three are enough between releases."""
+    """Three are enough between releases."""
     quick = {("lightning.pytorch", order) for order in list(ORDERS)[1::3]}
     for mine in ("lightning.pytorch", "pytorch_lightning"):
         for order in ORDERS:
@@ -132,20 +148,25 @@ def _programs():
             yield pytest.param(mine, order, marks=marks, id=f"{mine}: {order}")
 
 
+@pytest.fixture(scope="module")
+def said(request, tmp_path_factory):
+    """What each chosen program says: forks of one process, which has imported torch and not Lightning."""
+    found = {}
+    for item in request.session.items:
+        if item.path == request.path and "order" in getattr(item, "fixturenames", ()):
+            mine, order = (item.callspec.params[name] for name in ("mine", "order"))
+            other = "lightning.pytorch" if mine == "pytorch_lightning" else "pytorch_lightning"
+            folder = found[mine, order] = tmp_path_factory.mktemp("program")
+            (folder / "library.py").write_text(f"import {other}\n")
+            own = f"import {mine} as pl\nclass Model(pl.LightningModule):\n    pass\n"
+            (folder / "own.py").write_text(own)
+            given = {"mine": f"import {mine} as pl", "ours": "from lightning_fedq.callbacks import Federated"}
+            program = RUN + ORDERS[order].format(**given) + "\n" + ENDS.get(order, "run(pl, Federated)")
+            (folder / "program.py").write_text(program)
+    run(["-c", FORKS, *map(str, found.values())])
+    return {place: (folder / "said").read_text() for place, folder in found.items()}
+
+
 @pytest.mark.parametrize(("mine", "order"), list(_programs()))
-def test_the_package_of_the_program_s_trainer_whatever_a_library_imports(mine, order, tmp_path):
-    other = "lightning.pytorch" if mine == "pytorch_lightning" else "pytorch_lightning"
-    (tmp_path / "library.py").write_text(f"import {other}\n")
-    (tmp_path / "own.py").write_text(f"import {mine} as pl\nclass Model(pl.LightningModule):\n    pass\n")
-    given = {"mine": f"import {mine} as pl", "ours": "from lightning_fedq.callbacks import Federated"}
-    program = RUN + ORDERS[order].format(**given) + "\n" + ENDS.get(order, "run(pl, Federated)")
-    (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "rounds 1" in done.stdout, done.stderr[-2000:]
+def test_the_package_of_the_program_s_trainer_whatever_a_library_imports(mine, order, said):
+    assert "rounds 1" in said[mine, order], said[mine, order][-2000:]

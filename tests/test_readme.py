@@ -74,8 +74,9 @@ def test_readme_report_load_and_review_are_one_chain(folder, monkeypatch, capsys
 
     monkeypatch.setattr(pl, "Trainer", Short)
     found: dict[str, Any] = {}
-    first = next(text for place, text in PYTHON if place == "README.md, block 0")
+    first = dict(PYTHON)[CHAINED]
     exec(compile(first, "README.md", "exec"), found)
+    ends_within_its_target(first, folder)
     [trained] = found["trainer"].test(found["model"], datamodule=found["data"], verbose=False)
     guide = (ROOT / "docs" / "guides" / "load_the_result.md").read_text()
     block = re.findall(r"^```py\n(.*?)^```", guide, re.M | re.S)[0]
@@ -123,13 +124,21 @@ def test_what_a_newcomer_copies_protects_or_says_that_it_does_not(place, text):
         assert "without privacy" in text
 
 
-LONG = ("lora_and_heads.md, block 0", "add_to_your_training.md, block 0", "trackers.md, block 0")
-"""300 to 1,000 clients behind masks, 5 to 25 s; README's first block is of their kind."""
+LONG = (
+    *("lora_and_heads.md, block 0", "add_to_your_training.md, block 0", "trackers.md, block 0"),
+    "statistics.md, block 0",
+)
+"""200 to 1,000 clients behind masks, 5 to 25 s; README's first block is of their kind."""
+CHAINED = "README.md, block 0"
 
 
 @pytest.mark.parametrize(
     ("place", "text"),
-    [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] in LONG), id=one[0]) for one in PYTHON],
+    [
+        pytest.param(place, text, marks=[pytest.mark.slow] * (place in LONG), id=place)
+        for place, text in PYTHON
+        if place != CHAINED
+    ],
 )
 def test_python_block(place, text, folder, monkeypatch):
     """Guides call `model`, `data` and so on what is the reader's own; blocks of the README need nothing.
@@ -156,6 +165,11 @@ def test_python_block(place, text, folder, monkeypatch):
         "val_set": digits,
     }
     exec(compile(text, place, "exec"), yours)
+    ends_within_its_target(text, folder)
+
+
+def ends_within_its_target(text, folder):
+    """A run of a block that names one."""
     targets = re.findall(r"PrivacyTarget\((?:epsilon=)?([\d.]+).*?adversary=\"(\w+)\"", text, re.S)
     pages = list(folder.glob("runs/*/privacy.json"))
     assert pages or not targets or ".fit(" not in text

@@ -1,16 +1,12 @@
 """Processes that get SIGKILL at chosen points, and what is left when their runs go on.
 
-One subprocess imports everything, then forks once for every kill; the fork trains until it reaches its point
-and is killed there. The run is resumed from the last checkpoint that it left, or begun anew where there is
-none.
+A fork for every kill trains until it reaches its point and is killed there. The run is resumed from the last
+checkpoint that it left, or begun anew where there is none.
 """
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
+import tempfile
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,6 +18,7 @@ from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine
+from tests import forked
 from tests.callbacks.test_federated_resume import ROUNDS, fit, latest, pytestmark  # noqa: F401
 from tests.digits_run import Classifier, weights_of
 
@@ -96,27 +93,17 @@ class Kill(NamedTuple):
         return root / f"dead-{self.clients_per_step}-{self.seed}-{self.point}"
 
 
-def fork_and_die(root, kills):
-    """What the subprocess does: one fork for every kill, and their ends on standard output."""
-    for kill in (Kill(*values) for values in json.loads(kills)):
-        if not (child := os.fork()):
-            (STACKED if kill.point < 0 else POINTS[kill.point]).arm()
-            fit(kill.folder(Path(root)), kill.clients_per_step, seed=kill.seed)
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+def carry_out(root, kills, monkeypatch):
+    """One fork for every kill."""
 
+    def dies(kill):
+        monkeypatch.undo()  # isolation is tried there, as anywhere
+        tempfile.tempdir = str(root)
+        (STACKED if kill.point < 0 else POINTS[kill.point]).arm()
+        fit(kill.folder(root), kill.clients_per_step, seed=kill.seed)
 
-def carry_out(root, kills):
-    code = "import sys; from tests.callbacks.test_federated_resume_killed import fork_and_die as run; "
-    done = subprocess.run(
-        [sys.executable, "-c", code + "run(*sys.argv[1:])", str(root), json.dumps(kills)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(root)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == [str(-signal.SIGKILL)] * len(kills), done.stderr[-2000:]
+    for kill in kills:
+        assert forked.end(forked.begin(dies, kill)) == [-signal.SIGKILL], kill
 
 
 def last_checkpoint(folder):
@@ -166,25 +153,25 @@ def check_unseeded(root, kills):
         assert journal_lines(folder) == expected, kill
 
 
-def test_killed_and_resumed_is_bit_identical(tmp_path):
+def test_killed_and_resumed_is_bit_identical(tmp_path, monkeypatch):
     """While a checkpoint is written, and between two messages of stacks; the slow test has all points."""
     seeded, unseeded = [Kill(1, 3, 16), Kill(4, 3, -1)], [Kill(1, None, 16)]
-    carry_out(tmp_path, seeded + unseeded)
+    carry_out(tmp_path, seeded + unseeded, monkeypatch)
     assert check_seeded(tmp_path, seeded) == 2
     check_unseeded(tmp_path, unseeded)
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_points_and_resumed_is_bit_identical(tmp_path):
+def test_killed_at_twenty_points_and_resumed_is_bit_identical(tmp_path, monkeypatch):
     kills = [Kill(1, 3, point) for point in range(len(POINTS))]
-    carry_out(tmp_path, kills)
+    carry_out(tmp_path, kills, monkeypatch)
     assert len(kills) == 20
     assert check_seeded(tmp_path, kills) == 16  # the others died before the first checkpoint was whole
 
 
 @pytest.mark.slow
-def test_without_a_seed_no_kill_makes_the_ledger_forget(tmp_path):
+def test_without_a_seed_no_kill_makes_the_ledger_forget(tmp_path, monkeypatch):
     before_the_first_checkpoint = {0, 4, 9, 13}
     kills = [Kill(1, None, point) for point in range(len(POINTS)) if point not in before_the_first_checkpoint]
-    carry_out(tmp_path, kills)
+    carry_out(tmp_path, kills, monkeypatch)
     check_unseeded(tmp_path, kills)

@@ -25,7 +25,7 @@ from tests.callbacks.silent import Silent
 from tests.canary.reach import differences, files, tensors
 from tests.digits_run import make_trainer
 from tests.training.published_optimizers import SAM, Estimates, Lookahead
-from tests.tried import take_as_tried
+from tests.tried import without_forks
 
 CLIENTS, BATCHES, SIZE = 3, 2, 4
 
@@ -322,7 +322,7 @@ def _run(setting, folder, seed):
 
 
 TRIED = ("nothing", "stacks", "resumed in mid-round")
-"""The trial before the first round is a part of these runs; it is the same in all others."""
+"""The trial before the first round is a part of these runs; others rehearse in this process."""
 ENDS = ("on_train_batch_start", "on_after_backward", "on_train_batch_end", "on_validation_end")
 """Within a client's batch, its step and its end, and within the validation; other hooks are slow."""
 
@@ -338,7 +338,7 @@ ENDS = ("on_train_batch_start", "on_after_backward", "on_train_batch_end", "on_v
 )
 def test_nothing_differs_but_what_is_listed(name, tmp_path, monkeypatch):
     if name not in TRIED:
-        take_as_tried(monkeypatch)
+        without_forks(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each feature has its own test of what it says
         one, other = (_run(FEATURES[name], tmp_path / str(seed), seed) for seed in (1, 2))

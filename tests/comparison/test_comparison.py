@@ -6,12 +6,9 @@ import csv
 import errno
 import json
 import math
-import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,6 +20,7 @@ from lightning_fedq.comparison.baselines import gaussian_by_opacus, laplace_by_o
 from lightning_fedq.comparison.bench.cells import read
 from lightning_fedq.comparison.bench.tasks import KAPPA, RANGES, Job, MeanEstimation, Result, Training
 from lightning_fedq.comparison.comparison import Comparison
+from tests import forked
 from tests.callbacks.test_wandb_rounds import finished_records_of
 
 MEAN = "mean-unit-1024"
@@ -131,20 +129,11 @@ def test_a_full_disk_ends_it_and_keeps_what_is_there(
     assert len(asked.run(tmp_path / "3")) == 4 and len(Counts.runs) == 3 + 2
 
 
-@contextmanager
-def forks() -> Iterator[None]:
-    """Runs in forks of this process, which has imported everything; `killed` starts real ones."""
-    fork = multiprocessing.get_context("fork")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multiprocessing, "get_context", lambda method: fork)
-        yield
-
-
 def test_processes_give_the_same_rows_and_end_with_who_started_them(tmp_path: Path) -> None:
     asked = Comparison.of(TINY, ["GaussianNoise"], epsilons=[8.0], seeds=2, baselines=False)
     assert math.isnan(asked._seconds(["GaussianNoise"], {}))  # short runs that are known to be have one
     one = asked.run(tmp_path / "one")
-    with forks():
+    with forked.forks():
         two = asked.run(tmp_path / "two", processes=2)
 
     def figures(rows: list[module.Row]) -> list[object]:
@@ -152,10 +141,7 @@ def test_processes_give_the_same_rows_and_end_with_who_started_them(tmp_path: Pa
 
     assert figures(one) == figures(two)
     long = Comparison.of("mean-unit-65536", ["GaussianNoise"], seeds=99, baselines=False)
-    child = multiprocessing.get_context("fork").Process(
-        target=long.run, args=(tmp_path / "killed",), kwargs={"processes": 2}
-    )
-    child.start()
+    child = forked.begin(lambda: long.run(tmp_path / "killed", processes=2))  # and that one starts real ones
     table = tmp_path / "killed" / "cells.csv"
     try:
         wait_for(lambda: table.exists() and len(table.read_text().splitlines()) > 2)
@@ -181,7 +167,8 @@ class Dies(MeanEstimation):
 def test_a_process_that_is_killed_ends_it_with_a_cure(tmp_path: Path) -> None:
     task = Dies("dies", 60, 1, "unit", 64)
     asked = Comparison.of(task, ["GaussianNoise"], epsilons=[4.0], seeds=2, baselines=False)
-    with forks(), pytest.raises(RuntimeError, match=r"ended in the middle of a run.*with fewer --jobs"):
+    words = r"ended in the middle of a run.*with fewer --jobs"
+    with forked.forks(), pytest.raises(RuntimeError, match=words):
         asked.run(tmp_path, processes=2)
     assert read(tmp_path / "cells.csv") == [] or read(tmp_path / "cells.csv")[0].cell.seed == 0
 

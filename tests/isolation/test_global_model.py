@@ -24,7 +24,7 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import make_trainer
 from tests.isolation.shapes.objects import Meter
 from tests.isolation.worlds import Book
-from tests.tried import take_as_tried
+from tests.tried import without_forks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 CLIENTS, ROUNDS, BATCHES = 3, 3, 2
@@ -32,7 +32,7 @@ CLIENTS, ROUNDS, BATCHES = 3, 3, 2
 
 @pytest.fixture(autouse=True)
 def _isolation_is_tried_elsewhere(monkeypatch):
-    take_as_tried(monkeypatch)
+    without_forks(monkeypatch)
 
 
 State = dict[str, Tensor]

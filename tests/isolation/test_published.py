@@ -74,10 +74,15 @@ def is_more(kind):
     return kind.__module__ == published_more.__name__
 
 
+def is_outside(kind):
+    """May it keep something where only a fork leaves nothing?"""
+    return kind.crosses or kind.refused or kind.data is not Data or "Held" in kind.__name__
+
+
 @pytest.mark.parametrize("kind", [k for k in CASES if not (k.draws or k.begins_late)])
 def test_one_client_is_the_plain_training(kind, monkeypatch):
-    if is_more(kind):
-        without_forks(monkeypatch)
+    if not is_outside(kind):
+        without_forks(monkeypatch)  # what a rehearsal in this process leaves behind would show
     before, after, _ = states(kind)
     try:
         with warnings.catch_warnings(record=True) as warned:
@@ -100,8 +105,9 @@ def test_one_client_is_the_plain_training(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [k for k in CASES if k.rounds > 1])
-def test_nor_do_rounds_differ_from_epochs(kind):
+def test_nor_do_rounds_differ_from_epochs(kind, monkeypatch):
     """Steps, epochs and rates among them; an optimiser with memory is compared for one round, above."""
+    without_forks(monkeypatch)
     _, after, plain = states(kind, kind.rounds)
     module, _ = federate(kind, 1, kind.rounds)
     for name, tensor in tensors(module):
@@ -120,8 +126,7 @@ def several():
             continue  # those learn in stacks, below
         if kind.draws:
             yield pytest.param(kind, False, id=kind.__name__)
-        outside = kind.crosses or kind.refused or kind.data is not Data or "Held" in kind.__name__
-        slow = pytest.mark.slow if is_more(kind) or not outside else ()
+        slow = pytest.mark.slow if is_more(kind) or not is_outside(kind) else ()
         yield pytest.param(kind, True, id=f"{kind.__name__}-tried", marks=slow)
 
 

@@ -1,11 +1,11 @@
 """Nothing that a client keeps, in whatever shape, moves another client's update or what can be seen."""
 
-import multiprocessing
 import re
 
 import pytest
 import torch
 
+from tests import forked
 from tests.isolation.shapes import ROWS
 from tests.isolation.worlds import (
     CLIENTS,
@@ -143,9 +143,10 @@ def test_the_row_has_teeth(row, tmp_path):
     assert moved_others or any(difference(before.visible, world.visible) for world in after)
 
 
-def test_a_module_without_memory_lets_nothing_through(tmp_path):
-    for train in (share, lambda *args: federate(*args[:2], 1, args[2])):
+def test_a_module_without_memory_lets_nothing_through(tmp_path, monkeypatch):
+    for train in (lambda *args: federate(*args[:2], 1, args[2]), share):
         before = train(Shape, None, tmp_path)
+        take_as_tried(monkeypatch)
         for client in FIRST_AND_LAST:
             after = train(Shape, client, tmp_path)
             assert moved(before, after) == [client]
@@ -169,9 +170,5 @@ class DataAssigned(Shape):
 
 
 def test_data_assigned_in_a_stack_do_not_end_the_process(tmp_path):
-    child = multiprocessing.get_context("spawn").Process(
-        target=federate, args=(DataAssigned, None, 2, tmp_path)
-    )
-    child.start()
-    child.join(timeout=120)
-    assert child.exitcode is not None and child.exitcode >= 0, "the process was killed by a signal"
+    [code] = forked.end(forked.begin(federate, DataAssigned, None, 2, tmp_path))
+    assert code >= 0, "the process was killed by a signal"

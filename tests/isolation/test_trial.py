@@ -1,5 +1,6 @@
 """The trial before the first round: in forks that leave nothing behind, or in the one process there is."""
 
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -15,9 +16,10 @@ from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.forks import ForkFailedError, in_fork
+from lightning_fedq.clients.forks import ForkFailedError, _said, in_fork
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.training.isolation import IsolationTrial, said
+from tests import forked
 from tests.digits_run import make_trainer
 from tests.isolation.published import CASES, Case, Data
 from tests.isolation.shapes.leaving import BigTable, BufferOfOutliers, FirstInAMap, OfAClass, _InCallback
@@ -232,12 +234,16 @@ def test_files_that_are_written_in_forks_are_said_once(way, name, tmp_path, capl
 
 def test_output_that_goes_to_a_file_is_nobody_s_hook(tmp_path):
     """`python train.py > log 2>&1`: whatever the shell runs writes there, too."""
-    code = (
-        "import logging, os; from lightning_fedq.clients.forks import in_fork\n"
-        "logging.basicConfig(level='INFO'); in_fork(lambda: os.write(1, b'a step'))"
-    )
+
+    def work():
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+        _said.clear()
+        logging.basicConfig(level="INFO", stream=log, force=True)
+        in_fork(lambda: os.write(1, b"a step"))
+
     with (tmp_path / "log").open("w") as log:
-        subprocess.run([sys.executable, "-c", code], stdout=log, stderr=log, check=True)
+        assert forked.end(forked.begin(work)) == [0]
     said = (tmp_path / "log").read_text()
     assert "a step" in said and "have written" not in said
 

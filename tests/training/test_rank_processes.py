@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.training import ranks_table
+from tests import forked
+from tests.training import ranks_run, ranks_table
 from tests.training.ranks_features import FEATURES
 
 HERE = Path(__file__).parent
@@ -57,8 +58,20 @@ def end(*processes):
     return found
 
 
-def run(*arguments):
-    return end(begin([HERE / "ranks_run.py", *arguments]))[0]
+def fork(main, *arguments, **variables):
+    """A program as a fork of this process; for ranks that start no others."""
+
+    def work():
+        sys.argv[1:] = map(str, arguments)
+        main()
+
+    return forked.begin(work, **variables)
+
+
+def run(devices, *arguments):
+    if devices == 1:
+        return forked.end(fork(ranks_run.main, devices, *arguments))[0], "said above"
+    return end(begin([HERE / "ranks_run.py", devices, *arguments]))[0]
 
 
 def result(folder, rank=0):
@@ -165,6 +178,10 @@ def launched(tmp_path, table, *commands, **variables):
     started = [begin(command, **more) for command, more in zip(commands, own, strict=True)]
     for code, said in end(*started):
         assert code == 0, said
+    compare(tmp_path, table)
+
+
+def compare(tmp_path, table):
     for name in LAUNCHED:
         check(name, table(1, LAUNCHED)[0][name], [result(tmp_path, rank)[name] for rank in range(2)])
 
@@ -196,9 +213,11 @@ def test_torchrun_on_two_nodes(tmp_path, table):
 @pytest.mark.parametrize("words", [pytest.param([], marks=pytest.mark.slow), ["joined"]])
 def test_an_engine_s_environment_that_does_not_listen(words, tmp_path, table):
     """Two processes, each with one device, as Ray starts them; it joins them in a default group, too."""
-    work = [HERE / "ranks_table.py", tmp_path, 1, 1, NUMBERS, "engine", *words]
-    place = {"MASTER_ADDR": ["127.0.0.1"] * 2, "MASTER_PORT": [free_port()] * 2, "WORLD_SIZE": [2, 2]}
-    launched(tmp_path, table, work, work, RANK=[0, 1], LOCAL_RANK=[0, 1], **place)
+    work = [ranks_table.main, tmp_path, 1, 1, NUMBERS, "engine", *words]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    ranks = [fork(*work, RANK=rank, LOCAL_RANK=rank, **place) for rank in "01"]
+    assert forked.end(*ranks) == [0, 0]
+    compare(tmp_path, table)
 
 
 @pytest.mark.slow
