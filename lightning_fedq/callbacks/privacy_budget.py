@@ -215,7 +215,10 @@ class PrivacyBudget(pl.Callback):
                 "the keys come from a seed, so nothing is private; "
                 "PrivacyBudget counts what secure keys (seed=None) would give"
             )
-        if self.adversary is Adversary.SECAGG_SERVER and secagg is not None and secagg.run == "accounted":
+        counted = (
+            self.adversary is Adversary.SECAGG_SERVER and secagg is not None and secagg.run == "accounted"
+        )
+        if counted:
             rank_zero_warn(
                 "masking is accounted for only, so whoever runs this sees every message; "
                 "PrivacyBudget counts what SecAgg(run='masked') would give"
@@ -245,7 +248,7 @@ class PrivacyBudget(pl.Callback):
             ledger.limits = limits if ledger.limits is None else torch.minimum(limits, ledger.limits)
         self._spent_by_now = lambda: max(cost(int(ledger.charges[group].max())) for group, cost in costs)
         self._blocked = lambda: _blocked(engine, limits)
-        self._key = "fed/epsilon"
+        self._key = "fed/sim_epsilon" if self._seeded or counted else "fed/epsilon"
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:
         dpsgd.next_steps()  # refuses a loader without Poisson sampling
@@ -298,7 +301,10 @@ class PrivacyBudget(pl.Callback):
         """Log what is spent, and end the training if the next round does not fit."""
         self.epsilon_spent = self._spent_by_now()
         if not self._counts_samples and not trainer.barebones:
-            log_figure(pl_module, self._key, self.epsilon_spent, prog_bar=True)
+            budgets = [one for one in callbacks_of(trainer) if isinstance(one, PrivacyBudget)]
+            several = sum(not one._counts_samples for one in budgets) > 1  # one name would have their mean
+            key = f"{self._key}_{self.adversary.name.lower()}" if several else self._key
+            log_figure(pl_module, key, self.epsilon_spent, prog_bar=True)
             log_figure(pl_module, "fed/delta", self.delta)
         if why := self._blocked():
             self._end(trainer, why)

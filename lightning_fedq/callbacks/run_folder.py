@@ -18,7 +18,7 @@ from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy import secret_row
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.document import document, shown, to_json
@@ -58,6 +58,7 @@ PICTURE = "accuracy.png"
 RECORDED = {metric_name(field.name) for field in fields(RoundRecord)}
 RECORDED |= {metric_name("num_non_finite"), "charged", "seconds"}
 RECORDED |= {name.removeprefix("fed/") for name in FIGURES}
+RECORDED |= {f"{sim}epsilon_{who.name.lower()}" for who in Adversary for sim in ("", "sim_")}
 SIMULATION_ONLY = ("sim_", "leak/")
 """How columns begin that no checkpoint of a private run holds."""
 

@@ -181,6 +181,22 @@ row(
     lambda: compare({"one": finished()}, None, HERE),
 )
 row(
+    "{}: runs that have ended, and configurations, are compared as they are; leave it out, or name",
+    lambda: fedq("compare", str(finished()), "--delta", "1e-4"),
+    lambda: fedq("compare", str(finished())),
+    lambda: compared("--delta", "1e-4"),
+)
+row(
+    "--monitor and --mode are of a configuration, and {} has its score; leave them out",
+    lambda: compared("--monitor", "val_acc"),
+    compared,
+)
+row(
+    "--data is of the tasks on images, and {} says where its data are; leave it out",
+    lambda: task_of(small(), Path("here")),
+    lambda: task_of(small()),
+)
+row(
     "{} is no table of `fedq compare`; name another folder with --out, or delete it",
     lambda: compared(table="a,b\n1,2\n"),
     lambda: compared("--out", "other"),

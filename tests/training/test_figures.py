@@ -89,6 +89,30 @@ def test_two_deltas_are_refused_before_anything_is_charged(target, budget, delta
     assert fed.ledger.rounds == 0
 
 
+def test_two_budgets_do_not_log_their_mean(tmp_path):
+    folder = RunFolder("run", str(tmp_path), show=False)
+    budgets = [PrivacyBudget(1000.0, 1e-5, who) for who in ("server", "outsider")]
+    values = logged(tmp_path, Federated(GaussianNoise(1.0, 1.0), 20), *budgets, folder)
+    saved = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    stated = {row["adversary"].lower(): row["epsilon_run"] for row in saved["rows"]}
+    last = read_rows(tmp_path / "run" / "metrics.csv")[-1]
+    for who in ("server", "outsider"):
+        wanted = pytest.approx(stated[who], rel=1e-6)
+        assert last[f"epsilon_{who}"] == wanted and values[f"fed/epsilon_{who}"] == wanted
+    assert "fed/epsilon" not in values and "epsilon" not in last
+    assert "epsilon" not in str(json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"])
+
+
+@pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
+@pytest.mark.filterwarnings("ignore:the keys come from a seed:UserWarning")
+@pytest.mark.parametrize(("run", "seed"), [("masked", None), ("accounted", None), ("masked", 3)])
+def test_a_budget_says_what_is_no_epsilon_of_this_run(run, seed, tmp_path):
+    masks, budget = SecAgg(run=run), PrivacyBudget(1000.0, 1e-5, "secagg_server")
+    values = logged(tmp_path, Federated(DDG, 20, secure_aggregation=masks, seed=seed), budget)
+    true = run == "masked" and seed is None
+    assert ("fed/epsilon" in values, "fed/sim_epsilon" in values) == (true, not true)
+
+
 def test_secret_cohorts_log_no_epsilon(tmp_path):
     settings = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False}
     values = logged(tmp_path, Federated(GaussianNoise(1.0, 1.0), 20, local_steps=1, **settings))
