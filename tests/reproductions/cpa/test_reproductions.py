@@ -87,7 +87,7 @@ def test_table4_without_cifar_says_so_before_the_columns_of_mnist(tmp_path, caps
 def test_fig8(tmp_path):
     options = "--num_clients 10 --learning_rates [0.1]"
     table, summary = reproduce("cpa-fig8", options, tmp_path / "run")
-    assert len(table) == 8 and len(table[0]["val_acc_by_round"].split()) == 1
+    assert len(table) == 10 and len(table[0]["val_acc_by_round"].split()) == 1
     assert summary["verdicts"][0].startswith("lr 0.1, rounds until ")
 
 
