@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_fedq.commands.errors import TRACE
 from reproductions import EXPERIMENTS
-from reproductions.results import draw, record
+from reproductions.results import counts, draw, record, rows
 
 
 def main(*argv: str) -> int:
@@ -28,7 +28,7 @@ def main(*argv: str) -> int:
     if name == "draw":
         words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
         seed = options[0] if options else subprocess.run(words, capture_output=True, text=True).stdout.strip()
-        print(f"seed {seed}")
+        print(f"docs/papers.md, {len(rows())} rows: {counts()}\nseed {seed}")
         for number, commands in draw(seed):
             print(f"row {number}: {'; '.join(commands)}")
         return 0

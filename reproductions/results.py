@@ -16,6 +16,7 @@ import json
 import re
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,6 +27,7 @@ from lightning_fedq.reports.runs import write_atomically
 from reproductions import EXPERIMENTS
 
 HERE = Path(__file__).parent
+VERDICTS = ("yes", "in part", "no", "not settled", "not run", "nothing to run")
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "papers.md"
 _NO_PART = ("--data", "--out", "--resume")
 _NOT_KEPT = ("_by_round", "seconds", "seconds_a_round")
@@ -54,6 +56,30 @@ def commands(page: str) -> list[str]:
     return list(dict.fromkeys(command(words[0], words[1:]) for words in found))
 
 
+def rows() -> dict[int, list[str]]:
+    """Rows of the page by their number, each its seven cells."""
+    found = re.findall(r"^\| (\d+) (\|.*)", PAGE.read_text(encoding="utf-8"), re.M)
+    return {int(number): [number, *map(str.strip, cells.strip("|").split("|"))] for number, cells in found}
+
+
+def verdict(cells: Sequence[str]) -> str:
+    """Which of `VERDICTS` a row begins its last cell with.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    for word in VERDICTS:
+        if re.match(rf"{word}\b", cells[6]):
+            return word
+    raise ValueError(f"row {cells[0]} says {cells[6]!r}; a verdict is one of {', '.join(VERDICTS)}")
+
+
+def counts() -> str:
+    """How many rows of the page have which verdict, in words."""
+    found = Counter(map(verdict, rows().values()))
+    return ", ".join(f"{found[word]} {word}" for word in VERDICTS)
+
+
 def draw(seed: str, count: int = 5) -> list[tuple[int, list[str]]]:
     """Rows of the page and their commands, drawn by a seed; rows without a command are left out.
 
@@ -61,12 +87,10 @@ def draw(seed: str, count: int = 5) -> list[tuple[int, list[str]]]:
         seed: Any text, such as the hash of a commit.
         count: Rows.
     """
-    rows = dict[int, list[str]]()
-    for number, line in re.findall(r"^\| (\d+) \|(.*)", PAGE.read_text(encoding="utf-8"), re.M):
-        if found := re.findall(r"`((?:fedq|pytest|python -m) [^`]+)`", line):
-            rows[int(number)] = found
-    order = sorted(rows, key=lambda number: hashlib.sha256(f"{seed} {number}".encode()).digest())
-    return [(number, rows[number]) for number in sorted(order[:count])]
+    named = r"`((?:fedq|pytest|python -m) [^`]+)`"
+    found = {number: texts for number, cells in rows().items() if (texts := re.findall(named, cells[3]))}
+    order = sorted(found, key=lambda number: hashlib.sha256(f"{seed} {number}".encode()).digest())
+    return [(number, found[number]) for number in sorted(order[:count])]
 
 
 def file_of(text: str) -> Path:

@@ -152,14 +152,14 @@ def _verdicts(table: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _claims(table: Sequence[Row]) -> list[Claim]:
-    """The published column at one learning rate, and the rivals by themselves."""
+    """The published column at one learning rate, and methods by themselves."""
     verdicts = list[Claim]()
     for model in dict.fromkeys(row["model"] for row in table):
         theirs = [row for row in table if row["model"] == model and row["variant"] not in OURS]
         row = 103 if model in CIFAR_NETWORKS else 102
         if len({r["method"] for r in theirs}) > 1:
             verdicts += at_one_rate(theirs, _near, f"table IV, {model}: accuracy within 2 points", (row,))
-        for method, number in (("JoPEQ", 96), ("Laplace", row), ("signSGD & RR", row)):
+        for method, number in (("JoPEQ", 96), ("Laplace", row), ("signSGD & RR", row), ("CPA", row)):
             found = [r for r in theirs if r["method"] == method]
             if found:
                 words = ", ".join(f"{r['acc']:.1f} at {r['lr']:g}" for r in found)

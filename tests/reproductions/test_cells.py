@@ -1,11 +1,12 @@
-"""Cells of the pages' reference tables against the code: one that it no longer prints is found.
+"""Cells of a page's tables are those of the results files, and these are what the code computes.
 
-The cells are computed anew by the experiment that wrote the table, with the same seed, and compared as text.
-A changed cell is no bug by itself: run the experiment again and write its table into the page.
+Every cell is compared with reproductions/results, as text; a part of each file is computed anew with the same
+seed. A changed cell is no bug by itself: run the experiment again and write its table into the page.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -19,12 +20,22 @@ from reproductions.cpa.fig6 import cpa_fig6
 from reproductions.cpa.fig7 import cpa_fig7
 from reproductions.cpa.table2 import cpa_table2, cpa_table3
 from reproductions.cpa.table5 import cpa_table5
+from reproductions.results import PAGE, RESULTS
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = "reproductions_cpa.md"
+PAGES = [PAGE.with_name(name).read_text(encoding="utf-8") for name in ("reproductions_cpa.md", "leakage.md")]
 Row = dict[str, Any]
 Printed = tuple[tuple[str, ...], str, str]
-"""Where a cell stands, by the first cells of its row and its column's head, and what the code prints."""
+"""Where a cell stands, by the first cells of its row and its column's head, and what it says."""
+
+
+def rows_of(*names):
+    """Rows of the tables of results files, each with its settings."""
+    for name in names:
+        found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        head, *rows = found["table"]
+        for row in rows:
+            numbers = (float(value) if value in ("nan", "inf") else value for value in row)
+            yield {**found["settings"], **dict(zip(head, numbers, strict=True))}
 
 
 def cell(page, heading, labels, column):
@@ -45,35 +56,41 @@ def cell(page, heading, labels, column):
 
 def of_table_v(rows):
     for row in rows:
-        variant, rate = row["variant"], row["lr"]
-        known = variant in ("stated rates", "unbiased")
-        column = variant.partition(" ")[0] if known else f"rate {rate:g}, authors"
         printed = f"{row['acc']:.1f}" + ("" if math.isinf(row["snr_db20"]) else f"/{row['snr_db20']:.2f}")
-        clipped = ", clipped" if variant == "clipped" else ""
-        labels = row["method"] + clipped, str(row["clients"])
-        yield labels, column + ("#2" if known and rate == 0.1 else ""), printed
+        variant = "" if row["variant"] in ("-", "authors") else f", {row['variant']}"
+        yield (row["method"] + variant, str(row["clients"])), f"rate {row['lr']:g}", printed
+
+
+def of_table_iv(rows):
+    for row in rows:
+        early = "" if row["model"] == "linear" else f"{row['acc_round_30']:.1f}/"
+        labels = (
+            {"linear": "linear, 30 rounds", "mlp": "MLP, after 30/100 rounds"}[row["model"]],
+            row["method"],
+        )
+        yield (*labels, row["variant"]), f"rate {row['lr']:g}", f"{early}{row['acc']:.1f}"
 
 
 def of_table_ii(rows):
     for row in rows:
+        images = "all images" if row.get("samples_per_client", 5) is None else "5 samples a user"
         errors = "" if row["method"] == "FedAvg" else f"/{row['distance_from_fedavg']:.2g}/{row['mse']:.2g}"
-        yield (str(row["clients"]), row["method"]), "5 samples a user", f"{row['acc']:.1f}{errors}"
+        yield (str(row["clients"]), row["method"]), images, f"{row['acc']:.1f}{errors}"
 
 
 def of_table_iii(rows):
     authors = [row for row in rows if row["method"] == "CPA, authors"]
-    for row, (labels, column, printed) in zip(authors, of_table_ii(authors), strict=True):
-        yield (f"{row['epsilon']:g}", labels[1]), column, printed
+    for row, (_, column, printed) in zip(authors, of_table_ii(authors), strict=True):
+        yield (f"{row['epsilon']:g}",), column, printed
 
 
 def of_figure_6(rows):
-    found = {(row["method"], row["epsilon"], row["variant"]): row for row in rows}
-    for (method, epsilon, variant), row in found.items():
+    found = {(row["clients"], row["method"], row["epsilon"], row["variant"]): row for row in rows}
+    for (clients, method, epsilon, variant), row in found.items():
         if variant == "authors":
-            other = found[method, epsilon, "repaired"]
+            other = found[clients, method, epsilon, "repaired"]
             values = row["published_snr_db20"], row["snr_db20"], other["snr_db20"]
-            labels = str(row["clients"]), method
-            yield labels, f"epsilon {epsilon:g}", "/".join(f"{value:.1f}" for value in values)
+            yield (str(clients), method), f"{epsilon:g}", "/".join(f"{v:.1f}" for v in values)
 
 
 def of_figure_7(rows):
@@ -82,10 +99,62 @@ def of_figure_7(rows):
         yield labels, row["method"], f"{row['acc_best_val']:.1f}±{row['acc_std_over_seeds']:.1f}"
 
 
-class Part(NamedTuple):
-    """A part of a reference table that can be computed anew."""
+def of_leakage(rows):
+    for row in rows:
+        limits = f"[{row['leakage_low']:.2f}, {row['leakage_high']:.2f}]"
+        for column, printed in {
+            "inverted": f"{row['inverted']:.2f}",
+            "PSNR": f"{row['psnr']:.1f}",
+            "matched": f"{row['matched']:.2f}",
+            "leakage, 95% limits": f"{row['leakage']:.2f} {limits}",
+            "membership": f"{row['tpr']:.3f}",
+            "relative error": f"{row['relative_error']:.3g}",
+        }.items():
+            yield (row["mechanism"],), column, printed
 
-    heading: str
+
+LEFT_OUT = "unbiased", "stated rates", "private", "scaled"
+"""Variants that the page leaves to the files."""
+
+
+def shown(row):
+    """Is a row of a file one of the page?"""
+    return not row.get("variant", row.get("method", "")).endswith(LEFT_OUT)
+
+
+PUBLISHED, SHARED_OUT = "published_only-true", "samples_per_client-null-published_only-true"
+TABLE_2 = [f"cpa-table2-num_clients-50-100-400-700-1000-{end}" for end in (PUBLISHED, SHARED_OUT)]
+TABLE_4 = ["cpa-table4-models-linear", f"cpa-table4-models-mlp-{PUBLISHED}"]
+TABLE_3 = [f"cpa-table3-{end}" for end in (PUBLISHED, SHARED_OUT)]
+TABLES = {
+    "table V": ("## Table V", of_table_v, ["cpa-table5"], 42),
+    "table IV": ("## Table IV", of_table_iv, TABLE_4, 26),
+    "figure 6": ("## Figure 6", of_figure_6, ["cpa-fig6"], 30),
+    "leakage": ("### Digits, MLP", of_leakage, ["leakage-attack"], 54),
+}
+"""Tables of the pages: heading, cells, results files, and how many cells."""
+
+
+def stale(page, heading, found):
+    """Cells of the page that say something else than was found."""
+    said = [(printed, cell(page, heading, labels, column), labels) for labels, column, printed in found]
+    return [f"{labels}: the page says {there}, not {now}" for now, there, labels in said if now != there]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_cells_of_the_pages_are_those_of_the_files(name):
+    heading, cells, files, count = TABLES[name]
+    found, page = list(cells(filter(shown, rows_of(*files)))), PAGES[name == "leakage"]
+    assert len(found) == count and not stale(page, heading, found)
+    # the check can fail: one digit of one cell
+    labels, column, printed = found[0]
+    assert len(stale(page, heading, [(labels, column, "1" + printed)])) == 1
+
+
+class Part(NamedTuple):
+    """A part of a results file that can be computed anew."""
+
+    file: str
     experiment: Callable[..., dict[str, Any]]
     asked: dict[str, Any]
     cells: Callable[[Iterable[Row]], Iterable[Printed]]
@@ -95,36 +164,28 @@ class Part(NamedTuple):
 ONE_RATE = {"learning_rates": [1.0]}
 PARTS = {
     "table V, one method": Part(
-        "## Table V", cpa_table5, {"num_clients": [10], "methods": ["nested CPA"], **ONE_RATE}, of_table_v, 3
+        "cpa-table5", cpa_table5, {"num_clients": [10], "methods": ["nested CPA"], **ONE_RATE}, of_table_v, 3
     ),
-    "table V, few clients": Part("## Table V", cpa_table5, {"num_clients": [10, 100]}, of_table_v, 52),
-    "table II": Part("## Tables II and III", cpa_table2, {"num_clients": [50]}, of_table_ii, 3),
-    "table III": Part("Table III, K = 100", cpa_table3, {"epsilons": [0.2]}, of_table_iii, 1),
-    "figure 6": Part("## Figure 6", cpa_fig6, {"num_clients": [100], "epsilons": [0.5]}, of_figure_6, 3),
-    "figure 7": Part("## Figure 7", cpa_fig7, {"num_clients": [10], "epsilons": [0.5]}, of_figure_7, 5),
+    "table V, few clients": Part("cpa-table5", cpa_table5, {"num_clients": [10, 100]}, of_table_v, 52),
+    "table II": Part(TABLE_2[0], cpa_table2, {"num_clients": [50], "published_only": True}, of_table_ii, 2),
+    "table III": Part(TABLE_3[0], cpa_table3, {"epsilons": [0.2]}, of_table_iii, 1),
+    "figure 6": Part("cpa-fig6", cpa_fig6, {"num_clients": [100], "epsilons": [0.5]}, of_figure_6, 3),
+    "figure 7": Part("cpa-fig7", cpa_fig7, {"num_clients": [10], "epsilons": [0.5]}, of_figure_7, 5),
 }
 SLOW = [name for name in PARTS if name != "table V, one method"]
-
-
-def stale(page, heading, found):
-    """Cells of the page that say something else than the code prints."""
-    said = [(printed, cell(page, heading, labels, column), labels) for labels, column, printed in found]
-    return [f"{labels}: the page says {there}, the code {now}" for now, there, labels in said if now != there]
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PARTS]
 )
-def test_cells_of_the_pages(name, tmp_path):
+def test_cells_of_the_files_are_computed_anew(name, tmp_path):
     root = os.environ.get("FEDQ_DATA")
     if root is None or not (Path(root) / "MNIST" / "raw").is_dir():
         pytest.skip("FEDQ_DATA names no folder with MNIST")
     from reproductions.bench import ImageData
 
-    part, page = PARTS[name], (DOCS / PAGE).read_text()
+    part = PARTS[name]
     summary = part.experiment(out=str(tmp_path / "run"), data=ImageData(root=root), **part.asked)
-    found = list(part.cells(summary["table"]))
-    assert len(found) == part.count and not stale(page, part.heading, found)
-    # the check can fail: one digit of one cell
-    labels, column, printed = found[0]
-    assert len(stale(page, part.heading, [(labels, column, "1" + printed)])) == 1
+    found, written = list(part.cells(summary["table"])), set(part.cells(rows_of(part.file)))
+    assert len(found) == part.count and not set(found) - written
+    assert (*found[0][:2], "1" + found[0][2]) not in written, "the check can fail"

@@ -14,15 +14,10 @@ from lightning_fedq.cli import OTHERS
 from lightning_fedq.commands.configs import TRAINING
 from lightning_fedq.commands.shown import help_of
 from reproductions import EXPERIMENTS
+from reproductions.results import rows, verdict
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "papers.md").read_text()
-VERDICTS = ("yes", "no", "in part", "not settled", "not run", "nothing to run")
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in PAGE.splitlines()
-    if re.match(r"\| \d+ \|", line)
-]
+ROWS = [*rows().values()]
 COMMANDS = sorted(
     {
         command
@@ -40,13 +35,13 @@ def test_every_thing_in_the_papers_has_a_row():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"row {row[0]}")
 def test_a_row_has_a_command_or_a_reason_and_a_verdict(row):
-    _, claim, where, command, ours, theirs, verdict = row
+    _, claim, where, command, ours, theirs, reason = row
     assert all((claim, where, ours, theirs))
-    word = next(word for word in sorted(VERDICTS, key=len, reverse=True) if verdict.startswith(word))
+    word = verdict(row)
     if "`" not in command:
         assert command == "nothing to run" and len(ours.split()) >= 3, "the reason stands where figures would"
     if word in ("no", "in part", "not settled", "not run"):
-        assert len(verdict) > len(word) + 10 or command == "nothing to run", f"{verdict!r} gives no reason"
+        assert len(reason) > len(word) + 10 or command == "nothing to run", f"{reason!r} gives no reason"
 
 
 @lru_cache

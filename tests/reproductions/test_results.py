@@ -15,16 +15,23 @@ import lightning_fedq
 from reproductions.corbin.theorems import corbin_theorems
 from reproductions.cpa.theorems import cpa_theorems
 from reproductions.optimal.theorems import optimal_theorems
-from reproductions.results import PAGE, RESULTS, command, commands, draw, file_of, record, source
+from reproductions.results import (
+    PAGE,
+    RESULTS,
+    command,
+    commands,
+    counts,
+    draw,
+    file_of,
+    record,
+    rows,
+    source,
+    verdict,
+)
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 NOT_SINCE = re.compile(r"not run since \d+ November 2026")
-VERDICTS = ("yes", "no", "in part", "not settled", "not run", "nothing to run")
-TEXT = PAGE.read_text(encoding="utf-8")
-ROWS = {
-    int(line.split("|")[1]): [cell.strip() for cell in line.strip("|").split("|")]
-    for line in re.findall(r"^\| \d+ \|.*", TEXT, re.M)
-}
+TEXT, ROWS = PAGE.read_text(encoding="utf-8"), rows()
 FILES = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
 
 
@@ -72,10 +79,6 @@ def unknown(text, there):
         if not any(abs(abs(number) - value) <= half for number in there):
             wrong.append(figure)
     return wrong
-
-
-def verdict(row):
-    return next(word for word in sorted(VERDICTS, key=len, reverse=True) if row[6].startswith(word))
 
 
 def test_every_command_of_a_row_has_results_or_says_since_when_not():
@@ -187,4 +190,11 @@ def test_a_seed_draws_five_rows_with_commands(capsys):
     drawn = draw("a commit")
     assert drawn == draw("a commit") != draw("another") and len(drawn) == 5
     assert all(found and f"`{found[0]}`" in ROWS[number][3] for number, found in drawn)
-    assert main("draw", "a commit") == 0 and f"row {drawn[0][0]}: " in capsys.readouterr().out
+    assert main("draw", "a commit") == 0
+    said = capsys.readouterr().out
+    assert f"row {drawn[0][0]}: " in said and f"{len(ROWS)} rows: {counts()}" in said
+
+
+def test_the_page_says_how_many_rows_have_which_verdict():
+    assert sum(map(int, re.findall(r"\d+", counts()))) == len(ROWS)
+    assert f"{len(ROWS)} rows" in TEXT and counts() in " ".join(TEXT.split())

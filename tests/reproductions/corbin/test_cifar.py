@@ -6,7 +6,7 @@ import torch
 from lightning_fedq.data.datasets import CIFAR10DataModule
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
 from reproductions.__main__ import main
-from reproductions.bench import load_cifar10
+from reproductions.bench import CIFAR10, ImageData, load_cifar10
 from reproductions.corbin import cifar, cifar_runs
 from reproductions.corbin.cifar_runs import PRESETS, Case, Setting, compare
 
@@ -130,13 +130,16 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path, trained, monkeypa
     )  # none twice
 
 
-def test_the_papers_preset_is_the_papers():
+def test_the_papers_preset_is_the_papers(images):
     preset = PRESETS["paper"]
     assert preset.smoothing == (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     assert (preset.adam, preset.learning_rate, preset.rounds, preset.local_epochs) == (True, 1e-3, 100, 1)
     assert preset.norms == ("batch", "group") and (preset.num_train, preset.num_val) == (None, None)
     for norm in preset.norms:
         assert preset.network(norm=norm)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    data = CIFAR10(ImageData(), 64, preset.num_train, preset.num_val, seed=0)
+    data.setup("fit")
+    assert [len(part) for part in (data.train_set, data.val_set, data.test_set)] == [2560, 640, 800]
 
 
 def test_without_data_it_says_so_before_anything_else(tmp_path, capsys):

@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 
+from lightning_fedq.data.partition import IID
 from reproductions.cpa.data import ClientImages, accuracy, network
 
 FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
@@ -56,3 +57,14 @@ def test_five_samples_each_and_pixels_in_minus_one_to_one():
     assert len(inputs) == 15 and len(data.val_set) == 100 and len(data.test_set) == 10_000
     assert float(inputs.min()) == pytest.approx(-1, abs=1e-5)
     assert float(inputs.max()) == pytest.approx(1, abs=1e-5)
+
+
+def test_cifar_images_are_shared_out_equally(monkeypatch):
+    images = torch.zeros(60_000, 1), torch.arange(60_000) % 10, 10_000
+    monkeypatch.setattr("reproductions.cpa.data.load_images", lambda *_: images)
+    data = ClientImages("cifar10", "", False, 1_000, None, 10_000, 0)
+    data.setup("fit")
+    assert data.train_set is not None
+    assert [len(part) for part in (data.train_set, data.val_set, data.test_set)] == [40_000, 10_000, 10_000]
+    shares = IID().split(None, 40_000, 1_000, torch.Generator().manual_seed(0))
+    assert {len(share) for share in shares} == {40}

@@ -30,18 +30,6 @@ def reproduce(name, options, out):
 
 @pytest.mark.slow  # the same commands' parts as table 3 and 6, 2 to 3 s
 @needs_mnist
-def test_table5(tmp_path):
-    table, summary = reproduce("cpa-table5", "--num_clients [10] --learning_rates [1.0]", tmp_path / "run")
-    assert len(table) == 12 and {row["clients"] for row in table} == {"10"}
-    cpa = next(row for row in table if (row["method"], row["variant"]) == ("CPA", "authors"))
-    assert float(cpa["snr_db20"]) == pytest.approx(2 * float(cpa["snr_db10"]))
-    assert cpa["published_acc"] == "49"
-    assert summary["verdicts"][0].startswith("CPA, K = 10: published 49 / -17.57; ours authors, lr 1 ")
-    assert any(line.startswith("repaired 1-bit CPA, K = 10") for line in summary["verdicts"])
-
-
-@pytest.mark.slow  # the same commands' parts as table 3 and 6, 2 to 3 s
-@needs_mnist
 def test_table4(tmp_path):
     options = "--num_clients 10 --models [mlp] --learning_rates [1.0] --mlp_rounds 2"
     table, summary = reproduce("cpa-table4", options, tmp_path / "run")
@@ -87,7 +75,7 @@ def test_table4_without_cifar_says_so_before_the_columns_of_mnist(tmp_path, caps
 def test_fig8(tmp_path):
     options = "--num_clients 10 --learning_rates [0.1]"
     table, summary = reproduce("cpa-fig8", options, tmp_path / "run")
-    assert len(table) == 8 and len(table[0]["val_acc_by_round"].split()) == 1
+    assert len(table) == 10 and len(table[0]["val_acc_by_round"].split()) == 1
     assert summary["verdicts"][0].startswith("lr 0.1, rounds until ")
 
 
@@ -100,14 +88,6 @@ def test_table3(tmp_path):
     assert "published 87, ours " in summary["verdicts"][1]
     ratio = float(table[2]["theorem_mse"]) / float(table[1]["theorem_mse"])
     assert ratio == pytest.approx((1 / 2) / (8 / 9), rel=0.01)  # 2 levels hold 9/16 of the energy of 3
-
-
-@needs_mnist
-@pytest.mark.slow
-def test_table2(tmp_path):
-    table, _ = reproduce("cpa-table2", "--num_clients [10,50]", tmp_path / "run")
-    assert [row["clients"] for row in table] == ["10"] * 3 + ["50"] * 3
-    assert table[4]["published_mse"] == "0.011" and table[1]["published_mse"] == "nan"
 
 
 def test_the_theorem_falls_with_clients_and_with_epsilon():

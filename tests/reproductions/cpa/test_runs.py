@@ -111,7 +111,12 @@ def test_the_parameters_that_the_paper_states():
         "JoPEQ": 3
     }
     assert [kind.levels for name, kind, _ in fig7._mechanisms(0.5) if name == "JoPEQ"] == [3]
-    assert [kind.levels for name, kind, _ in fig8._mechanisms(0.5) if name.startswith("JoPEQ")] == [3, 3]
+    assert [kind.levels for name, kind, _ in fig8._mechanisms(0.5) if name.startswith("JoPEQ")] == [
+        3,
+        3,
+        2,
+        2,
+    ]
     assert [kind.levels for name, _, kind, _ in table5._mechanisms(0.5) if name == "JoPEQ"] == [5, 5]
     assert table2.CNN2Options().samples_per_client == 5
     assert Task("", False, 1, 0, 0).samples_per_client == 5
