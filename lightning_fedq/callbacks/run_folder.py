@@ -357,6 +357,7 @@ class RunFolder(pl.Callback):
             down=sum(row["downlink_bits"] for row in known) / asked if asked else None,
             megabytes_up=known_or_none(summary["uplink_megabytes"] + summary["setup_megabytes"]),
             megabytes_down=known_or_none(summary["downlink_megabytes"]),
+            rounds=len(self.rows),
         )
 
     def _metric(self) -> str:

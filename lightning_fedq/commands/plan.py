@@ -175,7 +175,7 @@ def sizes_of(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Fe
 
 
 def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModule) -> dict[str, Any]:
-    """What a `Problem` needs to know of a run to come, but the target and how sums are masked."""
+    """Numbers of a run to come that a `Problem` asks for: all but its target and how sums are masked."""
     from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
     from lightning_fedq.clients.vector import num_coordinates
 

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -28,7 +29,7 @@ from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.planning import bits_behind
 from lightning_fedq.privacy.report import Bits, Origin, PrivacyReport, State, privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
-from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from lightning_fedq.reports.layouts import markdown, terminal
 from lightning_fedq.reports.runs import read_rows, write_atomically
 from lightning_fedq.rounds import Deadline, RoundPlanner
@@ -93,17 +94,19 @@ def report_of_config(
 def report_of_checkpoint(
     path: Path, rounds: int | None, delta: float | None, secagg: bool, kind: type[Mechanism] | None = None
 ) -> PrivacyReport:
-    """State what the run of a checkpoint has spent so far, or would have after `rounds`.
+    """State what the run of a checkpoint has spent so far, or will have after `rounds`.
+
+    Where cohorts are drawn, with probability 99% no client is charged more often than that says.
 
     Args:
-        rounds: Rounds in place of its own.
+        rounds: Rounds of the whole run, once it has gone on; None is what it has spent.
         delta: Chance with which the guarantee may fail; None is the target's, or 1e-5.
         secagg: Whether to assume secure aggregation where it has none.
         kind: Class of its mechanism, where that is no installed one.
 
     Raises:
         ValueError: If the checkpoint holds no federation, or weights alone, or rounds that were charged on
-            other terms than those that would be priced here.
+            other terms than those that would be priced here, or more rounds.
     """
     check_rounds(rounds)
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -128,30 +131,38 @@ def report_of_checkpoint(
     protocol = federation["secure_aggregation"]
     charged = Ledger(len(engine["ledger"]["charges"]), engine["ledger"]["mechanism"])
     charged.load_state_dict(engine["ledger"])
-    if rounds is None:  # those after the checkpoint included
-        _read_journal(path, charged, federation["seed"] != "None")
-    ledger, rounds = (charged, charged.paid[0]) if rounds is None else (None, rounds)
+    _read_journal(path, charged, federation["seed"] != "None")  # those after the checkpoint, too
+    past, charges = charged.paid
+    if rounds is not None and rounds < past:
+        raise ValueError(
+            f"{path} is of a run that was charged for {past} rounds, got --rounds {rounds}; leave it out for "
+            f"what they cost, or ask for {past} and more"
+        )
     masks = None if protocol == "None" else SecAgg(**parse_call(protocol)[1])
     known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
     byzantine = min(len(known), planner.cohort_size)
     terms = engine["ledger"].get("terms") or {}  # a Trainer that only tests has no ByzantineClients
-    run = described(
+    run_of = partial(
+        described,
         planner,
         parse_mechanism(federation["mechanism"], kind),
         max(engine["weights"].numel(), charged.dim),
-        rounds=rounds,
         secure_sum=masks,
         plain_sum=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
         secure_keys=federation["seed"] == "None",
-        charges=None if ledger is None else ledger.paid[1],
     )
+    if rounds is not None and rounds > past:
+        charges = charges + planned_charges(run_of(rounds=rounds - past), secret=False)
+    run = run_of(rounds=past if rounds is None else rounds, charges=charges)
     charged.agree(run.terms)
-    report = _report(run, delta, secagg, "running" if ledger is not None else "planned", target)
+    report = _report(run, delta, secagg, "running" if rounds is None else "planned", target)
     origin = Origin(model=hashlib.sha256(path.read_bytes()).hexdigest())
     report = replace(report, leaves=(_NOT_KNOWN,), origin=origin)
     private_sgd = _state_with("histories", callbacks)
-    return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))
+    if private_sgd is None:
+        return report
+    return replace(report, samples=_samples(private_sgd, charged if rounds is None else None, delta))
 
 
 def _delta_of(source: str, target: PrivacyTarget | None, delta: float | None, more: str) -> float:

@@ -341,7 +341,8 @@ def bits(report: PrivacyReport) -> str:
         before = ", before keys and shares" if rest else ""
         text += f"; down {about}{known.down:.3g}; both ways {both:.3g}, {what} than 32 each way{before}"
     if known.megabytes_up is not None:
-        text += f". All clients, {report.rounds:,} rounds: {known.megabytes_up:.4g} MB up"
+        rounds = report.rounds if known.rounds is None else known.rounds
+        text += f". All clients, {rounds:,} rounds: {known.megabytes_up:.4g} MB up"
         down = known.megabytes_down
         text += "" if down is None else f", {down:.4g} MB down"
     elif known.measured:

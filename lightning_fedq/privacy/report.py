@@ -172,6 +172,7 @@ class Bits:
         down: Down: the model.
         megabytes_up: Megabytes of all clients over the run, set-up included.
         megabytes_down: Megabytes to all clients over the run.
+        rounds: Rounds of these, which are not those of an earlier training that were charged, too.
     """
 
     measured: bool
@@ -181,6 +182,7 @@ class Bits:
     down: float | None = None
     megabytes_up: float | None = None
     megabytes_down: float | None = None
+    rounds: int | None = None
 
 
 def _now() -> str:

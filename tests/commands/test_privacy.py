@@ -1,6 +1,7 @@
 """`fedq privacy` knows from a configuration or a checkpoint whether masks really ran."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -19,7 +20,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.document import headline
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED
-from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.accounts import report_of, run_to_come
 from tests.changed import changed
@@ -194,16 +195,30 @@ def test_a_checkpoint_says_what_its_run_says_so_far_and_of_rounds_to_come(name, 
     trainer.fit(ClassifierOf(MLP(8, [4], 3)), DataLoader(samples, 2), DataLoader(samples, 120))
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     another, liars = federation(name, 2)[0], num_byzantine_of(trainer, federated.planner)
-    to_come = run_to_come(another, another.mechanism, federated.engine.weights.numel(), 7, liars)
+    more, whole = (
+        run_to_come(another, another.mechanism, federated.engine.weights.numel(), rounds, liars)
+        for rounds in (5, 7)
+    )
+    charges = federated.ledger.charges + planned_charges(more, secret=False)
     for rounds, wanted in (
         (None, report_of(federated, trainer, 1e-5, "running")),
-        (7, privacy_report(to_come, 1e-5, "planned", None)),
+        (7, privacy_report(replace(whole, charges=charges), 1e-5, "planned", None)),
     ):
         found = report_of_checkpoint(tmp_path / "one.ckpt", rounds, None, secagg=False)
         assert (found.rounds, found.masks, found.simulated) == (wanted.rounds, wanted.masks, True)
         for one, other in zip(found.all_rows, wanted.all_rows, strict=True):
             assert (one.name, one.verdict, one.assumptions) == (other.name, other.verdict, other.assumptions)
             assert one.epsilon == pytest.approx(other.epsilon, rel=1e-9), one.name
+
+
+def test_rounds_to_come_add_to_those_that_were_charged(tmp_path):
+    """A client that was drawn in all rounds so far has paid for them, whatever a lottery would say."""
+    path, page = trained(tmp_path, rounds=2, clients_per_round=3, available=lambda round: range(3))
+    said = float(page["rows"][0]["epsilon"])
+    of = {rounds: report_of_checkpoint(path, rounds, 1e-5, secagg=False) for rounds in (2, 3)}
+    assert of[2].rows[0].epsilon == pytest.approx(said) and of[3].rows[0].epsilon > 1.2 * said
+    with pytest.raises(ValueError, match=r"was charged for 2 rounds, got --rounds 1; leave it out"):
+        report_of_checkpoint(path, 1, 1e-5, secagg=False)
 
 
 @pytest.mark.parametrize("over", ["run", "round"])
