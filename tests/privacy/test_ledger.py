@@ -97,9 +97,7 @@ def test_a_state_of_the_release_before_goes_on_unless_it_has_charges_beside_its_
     for beside in (None, {"mechanism": "Gaussian", "rounds": 0}):
         restored.load_state_dict({**state, "beside": beside})
     assert restored.beside[0] == 0
-    with pytest.raises(
-        ValueError, match="of m, and Gaussian beside, this federation has 3 with"
-    ):
+    with pytest.raises(ValueError, match="of m, and Gaussian beside, this federation has 3 with"):
         restored.load_state_dict({**state, "beside": {"mechanism": "Gaussian", "rounds": 2}})
 
 
