@@ -427,10 +427,14 @@ class Ledger:
         Raises:
             ValueError: If the state is of another federation, or its rounds were charged on other terms.
         """
-        if state["mechanism"] != self.mechanism or len(state["charges"]) != self.num_clients:
+        mechanism, beside = state["mechanism"], state.get("beside")
+        if isinstance(beside, dict):  # of 0.2: a ledger of what clients released beside the rounds
+            mechanism += f", and {beside['mechanism']} beside" if beside["rounds"] else ""
+            beside = None
+        if mechanism != self.mechanism or len(state["charges"]) != self.num_clients:
             raise ValueError(
-                f"the ledger is of {len(state['charges'])} clients of {state['mechanism']}, this federation "
-                f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
+                f"the ledger is of {len(state['charges'])} clients of {mechanism}, this federation has "
+                f"{self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
         terms = _as_named_now(state.get("terms"))
         _check_terms(terms, self.terms)
@@ -440,7 +444,7 @@ class Ledger:
         parts, name = _parts(state), state.get("id")
         self.recorded_names = frozenset({"", name or "", *parts})
         self.names_no_journal = bool(state["rounds"]) and not state["journal"]
-        rounds, charges = state.get("beside", self.beside)
+        rounds, charges = beside or self.beside
         self.beside = max(rounds, self.beside[0]), torch.maximum(charges, self.beside[1])
         if repeatable and (name == self._id or not self.rounds):
             self.charges, self.rounds = state["charges"].clone(), state["rounds"]

@@ -10,6 +10,7 @@ one, whose weights are compared with the simulation's.
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from tests.flower.machines import example
 from tests.flower.soak_sites import Soak
 
 ROUNDS, SITES, VICTIM, LATE = 4, 4, 2, 900.0
-MECHANISM = "RotatedCoins(epsilon=0.01, clip_norm=2.0)"
+MECHANISM = "RotatedCoins(epsilon=0.01, clip_norm=2.0, max_dropped=1)"
 HOLD = """
 import time
 from pathlib import Path
@@ -164,18 +165,19 @@ def away_and_full(trials, release):
 FAULTS = {
     "none": none,
     "client killed": killed("fedq-client"),
-    "SuperNode killed": killed("fedq-supernode"),
     "server killed": killed("fedq-superexec"),
     "SuperLink killed": killed("fedq-superlink"),
     "link cut for 5 s": cut(5),
     "link cut for 60 s": cut(60),
     "300 ms, 5% lost": slow,
+    "SuperNode killed": killed("fedq-supernode"),
     "a site away, another's disk full": away_and_full,
 }
 
 
 def main(chosen):
     """Print a row for each fault."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and so are the machines
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     folder.chmod(0o755)
     machines = []

@@ -96,7 +96,7 @@ def test_a_folder_that_is_emptied_in_mid_run_is_named_and_is_the_same_client_whe
     task.write_text(task.read_text() + HOLD.format(folder=str(tmp_path)))
     server.write_text(changed(server.read_text(), ("round_timeout=600", "round_timeout=200")))
     with example.Machines(tmp_path) as machines:
-        machines.run(app, home, ROUNDS + 1)
+        machines.run(app, home, ROUNDS + 2)
         machines.wait_for(lambda: done(home) == 1, 600)
         held.touch()
         (tmp_path / "training-2").unlink()
@@ -104,25 +104,25 @@ def test_a_folder_that_is_emptied_in_mid_run_is_named_and_is_the_same_client_whe
         keys, emptied = (own / "keys.json").read_bytes(), done(home)
         own.rename(safe)
         own.mkdir()
-        (tmp_path / "hold-0").touch()
         held.unlink()
         log, words = (
             tmp_path / "client-2.log",
             "client-2 holds no keys, and this client has registered: it was",
         )
         machines.wait_for(lambda: words in log.read_text(), 300)
+        (tmp_path / "hold-0").touch()
         assert not (own / "keys.json").exists()
         own.rename(tmp_path / "emptied")
         safe.rename(own)
         time.sleep(60)  # after which it is asked again
         (tmp_path / "hold-0").unlink()
-        machines.wait_for(lambda: done(home) == ROUNDS + 1, 600)
+        machines.wait_for(lambda: done(home) == ROUNDS + 2, 600)
     saved = example.checkpoint_of(home)
     received = [record["num_received"] for record in saved["records"]]
     assert emptied == 1 and received[:2] == [4, 3] and received[-1] == 4
     charges, used = saved["engine"]["ledger"]["charges"].tolist(), streams_of(own)
     assert (own / "keys.json").read_bytes() == keys
-    assert used == sorted(set(used)) and len(used) <= charges[2] <= charges[0] == ROUNDS + 1
+    assert used == sorted(set(used)) and len(used) <= charges[2] <= charges[0] == ROUNDS + 2
 
 
 def _has(commit):

@@ -90,6 +90,17 @@ def test_another_federation_is_refused():
         Ledger(3, "other").load_state_dict(state)
 
 
+def test_a_state_of_the_release_before_goes_on_unless_it_has_charges_beside_its_rounds():
+    """There `beside` was nothing, or a ledger of what clients had released beside the rounds."""
+    state = Ledger(3, "m").state_dict()
+    restored = Ledger(3, "m")
+    for beside in (None, {"mechanism": "Gaussian", "rounds": 0}):
+        restored.load_state_dict({**state, "beside": beside})
+    assert restored.beside[0] == 0
+    with pytest.raises(ValueError, match="of m, and Gaussian beside, this federation has 3 with"):
+        restored.load_state_dict({**state, "beside": {"mechanism": "Gaussian", "rounds": 2}})
+
+
 # ---- in the engine ---------------------------------------------------------------------------------------
 
 
