@@ -1,9 +1,9 @@
 """Collection and speed of the tests.
 
 What can't be imported here is not collected: the Flower adapter needs the extra `flower`. The files that take
-longest come first, so that two workers (`--dist loadfile`) end together. Torch has one thread unless
-OMP_NUM_THREADS says otherwise: models here are small, and tests of killed processes fork, which one
-with OpenMP threads can't.
+longest come first, so that two workers (`--dist loadfile --no-loadscope-reorder`) end together. Torch has one
+thread unless OMP_NUM_THREADS says otherwise: models here are small, and tests of killed processes fork, which
+one with OpenMP threads can't.
 """
 
 import functools
@@ -29,17 +29,23 @@ FIRST = ("test_loader.py",)
 LONGEST = (
     "test_shapes.py",
     "test_cures.py",
-    "test_rank_processes.py",
-    "test_knowledge.py",
-    "test_configs.py",
+    "test_published.py",
     "test_readme.py",
-    "test_third_party.py",
-    "test_wheel.py",
     "test_lightning_binding.py",
-    "test_mechanisms.py",
+    "test_rank_processes.py",
+    "test_halves.py",
+    "test_knowledge.py",
+    "test_comparison.py",
+    "test_third_party.py",
+    "test_cli.py",
+    "test_configs.py",
+    "test_wheel.py",
     "test_audit.py",
-    "test_simulation.py",
+    "test_statistics.py",
     "test_plants.py",
+    "test_own_draws.py",
+    "test_mechanisms.py",
+    "test_simulation.py",
     "test_audit_training.py",
     "test_plan.py",
     "test_attacks.py",
