@@ -263,6 +263,13 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
     assert found["noise_multiplier"] == pytest.approx(everybody_twice, rel=1e-3)
 
 
+@pytest.mark.parametrize("who", ["server", "outsider"])
+def test_masks_are_planned_for_nobody_who_sees_none(who, capsys):
+    for more in (["--max-corrupt", "0.1"], *([["--active"]] if who == "server" else [])):
+        assert main([*SMALL, "--adversary", who, *more]) == 2
+        assert "--active and --max-corrupt are about masks" in capsys.readouterr().err
+
+
 def first_twenty(round):
     """Clients that are there in every round."""
     return range(20)
