@@ -22,6 +22,7 @@ from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy import secret_row
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.document import document, shown, to_json
+from lightning_fedq.privacy.planning import fixed_bits
 from lightning_fedq.privacy.report import Bits, PrivacyReport
 from lightning_fedq.reports.layouts import markdown
 from lightning_fedq.reports.runs import (
@@ -51,7 +52,6 @@ from lightning_fedq.training.accounts import (
     report_of,
 )
 from lightning_fedq.training.said import clocks, lengths_tell, what_left
-from lightning_fedq.wire.coding import FixedLength
 
 MODEL, CLIENTS = "model.ckpt", "clients"
 PICTURE = "accuracy.png"
@@ -340,11 +340,7 @@ class RunFolder(pl.Callback):
         known = [row for row in self.rows if not math.isnan(row["downlink_bits"])]
         asked = sum(row["cohort_size"] for row in known) * dim
         up, keys = (summary[name] for name in ("bits_per_parameter", "protocol_bits_per_parameter"))
-        context = engine.context(engine.coming_plan())
-        code = engine.mechanism.code(context)
-        plain = None
-        if isinstance(code, FixedLength):
-            plain = code.bits_per_symbol * engine.mechanism.num_symbols(context) / dim
+        plain = fixed_bits(engine.mechanism, engine.context(engine.coming_plan()))
 
         def known_or_none(value: float) -> float | None:
             return None if math.isnan(value) else value

@@ -104,6 +104,11 @@ def main(
         raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
     target = PrivacyTarget(epsilon, delta, adversary, over, cohorts)
     problem = Problem(**sizes, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
+    if (active or max_corrupt is not None) and not problem.behind_masks:
+        raise ValueError(
+            f"--active and --max-corrupt are about masks, and this target about {target.against.value}, who "
+            "sees none; leave them out, or take --adversary secagg_server"
+        )
     params = problem.params
     asked = resolved(mechanisms, params).some() if mechanisms else Resolved(candidates(params), {})
     found, console = _plan(problem, federated, _Progress().told, asked), Console()

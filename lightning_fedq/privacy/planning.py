@@ -325,11 +325,21 @@ def bits_behind(mechanism: Mechanism, context: RoundContext, secagg: SecAgg | No
     return 8.0 * layout.num_bytes / context.dim, plain
 
 
+def fixed_bits(mechanism: Mechanism, context: RoundContext) -> float | None:
+    """Bits a parameter of every message without masks, None where they differ: by the code of messages."""
+    code, first = mechanism.code(context), next(iter(context.cohort), 0)  # who draws alone may be nobody
+    if not isinstance(code, FixedLength):
+        return None
+    code = mechanism.message_code(first, context, PublicRandomness(SeededKeys(0), context.round))
+    if not isinstance(code, FixedLength):
+        return None
+    return code.bits_per_symbol * mechanism.num_symbols(context) / context.dim
+
+
 def _unmasked(mechanism: Mechanism, context: RoundContext) -> float:
     keys = SeededKeys(0)
-    code = mechanism.code(context)
-    if isinstance(code, FixedLength):
-        return code.bits_per_symbol * mechanism.num_symbols(context) / context.dim
+    if (fixed := fixed_bits(mechanism, context)) is not None:
+        return fixed
     dim = min(context.dim, _MOST_ENCODED)
     part = RoundContext(0, context.groups, (dim,), context.center, context.radius)
     update = torch.randn(dim, generator=torch.Generator().manual_seed(0)) / math.sqrt(context.dim)

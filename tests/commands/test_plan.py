@@ -269,6 +269,13 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
     assert found["noise_multiplier"] == pytest.approx(everybody_twice, rel=1e-3)
 
 
+@pytest.mark.parametrize("who", ["server", "outsider"])
+def test_masks_are_planned_for_nobody_who_sees_none(who, capsys):
+    for more in (["--max-corrupt", "0.1"], *([["--active"]] if who == "server" else [])):
+        assert main([*SMALL, "--adversary", who, *more]) == 2
+        assert "--active and --max-corrupt are about masks" in capsys.readouterr().err
+
+
 def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tmp_path, capsys, monkeypatch):
     """Twenty of sixty in every round have no lottery: the plan of twenty clients alone."""
     only(monkeypatch, "GaussianNoise")

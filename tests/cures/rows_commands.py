@@ -97,6 +97,12 @@ def compared(*arguments, table=None, settings=None):
     fedq("compare", *one, "--on", "mean-unit-1024", "--out", "out", *arguments)
 
 
+def planned(*arguments):
+    """One mechanism for a few clients."""
+    few = ("--epsilon", "8", "--clients", "60", "--params", "100", "--rounds", "5")
+    fedq("plan", *few, "--mechanisms", "GaussianNoise", *arguments)
+
+
 def emptied(*arguments):
     """The folder's files deleted, and the cell again."""
     shutil.rmtree("out", ignore_errors=True)
@@ -195,6 +201,12 @@ row(
     "--data is of the tasks on images, and {} says where its data are; leave it out",
     lambda: task_of(small(), Path("here")),
     lambda: task_of(small()),
+)
+row(
+    "--active and --max-corrupt are about masks, and this target about {}, who sees none; leave them out, or",
+    lambda: planned("--adversary", "server", "--max-corrupt", "0.1"),
+    lambda: planned("--adversary", "server"),
+    lambda: planned("--adversary", "secagg_server", "--max-corrupt", "0.1"),
 )
 row(
     "{} is no table of `fedq compare`; name another folder with --out, or delete it",

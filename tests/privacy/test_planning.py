@@ -9,6 +9,7 @@ from lightning_fedq.functional.divergences import gaussian_epsilon, randomized_r
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import (
     CPA,
+    CSGM,
     LDPQ,
     CorBin,
     FedAvg,
@@ -17,8 +18,9 @@ from lightning_fedq.mechanisms import (
     RotatedAxes,
     RotatedCoins,
 )
+from lightning_fedq.mechanisms.contract_suite import encode
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.planning import Problem, context_of, plan, relative_error
+from lightning_fedq.privacy.planning import Problem, bits_behind, context_of, fixed_bits, plan, relative_error
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.described import privacy_report
@@ -193,6 +195,15 @@ def test_bits_are_of_the_whole_message(params):
     rand = ClientRandomness(SeededKeys(0), [0], 0)
     message = found.mechanism.encode(torch.zeros(1, params), context, rand)
     assert found.bits == message.num_bits / params
+
+
+def test_bits_of_coordinates_that_are_not_sent_are_not_planned():
+    """The code of a message goes by who is selected; `code` has room for a symbol of all."""
+    mechanism = CSGM(clip_value=1.0, noise_multiplier=1.0, sampling_probability=0.25)
+    context = context_of(mechanism, 4, 4000)
+    message = encode(mechanism, torch.zeros(4, 4000), context)
+    assert fixed_bits(mechanism, context) is None and fixed_bits(LDPQ(1.0), context) == 1.0
+    assert bits_behind(mechanism, context, None)[0] == pytest.approx(message.num_bits / 16_000, rel=0.1)
 
 
 def test_bad_numbers_are_refused():

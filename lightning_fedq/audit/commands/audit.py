@@ -34,7 +34,7 @@ from lightning_fedq.mechanisms.interface import (
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.verdict import format_epsilon
 
-ALPHA = 1e-3
+ALPHA, _DRAWS = 1e-3, 1e6
 KNOWLEDGE_SHARE = 0.1
 """Part of `ALPHA` that goes to the audit of knowledge."""
 CONCENTRATED_SHARE = 500
@@ -201,7 +201,7 @@ def _fresh(console: Console, names: Sequence[str], whole: bool) -> list[str]:
 
 
 def main(
-    mechanisms: Annotated[Sequence[str], "MECHANISM"] = (), *, draws: float = 1e6, training: bool = False
+    mechanisms: Annotated[Sequence[str], "MECHANISM"] = (), *, draws: float = _DRAWS, training: bool = False
 ) -> int:
     """Try to refute the privacy claims of mechanisms: every word of coins is counted,
     and the shipped encoders and decoders are run on worst neighbours. If all claims are true,
@@ -225,8 +225,8 @@ def main(
     that doubles the loss would have been proven, 'refuted', and 'saw nothing' elsewhere.
     """
     if training:
-        if mechanisms:
-            raise ValueError("--training has settings of its own and takes no mechanism")
+        if mechanisms or draws != _DRAWS:
+            raise ValueError("--training has settings of its own and takes no mechanism and no --draws")
         return _train()
     if not draws >= FEWEST_DRAWS:
         raise ValueError(f"draws must be >= {FEWEST_DRAWS}, got {draws:g}")

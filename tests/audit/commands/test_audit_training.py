@@ -138,6 +138,7 @@ def test_the_command_prints_them_all(capsys):
     assert printed.count("holds") + printed.count("saw nothing") == len(TRAININGS)
 
 
-def test_a_training_takes_no_mechanism(capsys):
-    assert main(["audit", "LDPQ", "--training"]) == 2
+@pytest.mark.parametrize("more", [["LDPQ"], ["--draws", "1e5"]])
+def test_a_training_takes_no_mechanism(capsys, more):
+    assert main(["audit", *more, "--training"]) == 2
     assert "takes no mechanism" in capsys.readouterr().err
