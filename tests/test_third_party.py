@@ -39,7 +39,8 @@ LINES = {
     "planned": f"privacy {CONFIG}",
     "spent": "privacy checkpoints/*.ckpt",
     "audited": "audit SQKR --draws 1e5",
-    "compared": "compare --mechanisms SQKR --on mean-unit-1024 --epsilon 8 --adversary server --seeds 1",
+    "compared": "compare --mechanisms SQKR --on mean-unit-1024 --epsilon 8 --adversary server --seeds 1 "
+    "--bare",
 }
 MORE = {"ranked": "plan --epsilon 8 --clients 1000 --params 500 --rounds 1 --adversary server"}
 
