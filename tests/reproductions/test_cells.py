@@ -122,13 +122,14 @@ def shown(row):
     return not row.get("variant", row.get("method", "")).endswith(LEFT_OUT)
 
 
-PUBLISHED, SHARED_OUT = "published_only-true", "samples_per_client-null-published_only-true"
-TABLE_2 = [f"cpa-table2-num_clients-50-100-400-700-1000-{end}" for end in (PUBLISHED, SHARED_OUT)]
+PUBLISHED = "published_only-true"
+TABLE_2, TABLE_3 = f"cpa-table2-num_clients-50-100-400-700-1000-{PUBLISHED}", f"cpa-table3-{PUBLISHED}"
 TABLE_4 = ["cpa-table4-models-linear", f"cpa-table4-models-mlp-{PUBLISHED}"]
-TABLE_3 = [f"cpa-table3-{end}" for end in (PUBLISHED, SHARED_OUT)]
 TABLES = {
     "table V": ("## Table V", of_table_v, ["cpa-table5"], 42),
     "table IV": ("## Table IV", of_table_iv, TABLE_4, 26),
+    "table II": ("## Tables II and III", of_table_ii, [TABLE_2], 10),
+    "table III": ("Table III, K = 100", of_table_iii, [TABLE_3], 5),
     "figure 6": ("## Figure 6", of_figure_6, ["cpa-fig6"], 30),
     "leakage": ("### Digits, MLP", of_leakage, ["leakage-attack"], 54),
 }
@@ -167,8 +168,8 @@ PARTS = {
         "cpa-table5", cpa_table5, {"num_clients": [10], "methods": ["nested CPA"], **ONE_RATE}, of_table_v, 3
     ),
     "table V, few clients": Part("cpa-table5", cpa_table5, {"num_clients": [10, 100]}, of_table_v, 52),
-    "table II": Part(TABLE_2[0], cpa_table2, {"num_clients": [50], "published_only": True}, of_table_ii, 2),
-    "table III": Part(TABLE_3[0], cpa_table3, {"epsilons": [0.2]}, of_table_iii, 1),
+    "table II": Part(TABLE_2, cpa_table2, {"num_clients": [50], "published_only": True}, of_table_ii, 2),
+    "table III": Part(TABLE_3, cpa_table3, {"epsilons": [0.2]}, of_table_iii, 1),
     "figure 6": Part("cpa-fig6", cpa_fig6, {"num_clients": [100], "epsilons": [0.5]}, of_figure_6, 3),
     "figure 7": Part("cpa-fig7", cpa_fig7, {"num_clients": [10], "epsilons": [0.5]}, of_figure_7, 5),
 }
