@@ -284,7 +284,8 @@ def _met(report: PrivacyReport) -> str:
     assert report.asked is not None
     if report.state == "planned":
         return "to be met" if report.asked.met else "will NOT be met"
-    return "met" if report.asked.met else "NOT met"
+    so_far = " so far" if report.state == "running" else ""
+    return f"{'met' if report.asked.met else 'NOT met'}{so_far}"
 
 
 def name_of(row: Row) -> str:
