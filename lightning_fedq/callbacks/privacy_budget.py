@@ -303,7 +303,9 @@ class PrivacyBudget(pl.Callback):
         if not self._counts_samples and not trainer.barebones:
             budgets = [one for one in callbacks_of(trainer) if isinstance(one, PrivacyBudget)]
             several = sum(not one._counts_samples for one in budgets) > 1  # one name would have their mean
-            key = f"{self._key}_{self.adversary.name.lower()}" if several else self._key
+            target = _one(trainer, Federation).privacy_target  # whose figure has the short name
+            named = several or (target is not None and target.against is not self.adversary)
+            key = f"{self._key}_{self.adversary.name.lower()}" if named else self._key
             log_figure(pl_module, key, self.epsilon_spent, prog_bar=True)
             log_figure(pl_module, "fed/delta", self.delta)
         if why := self._blocked():

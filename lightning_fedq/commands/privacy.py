@@ -185,7 +185,7 @@ def _target_of(state: Mapping[str, Any]) -> PrivacyTarget | None:
     return PrivacyTarget(**parse_call(text)[1])
 
 
-def _planner_of(federation: Mapping[str, str], may_be_silent: bool) -> RoundPlanner:
+def _planner_of(federation: Mapping[str, Any], may_be_silent: bool) -> RoundPlanner:
     """Plan of the rounds to come. Whom a rule names later is not known: as the worst, everybody each time."""
     clients, deadline = int(federation["num_clients"]), federation.get("deadline")
     limit = None if deadline is None else Deadline(**parse_call(deadline)[1])

@@ -177,7 +177,10 @@ class RunFigures:
     def __init__(self, federation: Federation, trainer: pl.Trainer) -> None:
         self._federation, self._trainer = federation, trainer
         self._megabytes, self._costs = 0.0, dict[str, tuple[Account, PrivacyClaim]]()
-        self._counted = any(hasattr(callback, "epsilon_spent") for callback in callbacks_of(trainer))
+        budgets: list[Any] = [each for each in callbacks_of(trainer) if hasattr(each, "epsilon_spent")]
+        about = [each.adversary for each in budgets if each.unit != "sample"]
+        target = federation.privacy_target
+        self._counted = len(about) == 1 and (target is None or about[0] is target.against)
         self.vector_changed()
 
     def vector_changed(self) -> None:

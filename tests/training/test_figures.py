@@ -103,6 +103,19 @@ def test_two_budgets_do_not_log_their_mean(tmp_path):
     assert "epsilon" not in str(json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"])
 
 
+@pytest.mark.parametrize("who", ["outsider", "server"])
+def test_the_target_has_the_short_name_beside_a_budget_about_somebody_else(who, tmp_path):
+    target, folder = PrivacyTarget(8.0, 1e-5, "outsider"), RunFolder("run", str(tmp_path), show=False)
+    budget = PrivacyBudget(1000.0, 1e-5, who)
+    values = logged(tmp_path, Federated(GaussianNoise(1.0, 1.0), 20, privacy=target), budget, folder)
+    rows = json.loads((tmp_path / "run" / "privacy.json").read_text())["rows"]
+    stated = {row["adversary"].lower(): pytest.approx(float(row["epsilon_run"]), rel=1e-6) for row in rows}
+    last = read_rows(tmp_path / "run" / "metrics.csv")[-1]
+    assert last["epsilon"] == stated["outsider"] == values["fed/epsilon"]
+    assert ("epsilon_server" in last) == (who == "server")
+    assert who == "outsider" or last["epsilon_server"] == stated["server"]
+
+
 @pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
 @pytest.mark.filterwarnings("ignore:the keys come from a seed:UserWarning")
 @pytest.mark.parametrize(("run", "seed"), [("masked", None), ("accounted", None), ("masked", 3)])
