@@ -544,12 +544,6 @@ def test_a_mechanism_is_read_without_evaluating_code():
             parse_mechanism(text)
 
 
-def test_the_command_is_installed():
-    command = [sys.executable, "-m", "lightning_fedq.cli", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert shown.startswith("usage: fedq COMMAND")
-
-
 @pytest.mark.parametrize("arguments", [["configs"], ["--help"], ["configs", "digits_corbin"]])
 def test_a_reader_that_stops_early_is_no_error(arguments):
     """As in `fedq configs | head`."""

@@ -9,13 +9,13 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 import lightning_fedq
 from lightning_fedq import mechanisms
+from tests.loaded import loaded
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -53,15 +53,6 @@ def test_every_page_is_built(site):
     assert pages <= {path.relative_to(site) for path in site.rglob("*.html")}
 
 
-def tutorial():
-    spec = spec_from_file_location("tutorial", DOCS / "tutorial.py")
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules["tutorial"] = module  # where its dataclass looks for annotations
-    spec.loader.exec_module(module)
-    return module
-
-
 def cells(folder, script):
     """Kind and source of every cell of a notebook, whether it printed, and how many pictures it drew."""
     found = json.loads((folder / f"{script.stem}.ipynb").read_text())["cells"]
@@ -80,7 +71,7 @@ def cells(folder, script):
 def test_pages_and_notebooks_of_tutorials_have_their_scripts_cells(script):
     """`make tutorials` writes them."""
     sources = [cell["source"] for cell in json.loads(script.with_suffix(".ipynb").read_text())["cells"]]
-    code = [code for _, code in tutorial().cells(script.read_text()) if code]
+    code = [code for _, code in loaded("docs/tutorial.py").cells(script.read_text()) if code]
     assert [source for source in sources if source in code] == code
     page = script.with_suffix(".md").read_text()
     assert all(f"```python\n{one}\n```" in page for one in code) and "printed" in page
@@ -139,11 +130,7 @@ def test_the_reference_has_every_public_class(site):
 
 
 def test_tables_that_repeat_code_are_what_it_says(capsys):
-    spec = spec_from_file_location("generate", DOCS / "generate.py")
-    assert spec is not None and spec.loader is not None
-    generate = module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    assert generate.main(["--check"]) == 0, capsys.readouterr().out
+    assert loaded("docs/generate.py").main(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_public_names_import():

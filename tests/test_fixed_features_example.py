@@ -1,23 +1,17 @@
 """`examples/fixed_features.py`: features of this library, or of a frozen network, under a head."""
 
-import importlib.util
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-PATH = Path(__file__).parents[1] / "examples" / "fixed_features.py"
+from tests.loaded import loaded
 
 
 def example():
-    spec = importlib.util.spec_from_file_location("fixed_features", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("examples/fixed_features.py")
 
 
 def test_a_frozen_network_stays_what_it_was():

@@ -1,8 +1,6 @@
 """`examples/leaf.py`: LEAF's format, in small files that are written here."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +11,9 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import make_trainer
+from tests.loaded import loaded
 
-_spec = importlib.util.spec_from_file_location("leaf", Path(__file__).parents[1] / "examples" / "leaf.py")
-leaf = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(leaf)
+leaf = loaded("examples/leaf.py")
 LETTERS, LEAFDataModule = leaf.LETTERS, leaf.LEAFDataModule
 leaf_clients, letters, read_leaf = leaf.leaf_clients, leaf.letters, leaf.read_leaf
 

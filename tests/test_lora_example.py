@@ -1,6 +1,5 @@
 """`examples/lora.py`: what it chooses before anybody trains, and the whole of it (slow)."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -9,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.loaded import loaded
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "lora.py"
 
 
 def example():
     pytest.importorskip("peft")
-    spec = importlib.util.spec_from_file_location("lora_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("examples/lora.py")
 
 
 @pytest.mark.parametrize("rank", [2, 8])

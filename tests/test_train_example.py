@@ -1,12 +1,12 @@
 """`examples/train.py` knows nothing of us; a fragment federates it."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 from pytorch_lightning.cli import LightningCLI
 
 from lightning_fedq._lightning import pl
+from tests.loaded import loaded
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [
@@ -24,10 +24,7 @@ def _as_from_a_shell(monkeypatch, tmp_path):
 
 
 def run(*arguments):
-    spec = importlib.util.spec_from_file_location("train_example", ROOT / "examples" / "train.py")
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = loaded("examples/train.py")
     plain = str(ROOT / "examples" / "plain.yaml")
     args = ["fit", "--config", plain, *arguments, "--trainer.enable_model_summary", "false"]
     return LightningCLI(example.DigitClassifier, example.DigitsData, args=args).trainer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from lightning_fedq.comparison.bench.tasks import MeanEstimation, Training, scal
 from lightning_fedq.comparison.comparison import Comparison
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, RotatedCoins
 from lightning_fedq.mechanisms.interface import Adversary
+from tests.loaded import loaded
 
 SMALL = MeanEstimation("small", 60, 1, "unit", 64)
 ROOT = Path(__file__).parents[3]
@@ -33,11 +33,7 @@ def rows_of(
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
     """`benchmarks/bench.py`, which is no package."""
-    spec = importlib.util.spec_from_file_location("bench_tool", ROOT / "benchmarks" / "bench.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("benchmarks/bench.py")
 
 
 @pytest.mark.parametrize("kind", ["unit", "sparse", "heavy"])
