@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.privacy import report, target
 from lightning_fedq.privacy.account import Account
@@ -80,7 +81,7 @@ class Setting:
 
     @property
     def _any(self):
-        return self.account(None)
+        return self.account(FedAvg())  # which claims nothing
 
     @property
     def num_corrupt(self):

@@ -68,7 +68,8 @@ class Account:
         """Delta that is left for the mechanism.
 
         Dropouts of a sum take half, every round in which more may collude than are counted `CHANCE`, and
-        every one in which masks may be opened the chance of that.
+        every one in which masks may be opened the chance of that. Noise that is handed on is that of others'
+        rounds, too.
         """
         run = self.run
         after_drops = claim.loss.counts_answers and run.sampling.dropout_probability > 0.0
@@ -77,7 +78,7 @@ class Account:
         share = 0.5 if after_drops else 1.0
         if claim.adversary is Adversary.SECAGG_SERVER and self.masks_hold:
             more = CHANCE * run.colluders.drawn + run.masks_open / self.delta
-            share -= more * max(rounds, run.horizon)
+            share -= more * max(rounds, run.horizon, run.rounds if run.mechanism.hands_on else 0)
         return max(share, 0.0) * self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:

@@ -15,10 +15,12 @@ from lightning_fedq.mechanisms import (
     AugCorBin,
     DistributedDiscreteGaussian,
     GaussianNoise,
+    HandedOnGaussian,
     PairedCoins,
     RotatedCoins,
 )
 from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.collusion import CHANCE, Colluders
 from lightning_fedq.privacy.losses import ConcentratedLoss, NonPrivate
@@ -214,6 +216,18 @@ def test_delta_pays_for_cohorts_with_more():
     assert setting.available(claim, 1000) == pytest.approx(DELTA * (1 - 1000 * CHANCE), rel=1e-12)
     everybody = replace(setting, num_clients=None)
     assert everybody.available(claim, 1000) == DELTA
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "paid"),
+    [(GaussianNoise(1.0, 1.0), 5), (HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=25), 50)],
+)
+def test_delta_pays_for_the_rounds_whose_noise_hides_a_client(mechanism, paid):
+    """Where noise is handed on, five rounds of 50 are hidden by that of the rounds after them, too."""
+    setting = replace(drawn(LDPQ(1.0)), rounds=50, charges=[5] * 1000)
+    claim = setting.claims(LDPQ(1.0))[Adversary.SECAGG_SERVER]
+    run = setting.run(mechanism)
+    assert Account(run, DELTA).available(claim, 5) == pytest.approx(DELTA * (1 - paid * CHANCE), rel=1e-12)
 
 
 @pytest.mark.parametrize(
