@@ -124,11 +124,12 @@ def shown(row):
 
 PUBLISHED, SHARED_OUT = "published_only-true", "samples_per_client-null-published_only-true"
 TABLE_2, TABLE_3 = f"cpa-table2-num_clients-50-100-400-700-1000-{PUBLISHED}", f"cpa-table3-{PUBLISHED}"
+TABLES_2 = [TABLE_2, f"cpa-table2-num_clients-50-100-400-{SHARED_OUT}"]
 TABLE_4 = ["cpa-table4-models-linear", f"cpa-table4-models-mlp-{PUBLISHED}"]
 TABLES = {
     "table V": ("## Table V", of_table_v, ["cpa-table5"], 42),
     "table IV": ("## Table IV", of_table_iv, TABLE_4, 26),
-    "table II": ("## Tables II and III", of_table_ii, [TABLE_2], 10),
+    "table II": ("## Tables II and III", of_table_ii, TABLES_2, 16),
     "table III": ("Table III, K = 100", of_table_iii, [TABLE_3, f"cpa-table3-{SHARED_OUT}"], 10),
     "figure 6": ("## Figure 6", of_figure_6, ["cpa-fig6"], 30),
     "leakage": ("### Digits, MLP", of_leakage, ["leakage-attack"], 54),
