@@ -13,6 +13,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.digits_run import make_trainer
+from tests.tried import without_forks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Federated trains one client at a time"),
@@ -218,8 +219,9 @@ def fit(name, *callbacks):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_client_is_the_plain_training(name):
+def test_one_client_is_the_plain_training(name, monkeypatch):
     """Optimisers begin anew in a round, so the plain training is one fit of an epoch after the other."""
+    without_forks(monkeypatch)  # what a rehearsal in this process leaves behind would show
     plain, tensors = corpus()[name]
     for _ in range(2):
         make_trainer(max_epochs=1).fit(plain, DataLoader(TensorDataset(*tensors), batch_size=8))
