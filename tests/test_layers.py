@@ -326,7 +326,7 @@ ROOMS = {
     # 6,300: one count of colluders (110), journals beside and the document's facts (state, bits,
     # origin) came; who is available (20, issue 69); a full disk names its file, rounds of traffic (15);
     # bits of the code that messages have (15)
-    "privacy reports": 6_605,
+    "privacy reports": 6_606,
     # 4,250: graph and threshold follow the law of colluders; decoders refuse what no encoder
     # writes (issue 68); inverses of distances are kept (6, issue 72)
     "keys secagg wire": 4_346,
