@@ -74,7 +74,7 @@ class Trials(Soak):
             one.halt()
             units = UNITS["server" if one is self.server else "site"]
             one.type(
-                "umount -q /var/lib/fedq || true; rm -rf /etc/systemd/system/*.begun\n"
+                "rm -rf /etc/systemd/system/*.begun\n"
                 f"rm -rf /var/lib/fedq /var/lib/flower; systemctl enable --now {units}\n"
             )
         self.count.clear()
@@ -147,21 +147,6 @@ def slow(trials, release):
     link.delay, link.loss = {}, {}
 
 
-def away_and_full(trials, release):
-    """The victim is away, and another site's disk is full; both are mended after a minute."""
-    other, victim = trials.sites[VICTIM + 1], trials.sites[VICTIM]
-    other.type(
-        "cp -a /var/lib/fedq /var/lib/kept; mount -t tmpfs -o size=512k none /var/lib/fedq\n"
-        "cp -a /var/lib/kept/. /var/lib/fedq; rm -r /var/lib/kept\n"
-        "dd if=/dev/zero of=/var/lib/fedq/filler 2> /dev/null || true\n"
-    )
-    victim.halt()
-    release()
-    time.sleep(60)
-    other.type("rm /var/lib/fedq/filler\n")
-    victim.type(f"rm /etc/systemd/system/*.begun; systemctl enable --now {UNITS['site']}\n")
-
-
 FAULTS = {
     "none": none,
     "client killed": killed("fedq-client"),
@@ -171,7 +156,6 @@ FAULTS = {
     "link cut for 60 s": cut(60),
     "300 ms, 5% lost": slow,
     "SuperNode killed": killed("fedq-supernode"),
-    "a site away, another's disk full": away_and_full,
 }
 
 
