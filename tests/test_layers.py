@@ -348,8 +348,8 @@ ROOMS = {
     # docstrings and 45 of refusals
     "data": 3_960,
     # what fewer parameters would do came (14, issue 71), a checkpoint's target, who was
-    # available, and what was charged, masks for nobody who sees none (44)
-    "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_924,
+    # available, and what was charged, masks for nobody who sees none (51)
+    "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_931,
     # 5,200: bench, results_page and markdown went (530); seeds, epsilons, loggers, resumption and the picture
     # of `fedq compare` (660), configurations with the account of all runs (310), Opacus's baselines (130) and
     # processes (100) came; options that would do nothing are refused, deltas said (20)

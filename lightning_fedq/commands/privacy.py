@@ -96,7 +96,8 @@ def report_of_checkpoint(
 ) -> PrivacyReport:
     """State what the run of a checkpoint has spent so far, or will have after `rounds`.
 
-    Where cohorts are drawn, with probability 99% no client is charged more often than that says.
+    Rounds to come average over who is drawn, unless somebody was drawn more often than that says already:
+    then what was charged counts, and as many rounds more as with probability 99% no client exceeds.
 
     Args:
         rounds: Rounds of the whole run, once it has gone on; None is what it has spent.
@@ -152,11 +153,17 @@ def report_of_checkpoint(
         num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
         secure_keys=federation["seed"] == "None",
     )
-    if rounds is not None and rounds > past:
-        charges = charges + planned_charges(run_of(rounds=rounds - past), secret=False)
-    run = run_of(rounds=past if rounds is None else rounds, charges=charges)
+    run = run_of(rounds=past, charges=charges)
     charged.agree(run.terms)
-    report = _report(run, delta, secagg, "running" if rounds is None else "planned", target)
+    report = _report(run, delta, secagg, "running", target)
+    if rounds is not None:
+        so_far, report = report, _report(run_of(rounds=rounds), delta, secagg, "planned", target)
+        pairs = zip(report.all_rows, so_far.all_rows, strict=True)
+        if any(to_come.epsilon < spent.epsilon for to_come, spent in pairs):  # somebody was drawn too often
+            if rounds > past:
+                charges = charges + planned_charges(run_of(rounds=rounds - past), secret=False)
+            report = _report(run_of(rounds=rounds, charges=charges), delta, secagg, "planned", target)
+            report = replace(report, charged=())
     origin = Origin(model=hashlib.sha256(path.read_bytes()).hexdigest())
     report = replace(report, leaves=(_NOT_KNOWN,), origin=origin)
     private_sgd = _state_with("histories", callbacks)

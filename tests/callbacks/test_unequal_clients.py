@@ -17,7 +17,6 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.document import to_json
 from lightning_fedq.rounds import RoundPlanner
 from tests.callbacks.test_privacy import trainer
-from tests.described import page as markdown
 
 WIDTH = 310
 UNEQUAL = (0.001,) * 9 + (2.0,)
@@ -148,7 +147,8 @@ def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path
     assert read.row(Adversary.SERVER).epsilon_run == pytest.approx(epsilon)
     assert json.loads(to_json(read))["charged"] == saved["charged"]
     to_come = report_of_checkpoint(tmp_path / "last.ckpt", 15, 1e-5, secagg=False)
-    assert to_come.charged == () and "averages over the lottery" in markdown(to_come)
+    # on average over the lottery, or what was charged where that is more
+    assert to_come.charged == () and to_come.row(Adversary.SERVER).epsilon_run >= (1.0 - 1e-9) * epsilon
 
 
 class FailsAtTheEnd(pl.Callback):

@@ -7,6 +7,9 @@ _CONSTRAINTS = "training/test_constraints.py::"
 _LAST = "flower/test_store.py::test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure"
 _RECORDS = "training/test_linear_bytes.py::test_records_that_are_not_the_checkpoint_s_are_named"
 TESTED = {
+    "is of a run that was charged for {} rounds, got --rounds {}; leave it out for what they cost": (
+        "commands/test_privacy.py::test_rounds_to_come_add_to_those_that_were_charged"
+    ),
     "a process of the comparison ended in the middle of a run (memory?)": (
         "comparison/test_comparison.py::test_a_process_that_is_killed_ends_it_with_a_cure"
     ),

@@ -161,7 +161,8 @@ class LogsThroughTheBase(Logs):
 
 def test_the_base_class_s_log_is_no_way_round(tmp_path):
     original = pl.LightningModule.log
-    trainer, _ = run(tmp_path, module=LogsThroughTheBase())
+    with pytest.warns(UserWarning, match="no round has a metric val_loss"):
+        trainer, _ = run(tmp_path, module=LogsThroughTheBase())
     seen = set().union(trainer.callback_metrics, trainer.logged_metrics, columns(tmp_path))
     assert "my/val_loss" in seen and any(name.endswith("fed/round") for name in seen)
     assert not [name for name in seen if "train_" in name]
