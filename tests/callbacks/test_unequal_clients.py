@@ -148,7 +148,7 @@ def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path
     assert json.loads(to_json(read))["charged"] == saved["charged"]
     to_come = report_of_checkpoint(tmp_path / "last.ckpt", 15, 1e-5, secagg=False)
     # on average over the lottery, or what was charged where that is more
-    assert to_come.charged == () and to_come.row(Adversary.SERVER).epsilon_run >= (1.0 - 1e-9) * epsilon
+    assert to_come.charged == () and to_come.row(Adversary.SERVER).epsilon_run >= (1.0 - 1e-6) * epsilon
 
 
 class FailsAtTheEnd(pl.Callback):

@@ -186,6 +186,7 @@ def trained(folder, delta=1e-5, rounds=1, **settings):
     return folder / "one.ckpt", json.loads((folder / "run" / "privacy.json").read_text())
 
 
+@pytest.mark.filterwarnings("ignore:round . was aborted")  # which is charged like any other
 @pytest.mark.parametrize("name", [name for name in FEDERATIONS if name not in ("cohorts", "statistics")])
 def test_a_checkpoint_says_what_its_run_says_so_far_and_of_rounds_to_come(name, tmp_path):
     """Where a rule names who is there, a checkpoint does not know whom: everybody in every round."""
