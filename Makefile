@@ -54,7 +54,7 @@ test-slow: setup
 test-oldest: $(OLDEST)/.ready
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile -o filterwarnings=default \
 		tests/callbacks tests/commands tests/data tests/dpsgd tests/isolation tests/leakage \
-		tests/audit/commands tests/comparison/commands tests/training \
+		tests/audit/commands tests/training \
 		tests/test_cli.py tests/test_configs.py tests/test_lightning_binding.py tests/test_train_example.py
 
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt

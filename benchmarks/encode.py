@@ -50,8 +50,6 @@ MECHANISMS: list[Mechanism] = [
     m.SignRR(1.0),
     m.JoPEQ(1.0),
     m.MVU(2.0),
-    m.IMVU(1.0, 1.0),
-    m.RQM(2.0),
     m.LayeredGaussian(8.0, 0.05),
     m.LayeredGaussian(8.0, 0.05, entropy_code="elias"),
     m.LayeredGaussian(8.0, 0.05, layering="shifted"),

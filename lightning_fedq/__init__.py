@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         ReloadBest,
         RoundProgressBar,
         RunFolder,
-        TrackedRounds,
         WandbRounds,
     )
     from lightning_fedq.clients.evaluation import ClientEvaluation
@@ -95,7 +94,6 @@ __all__ = [
     "SecAgg",
     "Sizes",
     "Statistics",
-    "TrackedRounds",
     "WandbRounds",
 ]
 __all__ += mechanisms.__all__

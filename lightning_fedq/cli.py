@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lightning_fedq import __version__, gone
+from lightning_fedq import __version__
 from lightning_fedq.commands.configs import EVALUATION, TRAINING, expand
 from lightning_fedq.commands.errors import TRACE, complaint, nearest
 from lightning_fedq.commands.options import import_named_classes, take_changes
@@ -19,14 +19,13 @@ OTHERS = {
     "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
     "compare": "mechanisms at equal epsilon, with Opacus's beside them, or finished runs: table, picture",
     "report": "write one HTML page about finished runs: who sees what, epsilon and bits by round",
-    "sweep": "what all runs of a search cost together; the best of a random number of runs",
-    "privacy": "say what a configuration, a checkpoint or a run protects, adversary by adversary",
+    "privacy": "say what a configuration, a checkpoint or a run protects; what several runs cost together",
     "plan": "rank all mechanisms, calibrated to a target epsilon, by error: settings, bits, clients needed",
     "flower": "real machines over Flower: write an app, run a site's client with its own code only",
-    "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",
+    "audit": "try to refute what mechanisms claim, yours, too, by simulation",
 }
 
-ROOMS = {"audit": "audit.", "compare": "comparison.", "sweep": "comparison."}
+ROOMS = {"audit": "audit.", "compare": "comparison."}
 """Where those of `OTHERS` stand that do not stand in `commands/` itself."""
 
 
@@ -96,9 +95,6 @@ def _run(argv: Sequence[str] | None) -> int:
 
         FedqCLI(arguments, changes=changes)
         return 0
-    if command in gone.COMMANDS:
-        print(f"error: fedq {command} is gone since 0.3.0; use {gone.COMMANDS[command]}", file=sys.stderr)
-        return 2
     hint = nearest(command, [*TRAINING, *OTHERS])
     print(f"error: there is no command {command!r}.{hint}\n\n{usage()}", file=sys.stderr)
     return 2

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from lightning_fedq import gone
-
 
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
@@ -59,7 +57,7 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
     def find(name: str) -> Any:
         if name.startswith("__") or name not in homes():  # the source is read when a name is first asked for
-            gone.refuse(package, name)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(homes()[name]), name)
         setattr(module, name, value)
         return value

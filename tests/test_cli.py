@@ -112,8 +112,8 @@ def test_help_imports_nothing_heavy(command):
 
 
 def test_an_unknown_command_names_the_nearest(capsys):
-    assert main(["sweeep"]) == 2
-    assert "there is no command 'sweeep'. Did you mean 'sweep'?" in capsys.readouterr().err
+    assert main(["privacyy"]) == 2
+    assert "there is no command 'privacyy'. Did you mean 'privacy'?" in capsys.readouterr().err
 
 
 def test_a_wrong_option_is_one_line(capsys):
@@ -231,7 +231,7 @@ def test_a_module_of_the_current_folder_is_found(tmp_path, capsys):
 
 
 def test_settings_by_short_names(tmp_path, capsys):
-    """As in `fedq sweep` and `fedq privacy`; after the flags."""
+    """As in `fedq privacy`; after the flags."""
     fit = ["fit", str(configuration(tmp_path)), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"]
     changes = ["Federated.num_clients=6", "CorBin.epsilon=2.0", "RunFolder.name=mine", "model.lr=0.01"]
     assert main([*fit, "--set", *changes, "--trainer.max_epochs=3", "--set=trainer.max_epochs=1"]) == 0

@@ -15,16 +15,15 @@ HOST = {"_lightning", "torch"}
 # What each room, or a low part of one, may import: parts of this package, and packages from outside. Not
 # listed are `cli`, `commands`, `flower`, `audit` and `comparison`, which stand on top.
 ALLOWED = {
-    "gone": set(),
-    "imports": {"gone"},
+    "imports": set(),
     "functional": ARRAYS,
-    "keys": {"gone", "numpy", "cryptography", "numba", "llvmlite"},
+    "keys": {"numpy", "cryptography", "numba", "llvmlite"},
     "wire": {"constriction", *ARRAYS},
     "privacy.losses": {"functional", *ARRAYS},
     "mechanisms.interface": {"functional", "wire", "privacy.losses", "keys", "torch"},
     "mechanisms.contract": {"mechanisms.interface", "wire", "torch"},
     "mechanisms.contract_suite": {
-        *("gone", "mechanisms.contract", "mechanisms.interface", "functional", "keys", "wire"),
+        *("mechanisms.contract", "mechanisms.interface", "functional", "keys", "wire"),
         *("jsonargparse", "yaml", "torch"),
     },
     "mechanisms.registry": {"mechanisms.interface", "mechanisms"},
@@ -48,7 +47,6 @@ ALLOWED = {
     "dpsgd.statement": {"dpsgd.opacus", "privacy.verdict"},
     "privacy": {
         *("mechanisms.interface", "imports", "functional", "keys", "dpsgd.opacus", "dpsgd.statement"),
-        "gone",
         *("privacy.losses", "privacy.grid", "privacy.accounting", "privacy.verdict", "privacy.run"),
         "privacy.collusion",
         *ARRAYS,
@@ -74,8 +72,8 @@ ALLOWED = {
     },
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"functional", "matplotlib", "numpy", *HOST},
-    "data.datasets": {"gone", "data", "imports", "sklearn", "torchvision", "PIL", "numpy", *HOST},
-    "data.models": {"gone", "torchmetrics", *HOST},
+    "data.datasets": {"data", "imports", "sklearn", "torchvision", "PIL", "numpy", *HOST},
+    "data.models": {"torchmetrics", *HOST},
     "reports": {
         *("mechanisms.interface", "privacy.planning", "privacy", "privacy.verdict", "rounds"),
         *("jinja2", "markupsafe", "matplotlib", "PIL", "rich"),
@@ -116,7 +114,6 @@ ALLOWED = {
     },
     "callbacks": {
         *(
-            "gone",
             "imports",
             "algorithms.byzantine",
             "algorithms",
@@ -247,12 +244,6 @@ def test_no_module_needs_itself(types):
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
 
 
-def test_the_training_room_can_be_held_in_the_head():
-    """A file for each subject (docs/layout.md), which one reads from top to bottom."""
-    files = {path.name: _lines([path]) for path in (PACKAGE / "training").glob("*.py")}
-    assert 10 < len(files) <= 18 and max(files.values()) <= 500, files
-
-
 def test_one_module_binds_to_lightning():
     """Programs of either of Lightning's packages work only if no other module imports one of them."""
     found = {
@@ -315,80 +306,3 @@ def test_no_global_random_numbers():
     names = {name.rpartition(".")[2] for path, name in wrong if path == USERS_OWN_DRAWS}
     draws = {"seed", "getstate", "setstate", "get_state", "set_state", "Generator", "RandomState", "Random"}
     assert names <= draws, "it draws nothing itself"
-
-
-# Lines of .py that a room may have: what comes brings its lines. docs/layout.md says what each room is for.
-# Where a room has more than was decided, the comment says what was decided and why it is not reached.
-ROOMS = {
-    # 16,200: two rules of the contract and a mixture's loud terms came (190), Z and A2 stay; batches of any
-    # type are taken apart in one place (60, issue 66), where values are clipped (20, issue 69)
-    "mechanisms functional": 16_480,
-    # 6,300: one count of colluders (110), journals beside and the document's facts (state, bits,
-    # origin) came; who is available (20, issue 69); a full disk names its file, rounds of traffic (15);
-    # bits of the code that messages have (15)
-    "privacy reports": 6_606,
-    # 4,250: graph and threshold follow the law of colluders; decoders refuse what no encoder
-    # writes (issue 68); inverses of distances are kept (6, issue 72)
-    "keys secagg wire": 4_346,
-    # 13,900: journal of any checkpoint, ranks from the environment, clocks and float sums came; `self.log` is
-    # caught in five places for five reasons; weights are no checkpoint, sizes of clients compared (25, 67).
-    # Issue 66: hooks before a stack, 16 bits compared in 32, what layers hold constant, clients that measure
-    # nothing (470); issue 69: statistics before training, who trains, who is available (505); 68: 25; 73: one
-    # round for simulations, ranks and real clients (180), less what was written twice
-    "training clients rounds callbacks/federated.py": 14_940,
-    # 4,150: rows of a person came (150); DPSGD's own loss on a grid is 43% tighter than the other and stays,
-    # with the liars of the guide and the robust rules (540); every logger has the federation's settings (40);
-    # layers that hide samples' gradients, bags and batches that are sorted came (issue 66, 120)
-    "callbacks algorithms dpsgd": 5_030,
-    # 4,100: issue 68: who is away, rounds that were agreed, refusers that are asked again, clocks, wheels
-    "flower": 4_560,
-    # 3,200: repeated rows are seen (50); data opened by turn (105, issue 67), data sets dealt out as the
-    # training's (95, issue 66) and given sizes (65, issue 69) came;
-    # fixed features, their pictures and what keeps them (315, issue 71): 140 were meant, without 65 lines of
-    # docstrings and 45 of refusals
-    "data": 3_960,
-    # what fewer parameters would do came (14, issue 71), a checkpoint's target, who was
-    # available, and what was charged, masks for nobody who sees none (51)
-    "commands cli.py gone.py imports.py __init__.py _lightning.py": 2_931,
-    # 5,200: bench, results_page and markdown went (530); seeds, epsilons, loggers, resumption and the picture
-    # of `fedq compare` (660), configurations with the account of all runs (310), Opacus's baselines (130) and
-    # processes (100) came; options that would do nothing are refused, deltas said (20)
-    "audit comparison": 6_030,
-    "leakage": 1_700,
-}
-TESTS, WORDS = 73_167, 80_000
-"""Lines of tests/, and words of README.md and the pages of docs/. Of tests 62,000 were decided; cures for 52
-refusals that no row had, laws of colluders, journals, rows of a person and the document came, and those of
-issues 65 to 73 (5,400). Of words 80,000: pages on statistics, comparing, searching, Opacus's noise and what
-operators type came (3,000), tables of the bench went to benchmarks/results (1,400)."""
-OVER = "{}: {} where {} are allowed; bring the lines, or change the number in the same commit and say why"
-
-
-def _lines(paths):
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-
-
-def _room(path):
-    """A file that is named by itself does not count for its folder."""
-    name = path.relative_to(PACKAGE).as_posix()
-    homes = {place: room for room in ROOMS for place in room.split()}
-    return homes.get(name) or homes.get(name.partition("/")[0])
-
-
-def test_every_file_stands_in_a_room():
-    assert not [str(path) for path in MODULES if _room(path) is None]
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_keeps_to_its_lines(room):
-    lines = _lines(path for path in MODULES if _room(path) == room)
-    assert 0 < lines <= ROOMS[room], OVER.format(room, f"{lines:,} lines", f"{ROOMS[room]:,}")
-
-
-def test_tests_and_pages_keep_to_theirs():
-    top = PACKAGE.parent
-    lines = _lines((top / "tests").rglob("*.py"))
-    assert 0 < lines <= TESTS, OVER.format("tests", f"{lines:,} lines", f"{TESTS:,}")
-    pages = [top / "README.md", *(top / "docs").rglob("*.md")]
-    words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
-    assert len(pages) > 20 and words <= WORDS, OVER.format("docs", f"{words:,} words", f"{WORDS:,}")

@@ -1,8 +1,5 @@
 """Lightning callbacks: the federation itself, and what reports on it."""
 
-from typing import TYPE_CHECKING
-
-from lightning_fedq import gone
 from lightning_fedq.callbacks.byzantine import ByzantineClients
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
@@ -11,7 +8,7 @@ from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.callbacks.progress import RoundProgressBar
 from lightning_fedq.callbacks.reload_best import ReloadBest
 from lightning_fedq.callbacks.run_folder import RunFolder
-from lightning_fedq.callbacks.tracking import TrackedRounds, WandbRounds
+from lightning_fedq.callbacks.tracking import WandbRounds
 
 __all__ = [
     "DPSGD",
@@ -22,9 +19,5 @@ __all__ = [
     "ReloadBest",
     "RoundProgressBar",
     "RunFolder",
-    "TrackedRounds",
     "WandbRounds",
 ]
-
-if not TYPE_CHECKING:  # to a type checker any other name is an error
-    __getattr__ = gone.names_of(__name__)

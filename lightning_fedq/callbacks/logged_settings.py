@@ -42,22 +42,18 @@ def settings_of(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
 
 
 def log_settings(trainer: pl.Trainer, federation: Federation) -> None:
-    """Put a federation into the configuration of every logger's run."""
+    """Put a federation into the configuration of every logger's run, beside what is there."""
     for logger in trainer.loggers if trainer.is_global_zero else ():
-        add_settings(logger, {"federation": settings_of(trainer, federation)})
-
-
-def add_settings(logger: pl.loggers.Logger, settings: Mapping[str, Any]) -> None:
-    """Add nested settings to the configuration of a logger's run, beside those that are there."""
-    if isinstance(logger, pl.loggers.MLFlowLogger):
-        # a parameter is written once: a second fit of the same run keeps the first's
-        there = logger.experiment.get_run(logger.run_id).data.params
-        settings = {key: value for key, value in _flat(settings).items() if key not in there}
-    logger.log_hyperparams(dict(settings))
-    if isinstance(logger, pl.loggers.TensorBoardLogger):
-        # Lightning has written the module's own before the fit, and never writes over a file that is there
-        (Path(logger.log_dir) / logger.NAME_HPARAMS_FILE).unlink(missing_ok=True)
-        logger.save()
+        settings: dict[str, Any] = {"federation": settings_of(trainer, federation)}
+        if isinstance(logger, pl.loggers.MLFlowLogger):
+            # a parameter is written once: a second fit of the same run keeps the first's
+            there = logger.experiment.get_run(logger.run_id).data.params
+            settings = {key: value for key, value in _flat(settings).items() if key not in there}
+        logger.log_hyperparams(settings)
+        if isinstance(logger, pl.loggers.TensorBoardLogger):
+            # Lightning wrote the module's own before the fit, and never writes over a file that is there
+            (Path(logger.log_dir) / logger.NAME_HPARAMS_FILE).unlink(missing_ok=True)
+            logger.save()
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

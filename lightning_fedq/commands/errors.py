@@ -37,9 +37,6 @@ def suggest(message: str, keys: Iterable[str]) -> str:
         )
     if misplaced := mechanism_misplaced(message):
         return misplaced
-    old = re.search(r"lightning_fedq\.[\w.]+ is .* since 0\.3\.0.*", message)  # of `gone`
-    if old:
-        return f" {old[0]}"
     wrong = re.findall(r'Parser key "(\w+)":\n(?: .*\n)*? *Expected (?:an? )?(.*)\. Got value: (.*)', message)
     if wrong and "class_path" in message:
         key, kind, value = wrong[-1]

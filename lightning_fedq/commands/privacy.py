@@ -20,6 +20,7 @@ from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.mechanism_text import parse_call, parse_mechanism
 from lightning_fedq.commands.options import check_rounds, parse_changes
+from lightning_fedq.commands.together import cost_of_folder, page_of_runs
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
@@ -277,7 +278,7 @@ def report_of_folder(folder: Path) -> PrivacyReport:
 
 
 def main(
-    source: Annotated[str, "CONFIG|CKPT|RUN"],
+    sources: Annotated[Sequence[str], "CONFIG|CKPT|RUN"],
     *,
     delta: float | None = None,
     rounds: int | None = None,
@@ -288,10 +289,12 @@ def main(
     out: Path | None = None,
 ) -> None:
     """Say what a configuration would protect, or what a run has spent: from whom, how much, at
-    which delta, under which assumptions.
+    which delta, under which assumptions. Of several runs with the same clients: what they cost
+    together, whatever searched for settings; name every run, also those that failed.
 
     Args:
-        source: Configuration (a file or a name), checkpoint, or folder of a run that ended.
+        sources: Configuration (a file or a name), checkpoint, or folder of a run that ended. Several are
+            folders of runs that `fedq fit` began; one that has not ended counts with all its rounds.
         delta: Chance with which the guarantee may fail, below 1 / clients (default: the target's, or 1e-5).
         rounds: Rounds (default: trainer.max_epochs, or those in the checkpoint).
         secagg: Assume secure aggregation if the run has none.
@@ -300,9 +303,14 @@ def main(
         mechanism: Class path of a checkpoint's mechanism, where no installed package declares it.
         out: Folder to write privacy.md and privacy.json into, too.
     """
-    path = Path(source)
+    source, *others = sources
+    path, changes = Path(source), (mechanism, params, rounds) != (None, None, None) or secagg or bool(set_)
+    if others:
+        if changes:
+            raise ValueError("several runs count as they are; only --delta and --out go with them")
+        return _together(sources, delta or _DELTA, out)
     if path.is_dir():
-        if (mechanism, params, rounds, delta) != (None, None, None, None) or secagg or set_:
+        if changes or delta is not None:
             raise ValueError(f"the page of a run that ended has its own figures; ask {path}/config.yaml")
         return _print(report_of_folder(path), out)
     if path.suffix != ".ckpt":
@@ -312,12 +320,23 @@ def main(
     if path.suffix in SUFFIXES:
         if mechanism is not None:
             raise ValueError("--mechanism is for checkpoints; a configuration names its class itself")
-        changes = parse_changes(set_)
-        return _print(report_of_config(str(path), rounds, delta, secagg, params=params, changes=changes), out)
+        report = report_of_config(
+            str(path), rounds, delta, secagg, params=params, changes=parse_changes(set_)
+        )
+        return _print(report, out)
     if set_ or params is not None:
         raise ValueError("a checkpoint has its own settings; --set and --params are for configurations")
     kind = None if mechanism is None else mechanism_class(mechanism)
     return _print(report_of_checkpoint(path, rounds, delta, secagg, kind), out)
+
+
+def _together(folders: Sequence[str], delta: float, out: Path | None) -> None:
+    """Print what all runs cost together, and write it where asked."""
+    costs = [cost_of_folder(Path(folder), delta) for folder in folders]
+    page = page_of_runs(costs, delta, "Privacy of several runs together")
+    print(page)
+    if out is not None:
+        write_atomically(out / "privacy.md", page)
 
 
 def _print(report: PrivacyReport, out: Path | None) -> None:

@@ -25,15 +25,8 @@ from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.options import change_setting
 from lightning_fedq.commands.plan import federated_settings, sizes_of
+from lightning_fedq.commands.together import RunCost, charged_by, composed, cost_of_config, page_of_runs
 from lightning_fedq.comparison.bench.tasks import Job, Result, Task, Tuning, quiet, scaled, tasks, told
-from lightning_fedq.comparison.experiment import (
-    RunCost,
-    charged_by,
-    composed,
-    cost_of_config,
-    cost_of_folder,
-    page_of_runs,
-)
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path
@@ -288,19 +281,17 @@ class Configured(Task):
         for file in sorted(root.glob("*/epsilon_*/seed_*/config.yaml")):
             group = file.parents[1].relative_to(root)
             if costs.get(group) is None:
-                costs[group] = cost_of_folder(file.parent, self.delta)
+                costs[group] = cost_of_config(str(file), self.delta)
             yield costs[group], charged_by(file.parent, costs[group])
 
     def _write(self, out: Path, coming: Sequence[RunCost] = ()) -> list[tuple[RunCost, int]]:
         """Renew the page of all runs: those that have begun, and those to come with all their rounds."""
         runs = [*self._begun(), *((cost, cost.most_charges) for cost in coming)]
         title = "Privacy of all runs of a comparison, for clients and the server"
-        page = page_of_runs(*_apart(runs), self.delta, True, title)
+        page = page_of_runs(runs, self.delta, title)
         rest = [run for run in runs if not _is_plain(run[0])]
         if 0 < len(rest) < len(runs):
-            page += "\n" + page_of_runs(
-                *_apart(rest), self.delta, True, "Without FedAvg's, which hide nothing"
-            )
+            page += "\n" + page_of_runs(rest, self.delta, "Without FedAvg's, which hide nothing")
         write_atomically(out / ALL_RUNS, page)
         return runs
 
@@ -310,7 +301,7 @@ class Configured(Task):
         with quiet():
             runs = self._write(out)
         rest = [run for run in runs if not _is_plain(run[0])]
-        found = composed(*_apart(rest), who, self.delta)
+        found = composed(rest, who, self.delta)
         plain = len(runs) - len(rest)
         above = f" The {plain} runs of FedAvg hide nothing, whatever it is." if plain else ""
         page, many = out / ALL_RUNS, f"{len(rest)} runs with the same clients"
@@ -318,11 +309,6 @@ class Configured(Task):
             return f"{page}: {many} do not add up towards {who.value}: {found}.{above}"
         price = f"epsilon {format_epsilon(found)} at delta {self.delta:g}"
         return f"{page}: {many} have cost them, towards {who.value}, {price} together.{above}"
-
-
-def _apart(runs: Sequence[tuple[RunCost, int]]) -> tuple[list[RunCost], list[int]]:
-    """Costs and charges of runs."""
-    return [cost for cost, _ in runs], [charges for _, charges in runs]
 
 
 def _is_plain(cost: RunCost) -> bool:

@@ -4,9 +4,6 @@
 the extra `lightning-fedq[flower]`, and Python 3.11 or later, as Flower does.
 """
 
-from typing import TYPE_CHECKING
-
-from lightning_fedq import gone
 from lightning_fedq.imports import extra
 
 with extra("flower", "lightning_fedq.flower"):
@@ -16,6 +13,3 @@ from lightning_fedq.flower.client_app import client_app
 from lightning_fedq.flower.federated_server import server_app
 
 __all__ = ["client_app", "server_app"]
-
-if not TYPE_CHECKING:  # to a type checker any other name is an error
-    __getattr__ = gone.names_of(__name__)

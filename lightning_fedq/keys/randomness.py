@@ -23,13 +23,12 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from numpy.typing import NDArray
 
-from lightning_fedq import gone
 from lightning_fedq.keys.keystream import keystreams
 
 _PROTOCOL = b"fedq/v1"
@@ -458,7 +457,3 @@ class ClientRandomness(PublicRandomness):
     def of_round(self, round: int, attempt: int = 0) -> ClientRandomness:
         """The clients' streams of another round, under the same keys."""
         return ClientRandomness(self._client_keys, self.clients, round, attempt)
-
-
-if not TYPE_CHECKING:  # to a type checker any other name is an error
-    __getattr__ = gone.names_of(__name__)

@@ -1,23 +1,21 @@
 """Variance of an update under random batches, and the sampling probability that makes it large enough.
 
-Theorems 6.10 and 6.11 of the near-optimal-utility paper, repaired: the number of rounds and the learning rate
-are where the proof has them, the variance is that of the update that is really applied, and feasibility is
-checked. What it gives is a heuristic: the batches' variance is made as large as C6 times the distance that
-the noise causes. It cannot buy back utility: for independent noise of variance e^2 in each of dim coordinates
-the expected loss is dim e^2 at every sampling probability (tests show it).
+Theorems 6.10 and 6.11 of the near-optimal-utility paper, repaired: the learning rate is where the proof has
+it, the variance is that of the update that is really applied (the mean over the real batch, no step if that
+is empty: Algorithm 2), and feasibility is checked. What it gives is a heuristic: the batches' variance is
+made as large as C6 times the distance that the noise causes. It cannot buy back utility: for independent
+noise of variance e^2 in each of dim coordinates the expected loss is dim e^2 at every sampling probability
+(tests show it).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
-
-Normalization = Literal["sum", "fixed", "mean"]
 
 
 @dataclass(frozen=True)
@@ -54,33 +52,17 @@ class GradientMoments:
         return cls(num_samples, total, max(total - num_samples * mean, 0.0), mean)
 
 
-def update_variance(
-    moments: GradientMoments,
-    probability: float,
-    learning_rate: float = 1.0,
-    normalization: Normalization = "mean",
-    rounds: int = 1,
-) -> float:
+def update_variance(moments: GradientMoments, probability: float, learning_rate: float = 1.0) -> float:
     """Trace of the covariance of one client's update when each sample is in the batch by its own coin.
 
     Args:
         probability: Sampling probability of each sample, in [0, 1].
         learning_rate: > 0.
-        normalization: "sum" adds the gradients of the batch (the paper's Lemma 6.9), "fixed" divides by
-            the expected batch size, "mean" by the real one (the paper's Algorithm 2; no step if empty).
-        rounds: Independent rounds averaged over.
     """
     m, p = moments.num_samples, probability
-    if normalization == "sum":
-        variance = p * (1.0 - p) * moments.sum_squares
-    elif normalization == "fixed":
-        variance = (1.0 - p) * moments.sum_squares / (p * m**2) if p > 0.0 else math.inf
-    else:
-        inverse, empty = _mean_inverse_size(m, p) - (1.0 - (1.0 - p) ** m) / m, (1.0 - p) ** m
-        variance = (
-            moments.scatter / max(m - 1, 1) * max(inverse, 0.0) + empty * (1.0 - empty) * moments.mean_square
-        )
-    return learning_rate**2 * variance / rounds
+    inverse, empty = _mean_inverse_size(m, p) - (1.0 - (1.0 - p) ** m) / m, (1.0 - p) ** m
+    spread = moments.scatter / max(m - 1, 1) * max(inverse, 0.0)
+    return learning_rate**2 * (spread + empty * (1.0 - empty) * moments.mean_square)
 
 
 def _mean_inverse_size(num: int, p: float) -> float:
@@ -99,8 +81,7 @@ class SamplingProbability:
 
     Args:
         value: Probability with which each sample joins a batch.
-        needed: "sum": rho = C6 TV / S2, at most 1/4 if feasible; else the wanted variance over the largest
-            that any p gives, at most 1 if feasible.
+        needed: The wanted variance over the largest that any p gives, at most 1 if feasible.
         feasible: Does `value` reach the wanted variance?
         reason: Why it was chosen, or why none can reach it.
     """
@@ -111,48 +92,14 @@ class SamplingProbability:
     reason: str
 
 
-def solve_quadratic(needed: float, smallest: float) -> SamplingProbability:
-    """Solve p (1 - p) >= needed, equation (19), for the smallest p.
-
-    Args:
-        needed: rho = C6 TV / S2.
-        smallest: Lower limit of p, in (0, 1/2].
-
-    Returns:
-        p = 2 rho / (1 + sqrt(1 - 4 rho)), which does not cancel; 1/2 and infeasible where rho > 1/4.
-    """
-    if not 0.0 < smallest <= 0.5:
-        raise ValueError(f"smallest must be in (0, 1/2], got {smallest}")
-    if needed <= 0.0:
-        return SamplingProbability(smallest, needed, True, "no distortion, hence no constraint")
-    if needed > 0.25:
-        return SamplingProbability(
-            0.5,
-            needed,
-            False,
-            f"p (1 - p) would have to be {needed:.4g} and is at most 1/4: the gradients are too small for "
-            "this noise; lower the noise, clip to a smaller norm or allow more leakage",
-        )
-    value = 2.0 * needed / (1.0 + math.sqrt(1.0 - 4.0 * needed))
-    return SamplingProbability(max(value, smallest), needed, True, "smallest p that reaches the variance")
-
-
 def solve_probability(
-    moments: GradientMoments,
-    wanted: float,
-    learning_rate: float = 1.0,
-    normalization: Normalization = "mean",
-    smallest: float | None = None,
+    moments: GradientMoments, wanted: float, learning_rate: float = 1.0, smallest: float | None = None
 ) -> SamplingProbability:
-    """Choose p so that `update_variance` is at least `wanted`.
-
-    For "sum" the smallest such p. For "fixed" and "mean" the variance falls with p, so the largest such p:
-    the largest batches, hence the least noise that does it.
+    """Choose the largest p at which `update_variance` is `wanted`: the largest batches, hence least noise.
 
     Args:
         wanted: C6 TV, in squared units of the update, >= 0.
         learning_rate: > 0.
-        normalization: Normalisation of the update, the same as in `update_variance`.
         smallest: Lower limit of p; None is 1 / num_samples, an expected batch of one.
 
     Raises:
@@ -167,16 +114,12 @@ def solve_probability(
         return SamplingProbability(least, 0.0, True, "no distortion, hence no constraint")
     if moments.sum_squares <= 0.0:
         return SamplingProbability(0.5, math.inf, False, "all gradients are zero: no batch makes them vary")
-    if normalization == "sum":
-        return solve_quadratic(wanted / (learning_rate**2 * moments.sum_squares), least)
 
     def variance(p: float) -> float:
-        return update_variance(moments, p, learning_rate, normalization)
+        return update_variance(moments, p, learning_rate)
 
-    best = least
-    if normalization == "mean":
-        best = float(minimize_scalar(lambda p: -variance(p), bounds=(least, 1.0), method="bounded").x)
-        best = max(best, least, key=variance)
+    best = float(minimize_scalar(lambda p: -variance(p), bounds=(least, 1.0), method="bounded").x)
+    best = max(best, least, key=variance)
     needed = wanted / variance(best) if variance(best) > 0.0 else math.inf
     if needed > 1.0:
         return SamplingProbability(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms.fedavg import FedAvg
     from lightning_fedq.mechanisms.gaussian import GaussianNoise, PerCoordinateGaussian
     from lightning_fedq.mechanisms.handed_on_gaussian import HandedOnGaussian
-    from lightning_fedq.mechanisms.imvu import IMVU
     from lightning_fedq.mechanisms.irwin_hall import IrwinHall
     from lightning_fedq.mechanisms.jopeq import JoPEQ
     from lightning_fedq.mechanisms.laplace import LaplaceNoise, PerCoordinateLaplace
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms.qsgd import QSGD, TernGrad
     from lightning_fedq.mechanisms.rotated_axes import RotatedAxes
     from lightning_fedq.mechanisms.rotated_coins import RotatedCoins
-    from lightning_fedq.mechanisms.rqm import RQM
     from lightning_fedq.mechanisms.sigm import SIGM
     from lightning_fedq.mechanisms.sign_rr import SignRR
     from lightning_fedq.mechanisms.sparse import RandomK, TopK
@@ -45,11 +43,9 @@ __all__ = [
     "CSGM",
     "DRIVE",
     "EDEN",
-    "IMVU",
     "LDPQ",
     "MVU",
     "QSGD",
-    "RQM",
     "SIGM",
     "AdaptiveClip",
     "AggregateGaussian",

@@ -292,15 +292,9 @@ class AdaptiveClip(Mechanism):
         return {}
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """The mechanism's own cases, around each of which the clip is put.
-
-        None is enumerated: a symbol depends on one word, but the bit's word is one more than coordinates
-        have, and the mechanism's own cases count its words.
-        """
-        return tuple(
-            replace(case, mechanism=replace(self, mechanism=case.mechanism), enumerable=False)
-            for case in self.mechanism.audit_cases(dim)
-        )
+        """The mechanism's own cases, around each of which the clip is put."""
+        cases = self.mechanism.audit_cases(dim)
+        return tuple(replace(case, mechanism=replace(self, mechanism=case.mechanism)) for case in cases)
 
     def lever(self, client: int, context: RoundContext) -> float | None:
         """The mechanism's, which has room for the bit, in units of the update's clip."""

@@ -395,10 +395,10 @@ class CPA(Mechanism):
         return self.epsilon_scope == "bit"
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # One word decides a symbol. And with an epsilon for every client.
+        # also with an epsilon for every client
         each = tuple(epsilon for epsilon in self._epsilons[:1] * 2 for epsilon in (epsilon, epsilon / 2.0))
         several = replace(self, epsilon=each, epsilon_scope="bit", rounds=None)
-        return AuditCase(self, enumerable=True), AuditCase(several, title="an epsilon for each client")
+        return AuditCase(self), AuditCase(several, title="an epsilon for each client")
 
     def without_noise(self, context: RoundContext) -> CPA:
         # a message holds as many blocks as before

@@ -34,7 +34,6 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, S
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.mechanisms.interface import (
-    AuditCase,
     LaplaceLoss,
     Loss,
     Mechanism,
@@ -167,10 +166,6 @@ class JoPEQ(Mechanism):
     def lever(self, client: int, context: RoundContext) -> float:
         """Outermost level and half a step of dither over the largest honest value, one radius."""
         return self.step * self.levels / 2
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # one word decides a symbol
-        return (AuditCase(self, enumerable=True),)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """radius^2 2 (2 / epsilon)^2 / n without overload. Overload only lowers it (and adds bias)."""

@@ -14,18 +14,36 @@ The result is rounded to integers over 2^32, so that the coin is exact and the c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import combinations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, linprog, minimize
+from torch import Tensor
 
-from lightning_fedq.mechanisms.bases.grid_channel import WORD, Channel, GridChannel
-from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
+from lightning_fedq.functional.linear_decode import decode_total
+from lightning_fedq.functional.private_levels import draw_outputs, sum_of_outputs
+from lightning_fedq.functional.segments import segment_lines, to_units
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.bases.received import check_received
+from lightning_fedq.mechanisms.interface import (
+    Mechanism,
+    Message,
+    PmfPairs,
+    PrivacyClaim,
+    RoundContext,
+    Unit,
+    same_for_all,
+)
 from lightning_fedq.wire.coding import FixedLength
 
+_WORD = 1 << 32
+_CHUNK = 1 << 16
 _SMALLEST = 1e-6  # an output that every input avoids to this degree is dropped, and P solved again
 _LEAST_LEVEL = 1e-4
 _LARGEST_LEVEL = 13.0
@@ -54,17 +72,34 @@ class MVUDesign:
     @property
     def probabilities(self) -> NDArray[np.float64]:
         """P, `(inputs, outputs)`."""
-        return self.counts / float(WORD)
-
-    @property
-    def epsilon(self) -> float:
-        """Attained level, from the integers."""
-        return self.channel.epsilon
+        return self.counts / float(_WORD)
 
     @cached_property
-    def channel(self) -> Channel:
-        """The same, for inputs in [-1, 1]."""
-        return Channel(self.counts, 2.0 * self.outputs - 1.0, 0.0, 0.5 * (len(self.counts) - 1))
+    def epsilon(self) -> float:
+        """Attained level, from the integers."""
+        return float(np.log(self.counts.max(0) / self.counts.min(0)).max())
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """What outputs stand for, in radii from the centre of the range."""
+        return 2.0 * self.outputs - 1.0
+
+    @cached_property
+    def edges(self) -> NDArray[np.uint32]:
+        """Chances over 2^32, summed, of the outputs up to each one but the last, which has at least one."""
+        # the last sum is 2^32, which a uint32 can't hold
+        return np.cumsum(self.counts, axis=1)[:, :-1].astype(np.uint32)
+
+    @cached_property
+    def worst_variance(self) -> float:
+        """Largest variance over all inputs, random rounding included, in squared radii.
+
+        Between grid points the second moment is linear, so the variance is a parabola.
+        """
+        moments, x = self.probabilities @ self.values**2, 2.0 * self.inputs - 1.0
+        slopes = np.diff(moments) / np.diff(x)
+        top = np.clip(slopes / 2, x[:-1], x[1:])  # where the slope of the second moment is that of x^2
+        return float((moments[:-1] + slopes * (top - x[:-1]) - top**2).max())
 
 
 def _solve_probabilities(
@@ -120,7 +155,7 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
             "made of whole words; choose a smaller one, or SubtractiveDither, which protects nobody"
         )
     num_inputs, size = 1 << input_bits, 1 << output_bits
-    level = epsilon * (1.0 - 1e-7) - 2.0 / WORD * (1 << output_bits)  # room for the rounding to integers
+    level = epsilon * (1.0 - 1e-7) - 2.0 / _WORD * (1 << output_bits)  # room for the rounding to integers
     if level <= 0.0:
         raise ValueError(f"integers over 2^32 can't express epsilon = {epsilon}; choose epsilon >= 1e-7")
 
@@ -178,12 +213,12 @@ def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon:
         # Without what the dropped outputs gave, unbiasedness needs a hair more reach.
         outputs = 0.5 + (outputs - 0.5) * (1.0 + 1e-7)
         solved = _solve_probabilities(outputs, num_inputs, level)
-    counts = np.round(solved[1] * WORD).astype(np.int64)
+    counts = np.round(solved[1] * _WORD).astype(np.int64)
     lowest = counts.min(0)
     # rounding must not lift a ratio above the level
     counts = np.minimum(counts, np.floor(lowest * math.exp(level)).astype(np.int64))
     # rows sum to 2^32; what this does to ratios is looked at below
-    counts[np.arange(num_inputs), counts.argmax(1)] += WORD - counts.sum(1)
+    counts[np.arange(num_inputs), counts.argmax(1)] += _WORD - counts.sum(1)
     design = MVUDesign(counts, outputs)
     if design.epsilon > epsilon:
         raise RuntimeError(f"the MVU integers attain epsilon = {design.epsilon}, above {epsilon}")
@@ -191,7 +226,7 @@ def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon:
 
 
 @dataclass(frozen=True)
-class MVU(GridChannel):
+class MVU(Mechanism):
     """Minimum-variance unbiased epsilon-LDP channel of a few levels on every coordinate.
 
     Args:
@@ -200,11 +235,11 @@ class MVU(GridChannel):
         output_bits: b_out, bits on the wire per coordinate, 1 to 4.
 
     Example:
-        >>> [round(value, 2) for value in MVU(epsilon=1.0).values.tolist()]  # of the outputs, in radii
+        >>> [round(value, 2) for value in MVU(epsilon=1.0).design.values.tolist()]  # of the outputs, in radii
         [-2.71, -1.92, 1.92, 2.71]
     """
 
-    _coins = "mvu coins"
+    homomorphic = False
 
     epsilon: float
     input_bits: int = 2
@@ -217,11 +252,6 @@ class MVU(GridChannel):
     def design(self) -> MVUDesign:
         """P and alpha."""
         return solve_mvu(self.input_bits, self.output_bits, self.epsilon)
-
-    @property
-    def channel(self) -> Channel:
-        # every grid point is a knot
-        return self.design.channel
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
@@ -236,6 +266,53 @@ class MVU(GridChannel):
             )
         return replace(self, epsilon=level)
 
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        # symbols are uint8 output numbers
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous().numpy()
+        lines, edges = segment_lines(context.segments, context.center, context.radius), self.design.edges
+        index, units, clipped = np.empty(rows.shape, np.uint8), np.empty(min(_CHUNK, context.dim)), 0
+        for row, client in enumerate(rand.clients):
+            private = rand.private(client, "mvu coins")
+            for first in range(0, context.dim, _CHUNK):
+                part = index[row, first : first + _CHUNK]
+                up, words = private.words(len(part)), private.words(len(part))
+                clipped += to_units(rows[row], first, lines, True, units[: len(part)])
+                draw_outputs(units[: len(part)], up, words, edges, part)
+        symbols = torch.from_numpy(index).reshape(update.shape)
+        return Message(symbols, self.output_bits * symbols.numel(), clipped)
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        count, dim, values = len(clients), context.dim, self.design.values
+        if tuple(symbols.shape) != (count, dim):
+            raise ValueError(f"messages must have shape {(count, dim)}, got {tuple(symbols.shape)}")
+        check_received(symbols, count, dim, len(values) - 1)
+        total = np.zeros(dim)
+        sum_of_outputs(symbols.contiguous().numpy(), values, total)
+        return decode_total(torch.from_numpy(total), context.segments, count * context.center, context.radius)
+
     def code(self, context: RoundContext) -> FixedLength:
         """b_out bits a coordinate, also where no input has some of the outputs."""
         return FixedLength(self.output_bits)
+
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
+        """The outputs. Their code may have room for more."""
+        return 0, len(self.design.values) - 1
+
+    def lever(self, client: int, context: RoundContext) -> float:
+        """Largest output over the largest honest mean, one range."""
+        return float(np.abs(self.design.values).max())
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """Squared radius times the worst variance, over n."""
+        return context.radius**2 * (self.design.worst_variance / len(clients))
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """Every two grid points' laws, per coordinate, against everybody.
+
+        An input between two grid points is a mixture of their laws. That others hide a client is not used.
+        """
+        rows = [tuple(row) for row in self.design.probabilities.tolist()]
+        loss = PmfPairs(tuple(combinations(rows, 2)), "one output of the mechanism's matrix")
+        return same_for_all(loss, context.dim, (ARBITRARY, FRESH), unit=Unit.COORDINATE)

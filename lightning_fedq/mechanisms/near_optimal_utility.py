@@ -101,6 +101,4 @@ class NearOptimalUtility(AdditiveNoise):
         # the Gaussian claim, which needs a public calibration
         public = replace(self, public_calibration=True)
         little = replace(public, noise_std=self.noise_std / math.sqrt(dim))
-        return AuditCase(little, enumerable=True), AuditCase(
-            public, concentrated=True, title="one coordinate"
-        )
+        return AuditCase(little), AuditCase(public, concentrated=True, title="one coordinate")

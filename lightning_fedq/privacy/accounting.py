@@ -10,8 +10,8 @@ What is no `Loss` is refused, and so is `NonPrivate`: there is nothing to add up
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from lightning_fedq.mechanisms.interface import NO_SLACK, Slack
@@ -179,87 +179,58 @@ def composed_grid(
     return one.coarser().sometimes(participation).composed(rounds, tail / 2)  # a round without it costs 0
 
 
-class _Spent(NamedTuple):
-    """Cost of one kind of round."""
+class Rounds(NamedTuple):
+    """One kind of a client's rounds, by its claim against one adversary."""
 
     loss: Loss
-    compositions: int
-    slack: Slack
+    compositions: int = 1
+    slack: Slack = NO_SLACK
 
 
-@dataclass
-class ClaimAccountant:
-    """Adds up the rounds of one client against one adversary, in the verbs that accountants share.
+def spent_together(kinds: Mapping[Rounds, int], delta: float) -> float:
+    """Epsilon of one client's rounds of several kinds against one adversary, at `delta`.
 
     Args:
-        losses: What was spent so far: a kind of round, and how many rounds of it.
+        kinds: How many rounds of each kind there were, >= 1.
+        delta: In (0, 1).
+
+    Raises:
+        ValueError: If delta is no delta, or a loss is `NonPrivate`.
+        TypeError: If a loss is of an unknown kind.
     """
-
-    losses: dict[_Spent, int] = field(default_factory=dict)
-
-    def step(self, loss: Loss, compositions: int, rounds: int = 1, slack: Slack = NO_SLACK) -> None:
-        """Spend rounds of a claim.
-
-        Raises:
-            ValueError: If the loss is `NonPrivate`, or rounds < 1.
-            TypeError: If the loss is of an unknown kind.
-        """
+    check_delta(delta)
+    if len(kinds) < 2:
+        return sum(
+            spent(loss, delta, compositions=compositions, rounds=rounds, slack=slack).epsilon
+            for (loss, compositions, slack), rounds in kinds.items()
+        )
+    for loss, *_ in kinds:
         check_loss(loss)
         _ = loss.infinite_mass  # refuses where there is nothing to account for
-        if rounds < 1:
-            raise ValueError(f"rounds must be >= 1, got {rounds}")
-        key = _Spent(loss, compositions, slack)
-        self.losses[key] = self.losses.get(key, 0) + rounds
+    distance = sum(rounds * kind.slack.distance for kind, rounds in kinds.items())
+    log_ratio = sum(rounds * kind.slack.log_ratio for kind, rounds in kinds.items())
+    return with_slack(lambda left: _exact_epsilon(kinds, left), delta, Slack(distance, log_ratio))
 
-    def get_epsilon(self, delta: float) -> float:
-        """Epsilon spent so far at `delta`."""
-        check_delta(delta)
-        if not self.losses:
-            return 0.0
-        if len(self.losses) == 1:
-            ((loss, compositions, slack), rounds) = next(iter(self.losses.items()))
-            return spent(loss, delta, compositions=compositions, rounds=rounds, slack=slack).epsilon
-        distance = sum(rounds * kind.slack.distance for kind, rounds in self.losses.items())
-        log_ratio = sum(rounds * kind.slack.log_ratio for kind, rounds in self.losses.items())
-        return with_slack(self._exact_epsilon, delta, Slack(distance, log_ratio))
 
-    def would_exceed(
-        self,
-        epsilon: float,
-        delta: float,
-        loss: Loss,
-        compositions: int,
-        rounds: int = 1,
-        slack: Slack = NO_SLACK,
-    ) -> bool:
-        """Would these rounds on top take more than `epsilon` at `delta`?"""
-        later = ClaimAccountant(dict(self.losses))
-        later.step(loss, compositions, rounds, slack)
-        return later.get_epsilon(delta) > epsilon
-
-    def _exact_epsilon(self, delta: float) -> float:
-        """Of several kinds of rounds: what adds up in closed form does, and then all losses on one grid."""
-        parts: list[tuple[Loss, int, int]] = []
-        total: Loss | None = None
-        # several kinds of rounds may share one stream of noise
-        shared = sum(not kind.loss.adds_up for kind in self.losses) > 1
-        for kind, rounds in self.losses.items():
-            loss = kind.loss.by_itself if shared else kind.loss
-            whole = loss.composed(kind.compositions * rounds) if loss.every_round else None
-            if whole is None:
-                parts.append((loss, kind.compositions, rounds))
-            elif total is None or (joined := total.plus(whole)) is None:
-                parts += [] if total is None else [(total, 1, 1)]
-                total = whole
-            else:
-                total = joined
-        if total is not None and not parts:
-            return total.epsilon(delta, 1)
-        if total is not None:
-            parts.append((total, 1, 1))
-        share = delta / len(parts)  # sizes the tails that are cut; the sum is read at all of delta
-        return added_up([composed_grid(loss, share, *counts) for loss, *counts in parts]).epsilon(delta)
-
-    def __len__(self) -> int:
-        """Rounds spent."""
-        return sum(self.losses.values())
+def _exact_epsilon(kinds: Mapping[Rounds, int], delta: float) -> float:
+    """What adds up in closed form does, and then all losses on one grid."""
+    parts: list[tuple[Loss, int, int]] = []
+    total: Loss | None = None
+    # several kinds of rounds may share one stream of noise
+    shared = sum(not kind.loss.adds_up for kind in kinds) > 1
+    for kind, rounds in kinds.items():
+        loss = kind.loss.by_itself if shared else kind.loss
+        whole = loss.composed(kind.compositions * rounds) if loss.every_round else None
+        if whole is None:
+            parts.append((loss, kind.compositions, rounds))
+        elif total is None or (joined := total.plus(whole)) is None:
+            parts += [] if total is None else [(total, 1, 1)]
+            total = whole
+        else:
+            total = joined
+    if total is not None and not parts:
+        return total.epsilon(delta, 1)
+    if total is not None:
+        parts.append((total, 1, 1))
+    share = delta / len(parts)  # sizes the tails that are cut; the sum is read at all of delta
+    return added_up([composed_grid(loss, share, *counts) for loss, *counts in parts]).epsilon(delta)

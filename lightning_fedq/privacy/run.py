@@ -1,6 +1,6 @@
 """One description of a run: all that a statement about its privacy may count on, and nothing else.
 
-Report, target, budget, plan, sweep and loggers take a `Run`, a delta and an adversary. Nothing has a default:
+Report, target, budget, plan and loggers take a `Run`, a delta and an adversary. Nothing has a default:
 whoever describes a run has to say each thing, so the weakest adversary is never what is left by forgetting.
 """
 

@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from scipy import stats
 
-from lightning_fedq import gone
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
 from lightning_fedq.privacy.account import Account
@@ -373,7 +372,3 @@ def most_within(cost: Callable[[int], float], epsilon: float, at_least: int = 0)
         middle = (low + high) // 2
         low, high = (middle, high) if cost(middle) <= epsilon else (low, middle)
     return low
-
-
-if not TYPE_CHECKING:  # to a type checker any other name is an error
-    __getattr__ = gone.names_of(__name__)

@@ -245,7 +245,7 @@ def save_figure(figure: Figure, path: Path, twin: bool = False) -> None:
         write_atomically(path.with_name(f"{path.stem}_dark{path.suffix}"), png(figure))
 
 
-def _of_rounds(axes: Axes) -> None:
+def of_rounds(axes: Axes) -> None:
     """Whole rounds on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
@@ -326,7 +326,7 @@ def plot_progress(
     if baseline is not None:
         for axes in (by_round, by_size):
             axes.axhline(baseline, color="0.5", linestyle=":", label=f"baseline {baseline:g}")
-    _of_rounds(by_round)
+    of_rounds(by_round)
     by_round.set_ylabel(monitor)
     by_size.set_xlabel("megabytes up, all clients, set-up included")
     by_size.set_ylabel(monitor)

@@ -30,7 +30,7 @@ from lightning_fedq.secagg.errors import (
 )
 from lightning_fedq.secagg.graph import is_connected, is_free, neighbours
 from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
-from lightning_fedq.secagg.shamir import NO_SHARE, SHARE_BYTES, Entropy, is_element, reconstruct
+from lightning_fedq.secagg.shamir import NO_SHARE, SHARE_BYTES, Entropy, correctable, is_element, reconstruct
 from lightning_fedq.secagg.terms import Terms
 
 _EXPECTED = {
@@ -318,7 +318,7 @@ class Server:
         """Seeds of the survivors' own masks, and mask keys of those who are gone."""
         opened: dict[int, bytes] = {}
         failed: dict[int, ShareError] = {}
-        correctable = len(self.terms.cohort)
+        most = len(self.terms.cohort)
         for owner, partners in self._partners.items():
             if owner not in survivors and survivors.isdisjoint(partners):  # none of its masks is in the sum
                 continue
@@ -326,9 +326,8 @@ class Server:
                 opened[owner] = self._open(owner, owner in survivors)
             except ShareError as error:
                 failed[owner] = error
-                spare = len(self._openings[owner]) - self.terms.threshold
-                correctable = min(correctable, 1 if spare == 1 else spare // 2)  # what `reconstruct` corrects
-                if len(failed) > correctable:  # as likely that so many holders lie; and the round is lost
+                most = min(most, correctable(len(self._openings[owner]), self.terms.threshold))
+                if len(failed) > most:  # as likely that so many holders lie; and the round is lost
                     raise
         if failed:
             self.broken = frozenset(failed)

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing of field elements, with shares that need no message, and correction of wrong ones.
+"""Shamir's secret sharing of field elements, with shares that need no message.
 
 The field has 2^127 - 1 elements, a Mersenne prime: 16 bytes, and guessing a secret is as hard as X25519 is
 (126 bits). Fewer than `threshold` shares say nothing about the secret; shares carry no proof of their own, so
@@ -16,9 +16,10 @@ References:
 """
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from operator import mul
 
 from lightning_fedq.keys.randomness import hkdf_expand
@@ -29,6 +30,8 @@ SHARE_BYTES = 16
 
 _NEAR = 1 << 12
 """Differences of two clients' numbers whose inverses are kept: 0.4 MB."""
+_MOST_WRONG = 2
+"""Wrong shares that are looked for, by trying: at a threshold of 60 two take a second, three take 15."""
 NO_SHARE = b"\xff" * SHARE_BYTES
 """Stands where a holder has no share; it is no element of the field."""
 
@@ -163,12 +166,10 @@ def reconstruct(
     is_right: Callable[[bytes], bool],
     doubted: Container[int] = (),
 ) -> Opened | None:
-    """Give back a secret that passes `is_right`, in spite of wrong shares.
+    """Give back a secret that passes `is_right`, in spite of up to `correctable` wrong shares.
 
-    Of m shares, up to (m - threshold) / 2 wrong ones are corrected, as errors of the Reed-Solomon code that
-    Shamir's shares are, and a single one whenever m > threshold. What passes the test is the secret; nothing
-    else is ever returned. With the first `threshold` shares right it takes O(threshold) where the same
-    holders were asked before, and O(m (m - threshold)) at worst.
+    Shares in use are left out in turn, none, one, then two of them. What passes the test is the secret;
+    nothing else is ever returned.
 
     Args:
         shares: Point -> share; what is no element of the field counts as missing.
@@ -181,84 +182,24 @@ def reconstruct(
 
     Raises:
         ValueError: If there are fewer shares than the threshold.
-
-    References:
-        McEliece and Sarwate, On sharing secrets and Reed-Solomon codes, CACM 1981.
     """
     shares = {point: share for point, share in shares.items() if is_element(share)}
     if len(shares) < threshold:
         raise ValueError(f"{threshold} shares are needed, got {len(shares)}")
     order = sorted(shares, key=lambda point: (point in doubted, point))
-
-    def opened_without(wrong: Sequence[int]) -> Opened | None:
-        left = [point for point in order if point not in wrong][:threshold]
-        value = interpolate({point: shares[point] for point in left})
-        if is_right(secret := element_bytes(value)):
-            return Opened(secret, tuple(sorted(wrong)))
-        return None
-
-    if (opened := opened_without(())) is not None:
-        return opened
-    spare = len(order) - threshold
-    # one syndrome does not locate an error: each share in use is left out in turn
-    guesses = ([point] for point in order[:threshold]) if spare == 1 else _guesses(shares, spare)
-    return next((found for guess in guesses if (found := opened_without(guess)) is not None), None)
+    for count in range(correctable(len(order), threshold) + 1):
+        for wrong in combinations(order[: threshold + count - 1], count):
+            used = [point for point in order if point not in wrong][:threshold]
+            if is_right(secret := element_bytes(interpolate({point: shares[point] for point in used}))):
+                return Opened(secret, tuple(sorted(wrong)))
+    return None
 
 
-def _guesses(shares: Mapping[int, bytes], spare: int) -> Iterator[list[int]]:
-    """Points whose shares are wrong, if there are at most 1, 2, 4, ... and at last spare / 2 of them."""
-    most = 1
-    while most <= spare // 2:
-        if wrong := _locate(shares, 2 * most):  # 2 e syndromes locate e errors
-            yield wrong
-        if most == spare // 2:
-            return
-        most = min(2 * most, spare // 2)
+def correctable(num_shares: int, threshold: int) -> int:
+    """Number of wrong shares in spite of which `reconstruct` finds the secret.
 
-
-def _locate(shares: Mapping[int, bytes], count: int) -> list[int]:
-    """Points of wrong shares, if they are at most count / 2, else none or a wrong guess.
-
-    The sum over all points x of w(x) x^k share(x), w the dual weights, is 0 for a polynomial of degree below
-    m - 1 - k; so these sums, the syndromes, depend on the errors alone. They are a linear recurrence, whose
-    shortest one (Berlekamp and Massey) has the wrong points as roots.
+    Example:
+        >>> [correctable(num, 6) for num in (6, 7, 8, 20)]
+        [0, 1, 2, 2]
     """
-    points = tuple(sorted(shares))
-    weights = _dual_weights(points)
-    terms = [w * int.from_bytes(shares[p], "big") % PRIME for w, p in zip(weights, points, strict=True)]
-    syndromes = []
-    for _ in range(count):
-        syndromes.append(sum(terms) % PRIME)
-        terms = [term * point % PRIME for term, point in zip(terms, points, strict=True)]
-    locator = _shortest_recurrence(syndromes)
-    degree = len(locator) - 1
-    if not 0 < degree <= count // 2:  # more are wrong than so many syndromes locate
-        return []
-    wrong = [point for point in points if _value(locator, point) == 0]
-    return wrong if len(wrong) == degree else []  # each root must be a holder's point
-
-
-def _value(coefficients: Sequence[int], point: int) -> int:
-    value = 0
-    for coefficient in coefficients:
-        value = (value * point + coefficient) % PRIME
-    return value
-
-
-def _shortest_recurrence(values: Sequence[int]) -> list[int]:
-    """Coefficients c, c[0] = 1, of the shortest recurrence: the sum of c[j] values[i - j] is 0."""
-    current, before, length, gap, last = [1], [1], 0, 1, 1
-    for i in range(len(values)):
-        off = sum(c * values[i - j] for j, c in enumerate(current) if j <= length) % PRIME
-        if off == 0:
-            gap += 1
-            continue
-        factor, longer = off * pow(last, -1, PRIME) % PRIME, current
-        current = current + [0] * (len(before) + gap - len(current))
-        for j, value in enumerate(before):
-            current[j + gap] = (current[j + gap] - factor * value) % PRIME
-        if 2 * length <= i:
-            length, before, last, gap = i + 1 - length, longer, off, 1
-        else:
-            gap += 1
-    return current + [0] * (length + 1 - len(current))
+    return min(num_shares - threshold, _MOST_WRONG)

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lightning_fedq.functional.trade_off import (
+from lightning_fedq.leakage.estimate import LeakageEstimate
+from lightning_fedq.leakage.gradients import trainable
+from lightning_fedq.leakage.study import Study
+from lightning_fedq.leakage.total_variation import isotropic_tv
+from lightning_fedq.mechanisms.fedavg import FedAvg
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
+from reproductions.optimal.bounds import (
     Bound,
     free_lunch_bounds,
     leakage_bounds,
@@ -28,12 +34,6 @@ from lightning_fedq.functional.trade_off import (
     utility_bounds,
     utility_factor,
 )
-from lightning_fedq.leakage.estimate import LeakageEstimate
-from lightning_fedq.leakage.gradients import trainable
-from lightning_fedq.leakage.study import Study
-from lightning_fedq.leakage.total_variation import isotropic_tv
-from lightning_fedq.mechanisms.fedavg import FedAvg
-from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

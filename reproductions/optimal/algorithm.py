@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.functional.flatten import copy_into
-from lightning_fedq.leakage.batch_sampling import GradientMoments, solve_quadratic, update_variance
+from lightning_fedq.leakage.batch_sampling import GradientMoments, update_variance
 from lightning_fedq.leakage.gradients import LocalSteps, sample_gradients
 from lightning_fedq.leakage.matching import Matching
 from lightning_fedq.leakage.study import Study
@@ -33,6 +33,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from reproductions.bench import Claim, Rows
 from reproductions.leakage.attack import built_in, samples
 from reproductions.leakage.calibration import calibrate
+from reproductions.optimal.bounds import solve_quadratic
 
 CLIENTS, EACH = 10, 100
 

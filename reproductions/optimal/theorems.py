@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from lightning_fedq.functional.trade_off import jensen_shannon, leakage_factor, recovery_leakage
-from lightning_fedq.leakage.batch_sampling import solve_quadratic
 from reproductions.bench import Claim, settle
+from reproductions.optimal.bounds import solve_quadratic
 
 Floats = NDArray[np.float64]
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from lightning_fedq.audit.bands import audit_band
 from lightning_fedq.mechanisms import BandedGaussian
 from lightning_fedq.mechanisms.banded_gaussian import coefficients
+from tests.audit.bands import audit_band
 
 
 @pytest.mark.parametrize("band", [1, 2, 4])

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair, specified_pair_law
 from tests.audit import plants
+from tests.audit.enumeration import enumerate_coin, enumerate_pair, specified_pair_law
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 3.0])

@@ -9,10 +9,10 @@ import torch
 from scipy import special
 
 import lightning_fedq as fedq
-from lightning_fedq.audit.enumeration_words import enumerate_words, exact_law
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.mechanisms.bases.one_bit import COINS
 from tests.audit import plants
+from tests.audit.enumeration_words import enumerate_words, exact_law
 
 DITHERS = (0, 1 << 51, 12_345_678_901_234, (1 << 52) - 1)
 
@@ -52,20 +52,14 @@ def test_cells_of_gaussian_noise_have_their_exact_probabilities():
 @pytest.mark.parametrize(
     "mechanism",
     [
-        *(
-            fedq.LDPQ(1.0),
-            fedq.SignRR(0.5),
-            fedq.CPA(2.0),
-            fedq.MVU(1.0),
-            fedq.RQM(1.0),
-            fedq.IMVU(1.0, 0.3),
-            fedq.IMVU(1.0, 1.0, 1),
-        ),
+        *(fedq.LDPQ(1.0), fedq.SignRR(0.5), fedq.CPA(2.0), fedq.MVU(1.0)),
+        *(fedq.CorBin(1.0), fedq.AugCorBin(1.0), fedq.PairedCoins(1.0)),
         *(
             fedq.PerCoordinateLaplace(1.0),
             fedq.PerCoordinateGaussian(1.0, 1e-5),
             fedq.GaussianNoise(1.0, 1 / 32),
             fedq.LaplaceNoise(1.0, 1 / 1024),
+            fedq.NearOptimalUtility(1.0, 0.3, 1 / 32, 0.2, public_calibration=True),
         ),
     ],
     ids=lambda mechanism: type(mechanism).__name__,

@@ -15,14 +15,14 @@ import torch
 import lightning_fedq as fedq
 from lightning_fedq.audit import audit
 from lightning_fedq.audit.commands import audit as command
-from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
-from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.dpsgd.opacus import GridDPOptimizer
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys, Stream
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import running_sum
 from tests.audit import plants
 from tests.audit.engine_plays import audit_not_finite, audit_resumption, play, server, unpaid
+from tests.audit.enumeration import enumerate_coin, enumerate_pair
+from tests.audit.enumeration_words import enumerate_words
 from tests.one_round import context_of, encode
 
 CLIPS = plants.ClipPassesNan(clip_norm=1.0, noise_multiplier=1.0)

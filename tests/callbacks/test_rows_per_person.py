@@ -12,7 +12,7 @@ from scipy import stats
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import DPSGD, Federated, RunFolder, TrackedRounds
+from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import main as privacy
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.data.repeats import most_repeated
@@ -285,14 +285,14 @@ def test_every_sentence_names_its_unit(rows, tmp_path, caplog, capsys):
     with caplog.at_level(logging.INFO):
         folder = RunFolder("run", tmp_path, show=False)
         settings = {"logger": logger, "default_root_dir": tmp_path}
-        trainer = fit(fed, private, folder, TrackedRounds(), data=Digits(90).train_set(), **settings)
+        trainer = fit(fed, private, folder, data=Digits(90).train_set(), **settings)
     assert any("privacy of a sample" in line and unit in line for line in caplog.messages)
     assert unit in (tmp_path / "run" / "privacy.md").read_text()
     assert unit in (tmp_path / "run" / "report.md").read_text()
     assert unit in str(logger.experiment.hparams)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     capsys.readouterr()
-    privacy(str(tmp_path / "one.ckpt"))
+    privacy([str(tmp_path / "one.ckpt")])
     assert unit in " ".join(capsys.readouterr().out.split())
 
 

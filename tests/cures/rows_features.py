@@ -7,7 +7,6 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 import lightning_fedq as fedq
-from lightning_fedq._lightning import pl
 from lightning_fedq.clients.personal import OwnTensors
 from lightning_fedq.flower.settings import check_deployable, time_limit
 from lightning_fedq.privacy.planning import context_of
@@ -302,17 +301,6 @@ row(
     lambda: fit(own_draws("poisson", clients_per_round=3)),
 )
 row("a federation with secret cohorts is not", lambda: resumed(whole=True), lambda: resumed(whole=False))
-row(
-    "TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
-    lambda: fit(fed(), fedq.TrackedRounds()),
-    lambda: fit(fed(), fedq.TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
-    lambda: fit(fed(), fedq.TrackedRounds(), logger=pl.loggers.TensorBoardLogger(".")),
-)
-row(
-    "{} sends the run folder: put it behind RunFolder in trainer.callbacks",
-    lambda: fit(fed(), fedq.TrackedRounds(), fedq.RunFolder(show=False), logger=pl.loggers.CSVLogger(".")),
-    lambda: fit(fed(), fedq.RunFolder(show=False), fedq.TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
-)
 row(
     "the checkpoint's clients keep {}, these {}; use the checkpoint's own model",
     lambda: owned("other").load_state_dict(owned("one").state_dict()),

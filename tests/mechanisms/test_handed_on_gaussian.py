@@ -31,7 +31,7 @@ from lightning_fedq.mechanisms.handed_on_gaussian import (
     square_of_participations,
 )
 from lightning_fedq.mechanisms.interface import Adversary, HandOver, NonPrivate
-from lightning_fedq.privacy.accounting import ClaimAccountant, spent
+from lightning_fedq.privacy.accounting import Rounds, spent, spent_together
 from lightning_fedq.privacy.losses import ConcentratedLoss, concentrated_epsilon
 from lightning_fedq.rounds import RoundPlanner
 from tests.described import privacy_report
@@ -140,9 +140,6 @@ def test_charges_are_not_added_one_by_one():
     one = HandedOnLoss.of(1e-3 * square_of_matrix(2), 2, "")
     whole = concentrated_epsilon(one.composed(10).rho, 1e-5)
     assert one.composed(10).rho > 3.57 * 10 * one.rho
-    step_by_step = ClaimAccountant()
-    for _ in range(10):
-        step_by_step.step(one, 1)
     joined = one.composed(3).plus(one.composed(7))
     assert joined is not None
     for found in (
@@ -150,7 +147,7 @@ def test_charges_are_not_added_one_by_one():
         one.composed(2).epsilon(1e-5, 5),
         joined.epsilon(1e-5, 1),
         spent(one, 1e-5, rounds=10).epsilon,
-        step_by_step.get_epsilon(1e-5),
+        spent_together({Rounds(one): 10}, 1e-5),
     ):
         assert found == pytest.approx(whole, rel=1e-9)
 
@@ -161,15 +158,10 @@ def test_kinds_of_rounds_of_one_stream_cost_the_limit_each():
     beside = ConcentratedLoss(5e-3)
     wanted = concentrated_epsilon(1e-3 * square_of_matrix(2) * (3 + 2 * 2) + 5e-3, 1e-5)
     for kinds in itertools.permutations([(one, 3), (other, 2), (beside, 1)]):
-        accountant = ClaimAccountant()
-        for loss, rounds in kinds:
-            accountant.step(loss, 1, rounds)
-        assert accountant.get_epsilon(1e-5) == pytest.approx(wanted, rel=1e-9)
-    alone = ClaimAccountant()
-    alone.step(beside, 1)
-    alone.step(one, 1, 3)
+        rounds = {Rounds(loss): count for loss, count in kinds}
+        assert spent_together(rounds, 1e-5) == pytest.approx(wanted, rel=1e-9)
     wanted = concentrated_epsilon(one.composed(3).rho + 5e-3, 1e-5)
-    assert alone.get_epsilon(1e-5) == pytest.approx(wanted, rel=1e-9)
+    assert spent_together({Rounds(beside): 1, Rounds(one): 3}, 1e-5) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_shares_that_are_not_taken_back_tell_no_more():

@@ -6,10 +6,10 @@ import pytest
 import torch
 from scipy.stats import laplace
 
-from lightning_fedq.audit.enumeration_words import enumerate_words, exact_law
 from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, Unit
 from lightning_fedq.mechanisms.jopeq import JoPEQ
 from lightning_fedq.privacy.losses import LaplaceLoss, NonPrivate
+from tests.audit.enumeration_words import enumerate_words, exact_law
 from tests.one_round import context_of, decode, encode
 
 

@@ -50,7 +50,7 @@ def test_the_worst_variance_is_the_worst():
     design = solve_mvu(2, 2, 2.0)
     x = np.linspace(0, 1, 3001)
     moments = np.interp(x, design.inputs, design.probabilities @ design.outputs**2)
-    assert design.channel.worst_variance == pytest.approx(4 * (moments - x**2).max(), abs=4e-6)
+    assert design.worst_variance == pytest.approx(4 * (moments - x**2).max(), abs=4e-6)
 
 
 @pytest.mark.parametrize("x", [-1.0, 0.15, 0.9])

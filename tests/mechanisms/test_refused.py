@@ -51,9 +51,6 @@ CPA(epsilon=1.0, epsilon_scope='round', threshold=True) | scaled by their rarity
 DistributedDiscreteGaussian(1.0, 0.0, 0.1) | local_sigma must be > 0 and finite, got 0.0
 DistributedDiscreteGaussian(1.0, 0.1, 0.1, bits=40) | bits must be in [2, 31], got 40
 DistributedDiscreteGaussian(1.0, 0.1, 0.1, max_dropped=-1) | max_dropped must be >= 0, got -1
-IMVU(clip_norm=1.0, noise_multiplier=1.0, output_bits=5) | output_bits must be in [1, 4]
-IMVU(clip_norm=1.0, noise_multiplier=0.1) | noise_multiplier must be at least 0.25
-IMVU(clip_norm=0.0, noise_multiplier=1.0) | clip_norm must be > 0
 JoPEQ(epsilon=0.0) | epsilon must be > 0 and finite
 JoPEQ(epsilon=1.0, levels=1) | levels must be in [2, 65536]
 MVU(epsilon=1.0, input_bits=0) | must be in [1, 4]
@@ -70,9 +67,6 @@ RotatedCoins(clip_norm=1.0, share=0.3) | share must be 1, 1/2, 1/4 or another po
 RotatedCoins(clip_norm=1.0, share=2.0) | share must be 1, 1/2
 RotatedCoins(clip_norm=1.0, max_dropped=-1) | max_dropped must be >= 0
 RotatedCoins(clip_norm=1.0, wrap_chance=0.5) | wrap_chance must be in [0, 0.01], got 0.5
-RQM(epsilon=1.0, levels=17) | levels must be in [2, 16]
-RQM(epsilon=1.0, keep=1.0) | keep must be in [0.1, 0.9]
-RQM(epsilon=13.0) | epsilon must be in [1e-4, 12]
 SignRR(epsilon=0.0) | epsilon must be > 0
 SignRR(epsilon=1.0, aggregation='median') | aggregation of SignRR must be one of
 SubtractiveDither(bits=1) | bits must be in [2, 16], got 1

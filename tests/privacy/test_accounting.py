@@ -21,7 +21,14 @@ from lightning_fedq.mechanisms.interface import (
     PmfPairs,
     Slack,
 )
-from lightning_fedq.privacy.accounting import ClaimAccountant, check_delta, composed_mass, spent, with_slack
+from lightning_fedq.privacy.accounting import (
+    Rounds,
+    check_delta,
+    composed_mass,
+    spent,
+    spent_together,
+    with_slack,
+)
 from tests.functional.one_bit.closed_forms import blanket_epsilon
 from tests.privacy.renyi import epsilon_by_rdp
 
@@ -234,36 +241,26 @@ def test_nothing_private_is_not_added_up():
         spent(object(), 1e-5)
 
 
-# ---- the accountant's verbs ------------------------------------------------------------------------------
+# ---- rounds of several kinds -----------------------------------------------------------------------------
 
 
-def test_accountant_steps_and_says_when_it_would_exceed():
-    accountant = ClaimAccountant()
-    assert accountant.get_epsilon(1e-5) == 0.0
-    accountant.step(bit(0.1), 10, rounds=10)
-    assert accountant.get_epsilon(1e-5) == pytest.approx(4.30679137252, rel=1e-9)
-    assert len(accountant) == 10
-    assert not accountant.would_exceed(5.0, 1e-5, bit(0.1), 10)
-    assert accountant.would_exceed(4.31, 1e-5, bit(0.1), 10)
-    assert len(accountant) == 10
+def test_rounds_of_one_kind_or_none():
+    assert spent_together({}, 1e-5) == 0.0
+    assert spent_together({Rounds(bit(0.1), 10): 10}, 1e-5) == pytest.approx(4.30679137252, rel=1e-9)
 
 
-def test_accountant_adds_different_losses():
-    accountant = ClaimAccountant()
-    accountant.step(bit(0.1), 50)
-    accountant.step(bit(0.1000001), 50)
-    mixed = accountant.get_epsilon(1e-5)
+def test_different_losses_add_up():
+    mixed = spent_together({Rounds(bit(0.1), 50): 1, Rounds(bit(0.1000001), 50): 1}, 1e-5)
     assert mixed == pytest.approx(4.30679137252, rel=0.02)
     assert mixed >= 4.30679
 
 
-def test_accountant_refuses_what_it_does_not_know():
+@pytest.mark.parametrize("beside", [{}, {Rounds(bit(1.0)): 1}])
+def test_what_is_not_known_is_not_added_up(beside):
     with pytest.raises(TypeError, match="unknown loss"):
-        ClaimAccountant().step("event", 1)
+        spent_together({Rounds("event"): 1, **beside}, 1e-5)
     with pytest.raises(ValueError, match="no guarantee"):
-        ClaimAccountant().step(NonPrivate("nothing"), 1)
-    with pytest.raises(ValueError, match="rounds must be >= 1"):
-        ClaimAccountant().step(bit(1.0), 1, rounds=0)
+        spent_together({Rounds(NonPrivate("nothing")): 1, **beside}, 1e-5)
 
 
 # ---- laws that are known to a distance -------------------------------------------------------------------
@@ -305,13 +302,11 @@ def test_the_log_ratio_holds_for_a_law_that_is_really_off():
     assert found == pytest.approx(0.502, abs=1e-9)
 
 
-def test_accountant_pays_for_distances_of_several_kinds():
-    accountant = ClaimAccountant()
-    accountant.step(GaussianLoss(5.0), 1, rounds=3, slack=Slack(1e-8))
-    assert accountant.get_epsilon(1e-5) == spent(GaussianLoss(5.0), 1e-5, rounds=3, slack=Slack(1e-8)).epsilon
-    alone = accountant.get_epsilon(1e-5)
-    assert accountant.would_exceed(alone, 1e-5, GaussianLoss(5.0), 1, slack=Slack(1e-7))
-    accountant.step(GaussianLoss(5.0), 1, rounds=3, slack=Slack(1e-7))
-    mixed = accountant.get_epsilon(1e-5)
+def test_distances_of_several_kinds_are_paid_for():
+    one, other = (Rounds(GaussianLoss(5.0), 1, Slack(distance)) for distance in (1e-8, 1e-7))
+    alone = spent_together({one: 3}, 1e-5)
+    assert alone == spent(GaussianLoss(5.0), 1e-5, rounds=3, slack=Slack(1e-8)).epsilon
+    assert spent_together({one: 3, other: 1}, 1e-5) > alone
+    mixed = spent_together({one: 3, other: 3}, 1e-5)
     exact = with_slack(lambda d: gaussian_epsilon(math.sqrt(6) / 5.0, d), 1e-5, Slack(3.3e-7))
     assert exact <= mixed <= 1.02 * exact

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from lightning_fedq.privacy.accounting import ClaimAccountant, spent
+from lightning_fedq.privacy.accounting import Rounds, spent, spent_together
 from lightning_fedq.privacy.grid import loss_grid
 from lightning_fedq.privacy.losses import (
     CoinSum,
@@ -157,10 +157,8 @@ def test_a_curve_is_enough_for_a_new_kind():
         assert wanted <= spent(Staircase(), 1e-6, rounds=rounds).epsilon <= 1.02 * wanted
     half = spent(Staircase(), 1e-6, rounds=20, participation=0.5)
     assert 0.0 < half.epsilon < spent(Staircase(), 1e-6, rounds=20).epsilon
-    accountant = ClaimAccountant()
-    accountant.step(Staircase(), 3)
-    accountant.step(GaussianLoss(5.0), 1, rounds=2)
-    assert accountant.get_epsilon(1e-6) > spent(GaussianLoss(5.0), 1e-6, rounds=2).epsilon
+    both = spent_together({Rounds(Staircase(), 3): 1, Rounds(GaussianLoss(5.0)): 2}, 1e-6)
+    assert both > spent(GaussianLoss(5.0), 1e-6, rounds=2).epsilon
     assert (Staircase().infinite_mass, Staircase().pure_epsilon) == (0.0, math.inf)
 
 
@@ -188,14 +186,11 @@ def test_renyi_curves_add_up():
     many = spent(once, 1e-5, compositions=3, rounds=7)
     assert many.epsilon == gaussian_divergences(0.2).composed(21).epsilon(1e-5, 1)
     assert spent(once, 1e-5, compositions=3, rounds=7, participation=0.1).epsilon == many.epsilon
-    accountant = ClaimAccountant()
-    accountant.step(once, 1, rounds=2)
-    accountant.step(ConcentratedLoss(0.02), 1)
-    accountant.step(gaussian_divergences(0.1, (1.25, 2.5, 5.0, 10.0, 20.0, 200.0)), 1)
-    mixed, exact = accountant.get_epsilon(1e-5), gaussian_divergences(math.sqrt(0.13)).epsilon(1e-5, 1)
+    other = gaussian_divergences(0.1, (1.25, 2.5, 5.0, 10.0, 20.0, 200.0))
+    kinds = {Rounds(once): 2, Rounds(ConcentratedLoss(0.02)): 1, Rounds(other): 1}
+    mixed, exact = spent_together(kinds, 1e-5), gaussian_divergences(math.sqrt(0.13)).epsilon(1e-5, 1)
     assert exact <= mixed <= 1.05 * exact
-    accountant.step(GaussianLoss(5.0), 1)
-    assert accountant.get_epsilon(1e-5) > mixed
+    assert spent_together({**kinds, Rounds(GaussianLoss(5.0)): 1}, 1e-5) > mixed
 
 
 def test_orders_in_between_are_bounded_by_convexity():

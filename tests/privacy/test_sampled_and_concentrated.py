@@ -10,7 +10,7 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import integrate, stats
 
 from lightning_fedq.functional.divergences import gaussian_delta, gaussian_epsilon
-from lightning_fedq.privacy.accounting import ClaimAccountant, composed_grid, spent
+from lightning_fedq.privacy.accounting import Rounds, composed_grid, spent, spent_together
 from lightning_fedq.privacy.grid import loss_grid
 from lightning_fedq.privacy.losses import (
     ConcentratedLoss,
@@ -126,16 +126,12 @@ def test_a_concentrated_grid_dominates_laplace_and_discrete_losses():
 
 
 def test_rhos_add_up_before_they_are_converted():
-    accountant = ClaimAccountant()
-    accountant.step(ConcentratedLoss(0.01), 3, rounds=5)
-    accountant.step(ConcentratedLoss(0.2), 1)
-    assert accountant.get_epsilon(1e-5) == concentrated_epsilon(0.35, 1e-5)
+    kinds = {Rounds(ConcentratedLoss(0.01), 3): 5, Rounds(ConcentratedLoss(0.2)): 1}
+    assert spent_together(kinds, 1e-5) == concentrated_epsilon(0.35, 1e-5)
 
 
 def test_concentrated_and_gaussian_rounds_add_up_soundly():
     """Gaussians in disguise: never below their exact sum, and within a quarter of it."""
-    accountant = ClaimAccountant()
-    accountant.step(ConcentratedLoss(0.02), 1, rounds=5)
-    accountant.step(GaussianLoss(3.0), 1, rounds=4)
+    kinds = {Rounds(ConcentratedLoss(0.02)): 5, Rounds(GaussianLoss(3.0)): 4}
     exact = gaussian_epsilon(math.sqrt(2 * 0.1 + 4 / 9), 1e-5)
-    assert exact <= accountant.get_epsilon(1e-5) <= 1.25 * exact
+    assert exact <= spent_together(kinds, 1e-5) <= 1.25 * exact

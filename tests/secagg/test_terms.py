@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms import IMVU, LDPQ, AdaptiveClip
+from lightning_fedq.mechanisms import LDPQ, AdaptiveClip, LayeredGaussian
 from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg.layout import sum_layout
@@ -162,7 +162,10 @@ def test_stated_ranges_and_moduli():
 @pytest.mark.parametrize(
     ("mechanism", "match"),
     [
-        (AdaptiveClip(IMVU(1.0, 1.0)), r"AdaptiveClip is not homomorphic.* got AdaptiveClip\(mechanism=IMVU"),
+        (
+            AdaptiveClip(LayeredGaussian(1.0, 1.0)),
+            r"AdaptiveClip is not homomorphic.* got AdaptiveClip\(mechanism=Layered",
+        ),
         (Unbounded(epsilon=1.0), "give it a symbol_range"),
     ],
 )

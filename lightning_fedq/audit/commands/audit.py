@@ -1,6 +1,5 @@
-"""`fedq audit`: try to refute what the mechanisms claim, by enumeration and by simulation."""
+"""`fedq audit`: try to refute what mechanisms claim, by simulation and with all held streams fixed."""
 
-import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -13,16 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.audit import audit, bench
-from lightning_fedq.audit.bands import audit_band
-from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
-from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
 from lightning_fedq.audit.simulated import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.commands.resolver import name_of, resolved
-from lightning_fedq.mechanisms import BandedGaussian
-from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
@@ -43,10 +37,6 @@ EVERYBODY_SHARE = 100
 """One draw in so many is a message of one symbol."""
 FEWEST_DRAWS = FEWEST_ROUNDS * sum(bench.SEGMENTS)
 """Of a case in which every coordinate is a draw."""
-DITHERS = (0, 1 << 51, (1 << 52) - 1)
-"""Public dithers for which the law of a symbol is worked out exactly."""
-BANDS = (2, 4)
-"""Bands of correlated noise; the simulation plays band 1."""
 _DIM = 1024
 _MOST_TIMES = 4
 _FEWEST_LONG = 200
@@ -91,21 +81,6 @@ def cases(kind: type[Mechanism], times: int = 1) -> tuple[AuditCase, ...]:
         for case in found
         if not all(isinstance(loss, NonPrivate) for loss in claimed_losses(case.mechanism).values())
     )
-
-
-def enumeration(names: Sequence[str]) -> list[str]:
-    """Where coins and pairs differ from the specification, or the law of one symbol from its claim."""
-    found = [case for name in names for case in cases(mechanism_class(name)) if case.enumerable]
-    coins = [case.mechanism for case in found if isinstance(case.mechanism, OneBitMechanism)]
-    differs: list[str] = []
-    if coins:
-        differs += [text for epsilon in (0.1, 1.0, 3.0) for text in enumerate_coin(epsilon)]
-    if any(max(coin.group_sizes(2)) > 1 for coin in coins):
-        differs += [text for shared_bits in range(7) for text in enumerate_pair(1.0, shared_bits)]
-    banded = [replace(one, band=band) for one in map(example, map(mechanism_class, names)) for band in BANDS
-              if isinstance(one, BandedGaussian)]  # fmt: skip
-    differs += [text for one in banded for text in audit_band(one, one.clip_norm)]
-    return differs + [text for case in found for text in enumerate_words(case.mechanism, DITHERS)]
 
 
 def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
@@ -159,64 +134,19 @@ def _cells(finding: Finding) -> tuple[str, str, str, str]:
     return finding.view, f"ε {format_epsilon(finding.claim)}", f"{finding.lower_bound:.4f}", draws
 
 
-def _train() -> int:
-    """Print one line per training with canaries. The exit status is 1 if anything contradicts a claim."""
-    from lightning_fedq._lightning import pl
-    from lightning_fedq.audit.commands.audit_training import DELTA, TRAININGS
-
-    logging.getLogger(pl.__name__).setLevel(logging.ERROR)
-    table = Table("training", "claim", "lower bound", "guesses", "CPU s", "verdict", box=SIMPLE)
-    alarms = 0
-    for run in TRAININGS:
-        start = time.process_time()
-        finding = run(ALPHA / len(TRAININGS))
-        numbers = _cells(finding)[1:]
-        seconds = f"{time.process_time() - start:.1f}"
-        table.add_row(finding.view, *numbers, seconds, _verdict(finding))
-        alarms += bool(finding.alarm)
-    console = Console()
-    console.width = max(console.width, 110)
-    console.print(table)
-    console.print(f"Claims are of one canary over the run, at delta {DELTA:g}.", highlight=False)
-    return int(bool(alarms))
-
-
-def _fresh(console: Console, names: Sequence[str], whole: bool) -> list[str]:
-    """Print how many keys of every kind were collected. Return what comes twice or follows from a plan."""
-    from lightning_fedq.audit.commands.audit_fresh import KINDS, fresh
-
-    start = time.process_time()
-    found, wrong = fresh(names, fits=whole)
-    table = Table("must be fresh", "what hangs on it", "keys", "fits", box=SIMPLE)
-    for row in found:
-        if row.keys:
-            table.add_row(row.kind, KINDS[row.kind].partition(": ")[0], str(row.keys), str(row.fits))
-    console.print(table)
-    console.print(
-        f"keys that must be fresh: {wrong or 'none comes twice, none follows from the plan'} "
-        f"({time.process_time() - start:.1f} s)",
-        highlight=False,
-    )
-    return wrong
-
-
-def main(
-    mechanisms: Annotated[Sequence[str], "MECHANISM"] = (), *, draws: float = _DRAWS, training: bool = False
-) -> int:
-    """Try to refute the privacy claims of mechanisms: every word of coins is counted,
-    and the shipped encoders and decoders are run on worst neighbours. If all claims are true,
+def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = (), *, draws: float = _DRAWS) -> int:
+    """Try to refute the privacy claims of mechanisms: their encoders and decoders are run on
+    worst neighbours, also with all streams fixed that an adversary holds. If all claims are true,
     the whole table raises an alarm with probability 0.1% at most.
 
     Args:
         mechanisms: Mechanisms by row, class or class path (default: all).
         draws: Draws per neighbour: 1e6 (default) is fast, 1e8 long.
-        training: Instead, train on digits with canaries and guess their coins (a minute).
 
     Examples:
         fast:   fedq audit               10^6 draws; minutes for all
         long:   fedq audit --draws 1e8   a hundred times that, by hand
         quick:  fedq audit LDPQ --draws 1e5
-        canaries in real trainings:  fedq audit --training
 
     A claim is a pure epsilon, or a delta at some epsilon where the claim is a curve. The lower
     bound is what the draws prove, at 99.9% for the whole table. 'One coordinate': the claim is
@@ -224,30 +154,19 @@ def main(
     one draw then, and there are 500 times fewer. Verdicts: 'holds' where a fault
     that doubles the loss would have been proven, 'refuted', and 'saw nothing' elsewhere.
     """
-    if training:
-        if mechanisms or draws != _DRAWS:
-            raise ValueError("--training has settings of its own and takes no mechanism and no --draws")
-        return _train()
     if not draws >= FEWEST_DRAWS:
         raise ValueError(f"draws must be >= {FEWEST_DRAWS}, got {draws:g}")
     console, start = Console(), time.process_time()
     console.width = max(console.width, 110)
     asked = resolved(mechanisms, _DIM, target=False).some()
     names = list(dict.fromkeys(name_of(type(mechanism)) for mechanism in asked.rows.values()))
-    alarms = enumeration(names)
+    held = knowledge(names, KNOWLEDGE_SHARE * ALPHA)
+    alarms = [_verdict(finding) for finding in held if finding.alarm]
     console.print(
-        f"enumeration of all words: {alarms or 'equal to the specification, within the claims'} "
+        f"all that an adversary holds fixed: {alarms or 'no claim refuted'}, {len(held)} claims "
         f"({time.process_time() - start:.1f} s)",
         highlight=False,
     )
-    fixed, held = time.process_time(), knowledge(names, KNOWLEDGE_SHARE * ALPHA)
-    refuted = [_verdict(finding) for finding in held if finding.alarm]
-    console.print(
-        f"all that an adversary holds fixed: {refuted or 'no claim refuted'}, {len(held)} claims "
-        f"({time.process_time() - fixed:.1f} s)",
-        highlight=False,
-    )
-    alarms += refuted + _fresh(console, names, whole=not mechanisms)
     table = Table("mechanism", "view", "claim", "lower bound", "draws", "CPU s", "verdict", box=SIMPLE)
     of_each, began = [max(len(cases(mechanism_class(name))), 1) for name in names], time.process_time()
     for place, name in enumerate(names, 1):

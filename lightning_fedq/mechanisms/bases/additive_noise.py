@@ -216,10 +216,6 @@ class AdditiveNoise(Mechanism):
         rule = self.clipping
         return reach * context.dim ** (1.0 / rule.order) if isinstance(rule, WholeVector) else reach
 
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # one word decides a symbol
-        return (AuditCase(self, enumerable=True),)
-
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """The noise's variance over the number of clients."""
         return self.clipping.units(context) ** 2 * (self.noise.variance / len(clients))
@@ -289,10 +285,7 @@ class VectorNoise(AdditiveNoise):
         # the claim is about a whole vector, and Gaussian sums have one, too
         gaussian = self.law == "gaussian"
         little = self._with_multiplier(self.multiplier / (math.sqrt(dim) if gaussian else dim))
-        cases = (
-            AuditCase(little, enumerable=True),
-            AuditCase(self, concentrated=True, title="one coordinate"),
-        )
+        cases = (AuditCase(little), AuditCase(self, concentrated=True, title="one coordinate"))
         return (*cases, *AuditCase(little).without_clients()) if gaussian else cases
 
 

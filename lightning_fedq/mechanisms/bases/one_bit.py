@@ -181,8 +181,7 @@ class OneBitMechanism(Mechanism):
         return self.coin.scale
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        # one word decides a symbol
-        return AuditCase(self, enumerable=True), *AuditCase(self).without_clients()
+        return AuditCase(self), *AuditCase(self).without_clients()
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
         # the bit says on which side of the centre the value lies

@@ -18,9 +18,7 @@ or, one test a rule:
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
 
-from lightning_fedq import gone
 from lightning_fedq.mechanisms.contract import BrokenContractError
 from lightning_fedq.mechanisms.contract_suite import encoding as encoding, laws as laws
 from lightning_fedq.mechanisms.contract_suite.by_hand import (
@@ -78,11 +76,3 @@ def check_mechanism(mechanism: Mechanism, rules: Iterable[str] | None = None) ->
         lines = "\n".join(f"  {error}" for error in broken)
         text = f"{mechanism!r} breaks {len(broken)} of {len(names)} rules of the contract:\n{lines}"
         raise BrokenContractError(", ".join(error.rule for error in broken), text) from broken[0]
-
-
-if not TYPE_CHECKING:  # to a type checker any other name is an error
-
-    def __getattr__(name: str) -> Any:
-        if name in RULES:
-            raise ImportError(f"{__name__}.{name} is {__name__}.RULES[{name!r}] since 0.3.0", name=__name__)
-        gone.refuse(__name__, name)

@@ -417,7 +417,6 @@ class AuditCase:
         title: What tells the case from others of the same mechanism, in a few words.
         num_clients: Size of the cohort; None is three or four, or more where groups are larger.
         num_dropped: How many of the cohort, the last ones, never answer.
-        enumerable: Is a symbol a function of one word, so that all words can be counted?
         everybody: Is every client attacked at once, in a cohort of very few coordinates? For a mechanism that
             promises the same of each message, whoever else is there, and sends one symbol.
         to_center: Is the pair an end of the range and its centre, in place of both ends? That is worse where
@@ -434,7 +433,6 @@ class AuditCase:
     title: str = ""
     num_clients: int | None = None
     num_dropped: int = 0
-    enumerable: bool = False
     everybody: bool = False
     to_center: bool = False
     only_sums: bool = False
@@ -447,7 +445,7 @@ class AuditCase:
         Each client of eight drops out with a chance of 1/5; and six of eight confirm, the two that a lying
         server leaves out are the last ones, which work alone where others work in groups.
         """
-        among = replace(self, num_clients=8, enumerable=False, only_sums=True)
+        among = replace(self, num_clients=8, only_sums=True)
         return (
             replace(among, title="clients drop out", dropout_probability=0.2),
             replace(among, title="an active server", min_survivors=6),

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from lightning_fedq.privacy.document import PLACES, Shown, common, document, lines, shown
 from lightning_fedq.privacy.secret_row import title_of
 from lightning_fedq.privacy.verdict import COLOURS as VERDICTS
-from lightning_fedq.reports.html.charts import COLOURS, Line, line_chart
+from lightning_fedq.reports.hand import darken, legend, panels, png, series
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.layouts import html
-from lightning_fedq.reports.runs import mode_of
+from lightning_fedq.reports.runs import mode_of, of_rounds, plain_log
 
-Legend = list[tuple[str, str]]
-"""Names, and the classes of their colours."""
 Table = tuple[Sequence[str], Sequence[tuple["str | Cell", "Sequence[str | Cell]"]]]
 """Heads, and rows of a name and cells."""
 
@@ -114,34 +113,77 @@ def _who_learns(runs: Sequence[Run]) -> Table:
 # ---- charts -------------------------------------------------------------------------------------------
 
 
-def _figures(runs: Sequence[Run], monitor: str) -> Iterator[tuple[str, Markup, Legend]]:
-    """Titles, charts and legends of the charts by round."""
-    names = [(run.name, f"s{place % COLOURS}") for place, run in enumerate(runs)]
-    several = names if len(runs) > 1 else []
+class Line(NamedTuple):
+    """A series of a chart: name, rounds and values, place among the colours, and whether it is a limit."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    place: int
+    is_limit: bool = False
+
+
+def line_chart(lines: Sequence[Line], label: str, zero: bool = False) -> Markup:
+    """Draw series against rounds, for light and for dark paper, as pictures in the page.
+
+    A logarithmic axis where values differ by more than 50 times.
+
+    Args:
+        lines: What to draw; infinite and missing values are left out.
+        label: What a reader who can't see the picture is told, with the names of several series.
+        zero: Whether the axis begins at 0.
+
+    Returns:
+        A `<picture>` element; "" where there is no value.
+    """
+    finite = [(line, [(x, y) for x, y in line.points if math.isfinite(y)]) for line in lines]
+    finite = [(line, points) for line, points in finite if points]
+    if all(line.is_limit for line, _ in finite):
+        return Markup("")
+    figure, (axes,) = panels(1)
+    for line, points in finite:
+        name, style = line.name.replace("$", r"\$"), series(line.place)
+        if line.is_limit:
+            axes.axhline(points[0][1], color=style["color"], linestyle="--", label=name)
+        else:
+            axes.plot(*zip(*points, strict=True), label=name, markevery=max(1, len(points) // 12), **style)
+    of_rounds(axes)
+    ys = [y for _, points in finite for _, y in points]
+    if min(ys) > 0 and max(ys) > 50 * min(ys):
+        plain_log(axes, "y")
+    elif zero:
+        axes.set_ylim(bottom=0.0)
+    if len(finite) > 1:
+        legend(axes)
+        label = f"{label}: {', '.join(line.name for line, _ in finite)}"
+    light = base64.b64encode(png(figure)).decode()
+    darken(figure)
+    return render("chart.html", label=label, light=light, dark=base64.b64encode(png(figure)).decode())
+
+
+def _figures(runs: Sequence[Run], monitor: str) -> Iterator[tuple[str, Markup, list[str]]]:
+    """Titles, charts and notes of the charts by round."""
     metric = [Line(run.name, run.column(monitor), place) for place, run in enumerate(runs)]
-    yield monitor, line_chart(metric, f"{monitor} by round"), several
+    yield monitor, line_chart(metric, f"{monitor} by round"), []
     who = _common(runs)
     yield (f"epsilon spent, {title_of(who)}", *_epsilons(runs, who))
     bits = [Line(run.name, bits_by_round(run), place) for place, run in enumerate(runs)]
-    yield "bits a parameter, up", line_chart(bits, "bits a parameter by round", zero=True), several
+    yield "bits a parameter, up", line_chart(bits, "bits a parameter by round", zero=True), []
 
 
-def _epsilons(runs: Sequence[Run], who: str) -> tuple[Markup, Legend]:
-    """Curves towards one adversary, and at the end what runs have that were not asked about it."""
-    drawn, names = [], []
+def _epsilons(runs: Sequence[Run], who: str) -> tuple[Markup, list[str]]:
+    """Curves towards one adversary, and what runs have at the end that were not asked about it."""
+    drawn, notes = [], []
     for place, run in enumerate(runs):
-        colour, privacy = f"s{place % COLOURS}", run.privacy
+        privacy = run.privacy
         if privacy is None or privacy.about.name != who or not privacy.by_round:
             found = _shown(run, who)
-            names.append((f"{run.name}: {found.printed} {found.verdict}, not drawn", colour))
+            notes.append(f"{run.name}: {found.printed} {found.verdict}, not drawn")
             continue
         drawn.append(Line(run.name, privacy.by_round, place))
-        names.append((run.name, colour))
         asked = privacy.asked
         if asked is not None and asked.over == "run":
-            drawn.append(Line(f"{run.name}: target", [(0.0, asked.epsilon)], place, target=True))
-            names.append((f"target {asked.epsilon:g}", f"{colour} target"))
-    return line_chart(drawn, "epsilon spent by round", zero=True), names
+            drawn.append(Line(f"target {asked.epsilon:g}", [(0.0, asked.epsilon)], place, is_limit=True))
+    return line_chart(drawn, "epsilon spent by round", zero=True), notes
 
 
 def bits_by_round(run: Run) -> list[tuple[float, float]]:

@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_fedq.audit.commands.audit_fresh import (
+from lightning_fedq.commands.mechanism_row import example
+from lightning_fedq.keys.randomness import RootKeys, Stream
+from lightning_fedq.mechanisms.registry import installed, mechanism_class
+from lightning_fedq.rounds import plan as plans
+from lightning_fedq.secagg import SecAgg, client, messages
+from tests.audit.fresh import (
     FITS,
     KINDS,
     Watch,
@@ -15,11 +20,6 @@ from lightning_fedq.audit.commands.audit_fresh import (
     play_rounds,
     watching,
 )
-from lightning_fedq.commands.mechanism_row import example
-from lightning_fedq.keys.randomness import RootKeys, Stream
-from lightning_fedq.mechanisms.registry import installed, mechanism_class
-from lightning_fedq.rounds import plan as plans
-from lightning_fedq.secagg import SecAgg, client, messages
 
 
 def test_every_mechanism_draws_afresh():

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from lightning_fedq.audit.commands.audit_training import TRAININGS, CanaryRun, ManySamples, SampleCanaries
 from lightning_fedq.callbacks import DPSGD
-from lightning_fedq.cli import main
 from lightning_fedq.dpsgd.opacus import STEPS_PER_SIGMA
 from lightning_fedq.dpsgd.poisson import PoissonBatches
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.mechanisms import AggregateGaussian, CorBin, GaussianNoise, LayeredGaussian
 from lightning_fedq.mechanisms.interface import Adversary
+from tests.audit.trainings import TRAININGS, CanaryRun, ManySamples, SampleCanaries
 
 
 def later(run):
@@ -129,16 +128,3 @@ def test_a_third_of_the_noise_is_caught():
 def test_two_batches_for_ever_are_caught(monkeypatch):
     monkeypatch.setattr(PoissonBatches, "take", two_batches_for_ever)
     assert "delta is above" in ManySamples()(1e-3).alarm
-
-
-@pytest.mark.slow
-def test_the_command_prints_them_all(capsys):
-    assert main(["audit", "--training"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("holds") + printed.count("saw nothing") == len(TRAININGS)
-
-
-@pytest.mark.parametrize("more", [["LDPQ"], ["--draws", "1e5"]])
-def test_a_training_takes_no_mechanism(capsys, more):
-    assert main(["audit", *more, "--training"]) == 2
-    assert "takes no mechanism" in capsys.readouterr().err

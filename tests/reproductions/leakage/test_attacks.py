@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 
-from lightning_fedq.functional.trade_off import leakage_bounds, paper_sufficient
 from lightning_fedq.leakage import Matching
 from lightning_fedq.leakage.gradients import LocalSteps
 from lightning_fedq.leakage.total_variation import isotropic_tv
@@ -14,6 +13,7 @@ from lightning_fedq.mechanisms import LDPQ, FedAvg, NearOptimalUtility
 from lightning_fedq.mechanisms.interface import Adversary
 from reproductions.leakage.calibration import calibrate
 from reproductions.leakage.inversion import DLG, Analytic, InvertingGradients, iDLG
+from reproductions.optimal.bounds import leakage_bounds, paper_sufficient
 from tests.leakage.clock import cpu_clock
 from tests.leakage.printed import paper_ratio
 from tests.leakage.settings import generator, mlp, study

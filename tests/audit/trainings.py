@@ -310,4 +310,4 @@ TRAININGS: tuple[CanaryRun | SampleCanaries | ManySamples, ...] = (
     SampleCanaries(),
     ManySamples(),
 )
-"""What `fedq audit --training` runs."""
+"""Trainings that the table of docs/audit.md shows."""

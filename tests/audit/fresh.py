@@ -18,7 +18,6 @@ import json
 import logging
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -437,19 +436,3 @@ def tell(name: str) -> None:
     """Print the keys of one fit, for the process that asked."""
     watch = play_fit(name, "another process")
     print(json.dumps({key: [list(vars(d).values()) for d in draws] for key, draws in watch.found.items()}))
-
-
-def fresh(names: Sequence[str], fits: bool) -> tuple[list[Fresh], list[str]]:
-    """The table of fresh keys.
-
-    Args:
-        names: Mechanisms that are played through an engine.
-        fits: Play whole fits, too, and another process (some seconds)?
-    """
-    watches, missing = of_mechanisms(names), list[str]()
-    if fits:
-        with tempfile.TemporaryDirectory() as folder:
-            more, missing = of_fits(Path(folder))
-            watches += more
-    table, wrong = judge(watches)
-    return table, wrong + missing
