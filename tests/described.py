@@ -70,6 +70,7 @@ class Setting:
                 num_byzantine=self.num_byzantine,
                 secure_keys=self.secure_keys,
             ),
+            to_come=0,
             charges=self.charges,
         )
 

@@ -244,6 +244,7 @@ class DPSGD(pl.Callback):
         """The next steps of each client, whatever the round, which is opened and charged next."""
         if self._home.current_epoch != self._tried_in:
             self._try_loss(self._home, self._home.lightning_module)
+        self._charge_elsewhere()
         self._spent.begin_round()
         self._first_step = {client: self.accounts[client].steps for client in clients}
         return [
@@ -292,13 +293,7 @@ class DPSGD(pl.Callback):
         """Refuse to train on a loader without Poisson sampling."""
         if self._federated is None and trainer.train_dataloader is not getattr(self, "_loader", None):
             raise ValueError(_FROM_LOADER)
-        if self._federated is not None and self._federated.engine is not None:
-            charges = self._federated.engine.ledger.charges.tolist()
-            if self._spent.charge_lost_rounds(charges):
-                rank_zero_warn(
-                    f"a process was killed in a round that this checkpoint does not know; DPSGD counts it as "
-                    f"taken by every client of its cohort: epsilon {self.epsilon(self.delta):.3g} so far"
-                )
+        self._charge_elsewhere()
         if self._federated is None:
             self._make_noisy(trainer, pl_module)
         self._undo.enter_context(own_draws())
@@ -306,6 +301,18 @@ class DPSGD(pl.Callback):
         self._undo.enter_context(warnings.catch_warnings())
         # torch warns that the first layer's inputs need no gradient, which is as it should be
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
+
+    def _charge_elsewhere(self) -> None:
+        """Pay for rounds that stand in the ledger and that this process has not played. Between rounds."""
+        federated = self._federated
+        if federated is None or federated.engine is None or federated.seed is not None:
+            return
+        if self._spent.charge_elsewhere(federated.engine.ledger.charges_elsewhere.tolist()):
+            rank_zero_warn(
+                "these clients were charged for rounds that this DPSGD has not played, of a killed process "
+                "or of another run; it counts them as taken by their whole cohorts, at its own noise and "
+                f"batches: epsilon {self.epsilon(self.delta):.3g} so far"
+            )
 
     def _make_noisy(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Let the optimiser of the fit, or of a client's, step with noisy sums."""
@@ -591,7 +598,8 @@ class DPSGD(pl.Callback):
         if federated is None or federated.engine is None:
             return self._spent.state_dict() | found
         engine = federated.engine
-        charges = engine.ledger.charges.tolist() if federated.seed is None else []
+        ledger = engine.ledger
+        charges = (ledger.charges - ledger.charges_elsewhere).tolist() if federated.seed is None else []
         is_open = federated.fit.start_of_round is not None
         if None not in (self.seed, federated.seed):
             return self._spent.state_dict(charges, at_start_of_round=is_open) | found

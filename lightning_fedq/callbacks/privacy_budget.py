@@ -16,14 +16,14 @@ import torch
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks.dpsgd import DPSGD
-from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.target import adversary_named, affordable, check_secret, most_within
+from lightning_fedq.privacy.target import adversary_named, affordable, check_secret
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.accounts import whole_run
 from lightning_fedq.training.client_metrics import log_figure
+from lightning_fedq.training.privacy_target import first_spent, warn_where_simulated
 from lightning_fedq.training.settings import Federation
 
 if TYPE_CHECKING:
@@ -128,12 +128,8 @@ class PrivacyBudget(pl.Callback):
         self._each_step = self._counts_samples and federated is None
         if self._counts_samples:
             self._follow_steps(dpsgd)
-        elif self._check_cohorts(federated):
-            follow = partial(self._follow_secret_rounds, federated, trainer)
-            follow()
-            federated.when_vector_changes(follow)
         else:
-            follow = partial(self._follow_rounds, federated, trainer)
+            follow = partial(self._follow_rounds, federated, trainer, self._check_cohorts(federated))
             follow()
             federated.when_vector_changes(follow)
         self._began, self.epsilon_spent = True, self._spent_by_now()
@@ -180,75 +176,45 @@ class PrivacyBudget(pl.Callback):
             "every client; use PrivacyBudget(adversary='outsider', cohorts='secret'), or cohorts='known'"
         )
 
-    def _follow_secret_rounds(self, federated: Federation, trainer: pl.Trainer) -> None:
-        """Count released rounds, whoever was drawn in them."""
-        engine = federated.engine
+    def _follow_rounds(self, federated: Federation, trainer: pl.Trainer, secret: bool) -> None:
+        """Limit what the ledger may charge: released rounds where cohorts are secret, else each client."""
+        engine, adversary = federated.engine, self.adversary
         assert engine is not None
-        account = self._account(federated, trainer, 1)
-        most = self.affordable = affordable(account, self.adversary, self.epsilon, secret=True)
-        if self.on_exhausted != "warn":  # a privacy target may have set a limit, too
-            before = engine.ledger.round_limit
-            engine.ledger.round_limit = most if before is None else min(most, before)
-        self._spent_by_now = lambda: account.epsilon(self.adversary, engine.ledger.rounds, secret=True)
-
-        def blocked() -> str:
-            done = engine.ledger.rounds
-            return f"{most} rounds fit into it and {done} are done" if done >= most else ""
-
-        self._blocked, self._key = blocked, "fed/epsilon"
-
-    def _account(self, federated: Federation, trainer: pl.Trainer, horizon: int) -> Account:
-        """The run over so many rounds of a client, at the budget's delta."""
-        engine = federated.engine
-        assert engine is not None
-        byzantine = num_byzantine_of(trainer, federated.planner)
-        run = whole_run(federated, engine, byzantine, horizon)
-        return Account(run, check_delta(self.delta, run.num_clients, "clients"))
-
-    def _follow_rounds(self, federated: Federation, trainer: pl.Trainer) -> None:
-        engine, secagg = federated.engine, federated.server.secure_aggregation
-        assert engine is not None
-        check_delta(self.delta, engine.planner.num_clients, "clients")
-        self._seeded = isinstance(engine.keys, SeededKeys)
-        if self._seeded:
-            rank_zero_warn(
-                "the keys come from a seed, so nothing is private; "
-                "PrivacyBudget counts what secure keys (seed=None) would give"
-            )
-        counted = (
-            self.adversary is Adversary.SECAGG_SERVER and secagg is not None and secagg.run == "accounted"
-        )
-        if counted:
-            rank_zero_warn(
-                "masking is accounted for only, so whoever runs this sees every message; "
-                "PrivacyBudget counts what SecAgg(run='masked') would give"
-            )
-        max_epochs = trainer.max_epochs
-        horizon = max_epochs if max_epochs is not None and max_epochs > 0 else 1000
-        account = self._account(federated, trainer, horizon)
-        drops = account.run.sampling.dropout_probability
-        limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)
-        costs: list[tuple[list[int], Callable[[int], float]]] = []
-        for group in map(list, engine.mechanism.protection_groups(len(limits))):
-            claim = account.claims(group[0])[self.adversary]
-            if isinstance(claim.loss, NonPrivate):
-                whom = "" if len(group) == len(limits) else f" for clients {group[:_NAMED]}"
+        ledger, clients = engine.ledger, engine.planner.num_clients
+        delta = check_delta(self.delta, clients, "clients")
+        simulated = warn_where_simulated(federated, adversary, "PrivacyBudget")
+        self._seeded = federated.seed is not None
+        asked = trainer.max_epochs
+        horizon = 1 if secret else asked if asked is not None and asked > 0 else 1000
+        run = whole_run(federated, engine, num_byzantine_of(trainer, federated.planner), horizon)
+        account = Account(run, delta)
+        kinds = [range(clients)] if secret else engine.mechanism.protection_groups(clients)
+        groups = [(list(kind), None if secret else kind[0]) for kind in kinds]
+        limits = torch.empty(clients, dtype=torch.int32)
+        for group, client in groups:
+            loss = account.claims(client)[adversary].loss
+            if isinstance(loss, NonPrivate):
+                whom = "" if len(group) == clients else f" for clients {group[:_NAMED]}"
                 raise ValueError(
-                    f"no budget can be kept against {self.adversary.value}{whom}: {claim.loss.reason}; "
+                    f"no budget can be kept against {adversary.value}{whom}: {loss.reason}; "
                     "choose an adversary that the mechanism protects against"
                 )
-            cost = partial(account.between_any_two, claim)
-            # dropouts are paid for over the horizon only
-            most = most_within(cost, self.epsilon)
-            limits[group] = min(most, horizon) if drops else most
-            costs.append((group, cost))
-        self.affordable = int(limits.min())
-        ledger = engine.ledger
-        if self.on_exhausted != "warn":  # a privacy target may have set limits, too
+            limits[group] = affordable(account, adversary, self.epsilon, secret=secret, client=client)
+        self.affordable = most = int(limits.min())
+        if self.on_exhausted != "warn" and secret:  # a privacy target may have set limits, too
+            ledger.round_limit = most if ledger.round_limit is None else min(most, ledger.round_limit)
+        elif self.on_exhausted != "warn":
             ledger.limits = limits if ledger.limits is None else torch.minimum(limits, ledger.limits)
-        self._spent_by_now = lambda: max(cost(int(ledger.charges[group].max())) for group, cost in costs)
-        self._blocked = lambda: _blocked(engine, limits)
-        self._key = "fed/sim_epsilon" if self._seeded or counted else "fed/epsilon"
+
+        def charged() -> torch.Tensor:
+            return torch.full((clients,), ledger.rounds) if secret else ledger.charges
+
+        def spent() -> float:
+            most = [(int(charged()[group].max()), client) for group, client in groups]
+            return max(account.epsilon(adversary, n, secret=secret, client=client) for n, client in most)
+
+        self._spent_by_now, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
+        self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:
         dpsgd.next_steps()  # refuses a loader without Poisson sampling
@@ -340,19 +306,16 @@ def _one(trainer: pl.Trainer, kind: Any) -> Any:
     return next((callback for callback in callbacks_of(trainer) if isinstance(callback, kind)), None)
 
 
-def _blocked(engine: RoundEngine, limits: torch.Tensor) -> str:
+def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -> str:
     """Who of the next cohort can't afford the round, or can't afford any at all, in words. "" for nobody."""
     if engine.round == engine.planner.num_rounds:
         return "every client has taken part once"
-    cohort = sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
     never = torch.nonzero(limits == 0).flatten().tolist()
-    client = next((c for c in (*never, *cohort) if engine.ledger.charges[c] >= limits[c]), None)
+    client = never[0] if never else first_spent(engine, charges, limits)
     if client is None:
         return ""
     whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
-    return (
-        f"{int(limits[client])} rounds{whose} fit into it and {int(engine.ledger.charges[client])} are done"
-    )
+    return f"{int(limits[client])} rounds{whose} fit into it and {int(charges[client])} are done"
 
 
 def _nothing() -> float:

@@ -50,6 +50,7 @@ from lightning_fedq.training.accounts import (
     noise_over_signal,
     noise_words,
     report_of,
+    stopped,
 )
 from lightning_fedq.training.said import clocks, lengths_tell, what_left
 
@@ -190,9 +191,7 @@ class RunFolder(pl.Callback):
             return
         # once more: a callback may have chosen another model at the end
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
-        self._drawn, last = True, trainer.max_epochs or 0
-        if trainer.current_epoch < last:
-            self._ended = f"by a stop after round {trainer.current_epoch} of {last}"
+        self._drawn, self._ended = True, stopped(trainer) or self._ended
         self._write(trainer)
         # write who holds what beside what stays with the clients
         federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")

@@ -30,13 +30,13 @@ from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.planning import bits_behind
 from lightning_fedq.privacy.report import Bits, Origin, PrivacyReport, State, privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
-from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.layouts import markdown, terminal
 from lightning_fedq.reports.runs import read_rows, write_atomically
 from lightning_fedq.rounds import Deadline, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training.accounts import described, run_to_come
-from lightning_fedq.training.checkpoints import find_journal
+from lightning_fedq.training.checkpoints import count_others, find_journal, folders_of
 
 _DELTA, _FLOAT_BITS = 1e-5, 32
 _NOT_KNOWN = "Not known from a checkpoint: `privacy.md` in the folder of its run (`RunFolder`) lists it."
@@ -97,8 +97,7 @@ def report_of_checkpoint(
 ) -> PrivacyReport:
     """State what the run of a checkpoint has spent so far, or will have after `rounds`.
 
-    Rounds to come average over who is drawn, unless somebody was drawn more often than that says already:
-    then what was charged counts, and as many rounds more as with probability 99% no client exceeds.
+    Rounds to come average over who is drawn, on top of what each client was charged for.
 
     Args:
         rounds: Rounds of the whole run, once it has gone on; None is what it has spent.
@@ -134,7 +133,7 @@ def report_of_checkpoint(
     charged = Ledger(len(engine["ledger"]["charges"]), engine["ledger"]["mechanism"])
     charged.load_state_dict(engine["ledger"])
     _read_journal(path, charged, federation["seed"] != "None")  # those after the checkpoint, too
-    past, charges = charged.paid
+    past, charges = charged.rounds, charged.charges
     if rounds is not None and rounds < past:
         raise ValueError(
             f"{path} is of a run that was charged for {past} rounds, got --rounds {rounds}; leave it out for "
@@ -158,13 +157,11 @@ def report_of_checkpoint(
     charged.agree(run.terms)
     report = _report(run, delta, secagg, "running", target)
     if rounds is not None:
-        so_far, report = report, _report(run_of(rounds=rounds), delta, secagg, "planned", target)
-        pairs = zip(report.all_rows, so_far.all_rows, strict=True)
-        if any(to_come.epsilon < spent.epsilon for to_come, spent in pairs):  # somebody was drawn too often
-            if rounds > past:
-                charges = charges + planned_charges(run_of(rounds=rounds - past), secret=False)
-            report = _report(run_of(rounds=rounds, charges=charges), delta, secagg, "planned", target)
-            report = replace(report, charged=())
+        # cohorts that take turns, of which none was repeated, go on in turn
+        dealt = run.most_rounds is not None and past == engine["round"]
+        known = None if dealt else charges
+        whole = run_of(rounds=rounds, charges=known, to_come=0 if dealt else rounds - past)
+        report = _report(whole, delta, secagg, "planned", target)
     origin = Origin(model=hashlib.sha256(path.read_bytes()).hexdigest())
     report = replace(report, leaves=(_NOT_KNOWN,), origin=origin)
     private_sgd = _state_with("histories", callbacks)
@@ -221,20 +218,24 @@ def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> Samp
 
     No ledger: of other rounds.
     """
+    histories = dict(state["histories"])
     remarks = [
         "Read from a checkpoint, which holds neither DPSGD's gradient norm, nor its seed, nor its delta,",
         "nor how many samples a client has: delta is the one asked for; it should be below 1 / samples.",
     ]
     if ledger is None:
         remarks.append("The steps are those of the checkpoint, not of the rounds asked for.")
-    elif state["charges"] and ledger.charges.tolist() != state["charges"]:
-        remarks.append("Rounds charged after the checkpoint are NOT in these figures: they are too small.")
+    elif state["charges"]:  # at the checkpoint's price, as a resumed run counts them
+        lost = [now - then for now, then in zip(ledger.charges.tolist(), state["charges"], strict=True)]
+        for client, (noise, rate, steps) in enumerate(state["prices"]):
+            later = [(noise, rate, int(steps) * lost[client])] * (lost[client] > 0)
+            histories[str(client)] = [*histories.get(str(client), ()), *later]
     rows = state.get("rows_per_person", 1)  # of a checkpoint of 0.2: one
-    return SampleStatement.of_histories(state["histories"], delta, tuple(remarks), rows)
+    return SampleStatement.of_histories(histories, delta, tuple(remarks), rows)
 
 
 def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
-    """Take in what a ledger's journal says beyond the checkpoint."""
+    """Take in what a ledger's journal says beyond the checkpoint, and those of other runs beside it."""
     recorded, position = ledger.recorded
     found = find_journal(recorded, path)
     if recorded and found is None:
@@ -245,6 +246,9 @@ def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
         rank_zero_warn(f"{path} names no journal: what was sent later is not in this report")
     if found is not None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
+    if not repeatable:
+        ledger.folders = folders_of(ledger, path)
+        count_others(ledger)
 
 
 def _report(

@@ -1,7 +1,8 @@
 """Which samples are one and the same row, seen by the indices of data sets without reading a sample.
 
 `Subset` and `ConcatDataset` say where a sample comes from, and so do those of them that lie in each other.
-Any other data set is taken at its word: its samples are as many rows.
+So does a data set whose samples are made of another's, one of each, by its attribute `rows_of`. Any other is
+taken at its word: its samples are as many rows.
 """
 
 from bisect import bisect_right
@@ -34,6 +35,8 @@ def row_of(dataset: Any, index: Any) -> tuple[Hashable, ...]:
             part = bisect_right(dataset.cumulative_sizes, index)
             begin = dataset.cumulative_sizes[part - 1] if part else 0
             dataset, index = dataset.datasets[part], index - begin
+        elif hasattr(dataset, "rows_of"):
+            dataset = dataset.rows_of
         else:
             base = dataset.tensors if isinstance(dataset, TensorDataset) else (dataset,)
             return (*map(id, base), index)

@@ -2,8 +2,9 @@
 
 Streams from a seed repeat a step with the same batch and the same noise, so that it is paid for once. Streams
 from the operating system do not: there, what was spent stays spent, an open round counts as taken in full,
-and so do rounds that only the ledger's journal knows. The journal counts rounds and does not price them, so
-such a run goes on with rounds of the checkpoint's price or not at all.
+and so do rounds that the ledger has from elsewhere: of a process that was killed, or of another run. A
+journal counts rounds and does not price them: they count at the present price, and a run goes on with rounds
+of its checkpoint's price or not at all.
 
 One account has one history. Accounts that have spent nothing go on from a checkpoint's; others only from a
 checkpoint of their own past: one that they wrote, or the one that they began with. Any other history is
@@ -40,10 +41,8 @@ class SampleAccounts:
         self._origin: tuple[str, dict[int, History]] = "", {}
         self._histories: dict[int, History] = {}
         self._before_round: dict[int, History] = {}
-        self._rounds: dict[int, int] = {}
-        self._rounds_since_loaded: dict[int, int] = {}
         self._loaded_prices: list[list[float]] = []
-        self._charges: list[int] = []
+        self._elsewhere: list[int] = []
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Give a copy a name of its own, so that what it spends is no part of the original's history."""
@@ -70,7 +69,7 @@ class SampleAccounts:
             if client in self._histories:
                 account.accountant.history = self._histories.pop(client)
             self.of_client[client] = account
-        prices = zip(self._loaded_prices, self._prices(), strict=True) if self._charges else ()
+        prices = zip(self._loaded_prices, self._prices(), strict=True) if self._loaded_prices else ()
         for client, (theirs, own) in enumerate(prices):
             if theirs != own:
                 words = "noise multiplier {:.6g}, sampling rate {:.6g} and {:.0f} steps".format
@@ -117,25 +116,23 @@ class SampleAccounts:
         account = self.of_client[client]
         if client not in self._before_round:
             self._before_round[client] = list(account.accountant.history)
-            self._rounds[client] = self._rounds.get(client, 0) + 1
         return account.charge()
 
-    def charge_lost_rounds(self, charges: Sequence[int]) -> bool:
-        """Pay, once, for what the ledger's journal knows and the checkpoint does not.
+    def charge_elsewhere(self, charges: Sequence[int]) -> bool:
+        """Pay, once, for rounds that others have charged these clients for. Between rounds.
 
         Args:
-            charges: The ledger's, by client.
+            charges: By client, `Ledger.charges_elsewhere`.
 
         Returns:
             Whether there was such a round.
         """
-        loaded, self._charges = self._charges, []
-        lost = [max(int(now) - then, 0) for now, then in zip(charges, loaded, strict=True)] if loaded else []
-        for client in range(len(lost)):
-            lost[client] = max(lost[client] - self._rounds_since_loaded.get(client, 0), 0)
-            for _ in range(lost[client] * self._batches.steps[client]):
+        known = self._elsewhere or [0] * len(charges)
+        lost = [max(int(now) - then, 0) for now, then in zip(charges, known, strict=True)]
+        for client, rounds in enumerate(lost):
+            for _ in range(rounds * self._batches.steps[client] if rounds else 0):
                 self.of_client[client].charge()
-            self._rounds[client] = self._rounds.get(client, 0) + lost[client]
+        self._elsewhere, self._loaded_prices = [a + b for a, b in zip(known, lost, strict=True)], []
         return any(lost)
 
     def state_dict(
@@ -144,23 +141,22 @@ class SampleAccounts:
         """Every account, in plain types.
 
         Args:
-            charges: The ledger's, where its journal may know more than this checkpoint.
+            charges: Of this process, by client, where a journal may know more than this checkpoint.
             at_start_of_round: Leave out the open round, which will be repeated bit for bit.
             round_taken_by: Clients for whom the open round counts as taken in full.
         """
-        histories, rounds = self._now(), dict(self._rounds)
+        histories = self._now()
         if at_start_of_round:
             histories |= self._before_round
         for client in round_taken_by:
             histories[client] = self._after_round(client)
-            rounds[client] = rounds.get(client, 0) + (client not in self._before_round)
         plain = {str(client): [list(entry) for entry in history] for client, history in histories.items()}
+        elsewhere = self._elsewhere or [0] * len(charges)
         return {
             "id": self._id,
             "rows_per_person": self._rows,
             "histories": plain,
-            "rounds": {str(client): number for client, number in rounds.items()},
-            "charges": list(charges),
+            "charges": [own + others for own, others in zip(charges, elsewhere, strict=False)],
             "prices": self._prices(),
         }
 
@@ -196,10 +192,7 @@ class SampleAccounts:
             int(client): [(nm, rate, steps) for nm, rate, steps in history]
             for client, history in state_dict["histories"].items()
         }
-        rounds: dict[int, int] = {}  # of these accounts, when the state was saved
-        if name == self._id:
-            rounds = {int(client): number for client, number in state_dict["rounds"].items()}
-        elif any(own.values()) and (name, theirs) != self._origin:
+        if any(own.values()) and name != self._id and (name, theirs) != self._origin:
             spent = max(sum(steps for _, _, steps in history) for history in own.values())
             raise ValueError(
                 f"this DPSGD has spent up to {spent} steps on a data set, which are no part of the "
@@ -209,13 +202,10 @@ class SampleAccounts:
             )
         if not any(own.values()):
             self._begin_with(name, theirs)
-            rounds = {}
+            self._elsewhere = list(state_dict["charges"])
         if repeatable or not any(own.values()):
-            self._histories, self._rounds = theirs, dict(rounds)
-        self._rounds_since_loaded = {
-            client: max(number - rounds.get(client, 0), 0) for client, number in self._rounds.items()
-        }
-        self._charges, self._loaded_prices = state_dict["charges"], state_dict["prices"]
+            self._histories = theirs
+        self._loaded_prices = state_dict["prices"] if state_dict["charges"] else []
 
     def _begin_with(self, name: str, histories: dict[int, History]) -> None:
         """Go on from others' history, under a name of one's own."""

@@ -81,22 +81,32 @@ class Account:
             share -= more * max(rounds, run.horizon, run.rounds if run.mechanism.hands_on else 0)
         return max(share, 0.0) * self.delta
 
-    def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
-        """Cost of `rounds` rounds of a claim, at what is left of delta.
+    def spent(
+        self,
+        claim: PrivacyClaim,
+        rounds: int,
+        participation: float = 1.0,
+        past: int = 0,
+        delta: float | None = None,
+    ) -> Spending:
+        """Cost of `past` rounds of a claim and a lottery of `rounds`, at a delta or at what is left of it.
 
         Raises:
             ValueError: If the claim is `NonPrivate`.
         """
         return spent(
             claim.loss,
-            self.available(claim, rounds),
+            self.available(claim, past + rounds) if delta is None else delta,
             compositions=claim.compositions,
             rounds=rounds,
             participation=participation,
+            past=past,
             slack=claim.slack,
         )
 
-    def between_any_two(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> float:
+    def between_any_two(
+        self, claim: PrivacyClaim, rounds: int, participation: float = 1.0, past: int = 0
+    ) -> float:
         """Epsilon between any two updates, also where the claim is about an update that is replaced by zero.
 
         From one update to zero and from zero to the other are two steps: P <= e^a P0 + d and P0 <= e^b Q + d'
@@ -107,29 +117,23 @@ class Account:
             Dong, Roth, Su, Gaussian Differential Privacy, 2022, theorem 2.14 (groups).
         """
         if claim.neighbours is Neighbours.SUBSTITUTION:
-            return self.spent(claim, rounds, participation).epsilon
-        delta = self.available(claim, rounds)
+            return self.spent(claim, rounds, participation, past).epsilon
+        delta = self.available(claim, past + rounds)
 
-        def one(loss: Loss, share: float) -> float:
-            return spent(
-                loss,
-                share,
-                compositions=claim.compositions,
-                rounds=rounds,
-                participation=participation,
-                slack=claim.slack,
-            ).epsilon
+        def one(claim: PrivacyClaim, share: float) -> float:
+            return self.spent(claim, rounds, participation, past, share).epsilon
 
         if isinstance(claim.loss, GaussianLoss):
             # mu adds up over the two steps
-            return one(replace(claim.loss, noise_multiplier=claim.loss.noise_multiplier / 2.0), delta)
+            half = replace(claim.loss, noise_multiplier=claim.loss.noise_multiplier / 2.0)
+            return one(replace(claim, loss=half), delta)
         best = math.inf
         for share in (0.5, 0.9, 0.99, 0.999):  # any split holds, so the best of a few does
-            first = one(claim.loss, share * delta)
+            first = one(claim, share * delta)
             # d + e^a d' = delta, a of the first step
             left = (1.0 - share) * delta * math.exp(-min(first, 700.0))
             if left >= SMALLEST_DELTA:
-                best = min(best, first + one(claim.loss, left))
+                best = min(best, first + one(claim, left))
         return best
 
     def secret(self, claim: PrivacyClaim, rounds: int) -> float:
@@ -156,14 +160,17 @@ class Account:
         most = sampling.most_rounds(rounds, size)
         return min(amplified, self.between_any_two(claim, rounds if most is None else most))
 
-    def epsilon(self, adversary: Adversary, charges: int, *, secret: bool) -> float:
+    def epsilon(
+        self, adversary: Adversary, charges: int, *, secret: bool, client: int | None = None
+    ) -> float:
         """Epsilon of some rounds of one client, between any two updates, infinite where nothing is claimed.
 
         Args:
             charges: Rounds of one client, or released rounds if `secret`.
             secret: Does the adversary never learn who took part?
+            client: Client that it is about; None is every client.
         """
-        claim = self.claims()[adversary]
+        claim = self.claims(client)[adversary]
         if isinstance(claim.loss, NonPrivate):
             return math.inf
         return self.secret(claim, charges) if secret else self.between_any_two(claim, charges)

@@ -74,16 +74,18 @@ def spent(
     compositions: int = 1,
     rounds: int = 1,
     participation: float = 1.0,
+    past: int = 0,
     slack: Slack = NO_SLACK,
 ) -> Spending:
-    """Epsilon of `rounds` rounds of `compositions` losses each, at `delta`.
+    """Epsilon of `past` rounds and a lottery of `rounds`, of `compositions` losses each, at `delta`.
 
     Args:
         loss: Loss of one composition.
         delta: In (0, 1).
         compositions: Compositions in one round, >= 1.
-        rounds: >= 0; with none, nothing is spent.
-        participation: Chance that the client takes part in a round, known to the adversary afterwards.
+        rounds: >= 0.
+        participation: Chance that the client takes part in one of them, known to the adversary afterwards.
+        past: Rounds, >= 0, in which it surely takes part. With neither, nothing is spent.
         slack: How far what is released in one round may be from what `loss` describes, see `with_slack`.
 
     Raises:
@@ -91,17 +93,20 @@ def spent(
         TypeError: If the loss is of an unknown kind.
     """
     check_delta(delta)
-    if compositions < 1 or rounds < 0 or not 0.0 <= participation <= 1.0:
+    if compositions < 1 or min(rounds, past) < 0 or not 0.0 <= participation <= 1.0:
         raise ValueError(
-            "compositions >= 1, rounds >= 0 and participation in [0, 1] are needed, "
-            f"got {compositions}, {rounds} and {participation}"
+            "compositions >= 1, rounds and past >= 0 and participation in [0, 1] are needed, "
+            f"got {compositions}, {rounds}, {past} and {participation}"
         )
     check_loss(loss)
     mass = loss.infinite_mass
-    if rounds == 0 or participation == 0.0:
+    if past and (loss.every_round or not loss.adds_up or not rounds or participation in (0.0, 1.0)):
+        # no lottery to average over
+        rounds, past, participation = rounds * (participation > 0.0) + past, 0, 1.0
+    if past + rounds * participation == 0.0:
         return Spending(0.0, delta, 0.0, "nothing was released")
-    round_mass = participation * composed_mass(mass, compositions)
-    run_mass = composed_mass(round_mass, rounds)
+    round_mass = composed_mass(mass, compositions)
+    run_mass = min(composed_mass(participation * round_mass, rounds) + composed_mass(round_mass, past), 1.0)
     if run_mass > delta:
         return Spending(math.inf, delta, run_mass, "infinite-loss mass above delta")
 
@@ -110,13 +115,14 @@ def spent(
     def exact(left: float) -> float:
         # epsilon of a run whose infinite mass is below delta
         if simple:
-            return loss.epsilon(left, compositions * rounds)
-        return composed_grid(loss, left, compositions, rounds, participation).epsilon(left)
+            return loss.epsilon(left, compositions * (rounds + past))
+        return composed_grid(loss, left, compositions, rounds, participation, past).epsilon(left)
 
     method = loss.method if simple else "privacy loss distribution, connect-the-dots, pessimistic"
     if slack == NO_SLACK:
         return Spending(exact(delta), delta, run_mass, method)
-    total = Slack(composed_mass(min(participation * slack.distance, 1.0), rounds), rounds * slack.log_ratio)
+    distance = composed_mass(min(participation * slack.distance, 1.0), rounds) + past * slack.distance
+    total = Slack(distance, (rounds + past) * slack.log_ratio)
     epsilon = with_slack(exact, delta, total)
     if math.isinf(epsilon):
         reason = (
@@ -163,9 +169,12 @@ def closed_form(loss: Loss, participation: float = 1.0) -> bool:
 
 
 def composed_grid(
-    loss: Loss, delta: float, compositions: int, rounds: int, participation: float = 1.0
+    loss: Loss, delta: float, compositions: int, rounds: int, participation: float = 1.0, past: int = 0
 ) -> LossGrid:
     """The dominating loss distribution of a run. See `spent`."""
+    if past:
+        lottery = composed_grid(loss, delta / 2, compositions, rounds, participation)
+        return added_up([composed_grid(loss, delta / 2, compositions, past), lottery])
     tail = _TAIL_SHARE * delta
     if loss.every_round and (whole := loss.composed(compositions * rounds)) is not None:
         return loss_grid(whole, tail)  # rounds without the client are not counted on

@@ -57,12 +57,12 @@ class Population:
                 f"charges needs a number >= 0 for each of {num_clients} clients, got shape "
                 f"{tuple(counted.shape)}"
             )
-        self.finished = counted is not None
+        self.finished = counted is not None and not run.to_come
         for group in mechanism.protection_groups(num_clients):
             self.num_groups += 1
             claims = account.claims(group[0])
             if counted is None:
-                self._kinds.append(_Kind(len(group), run.horizon, claims))
+                self._kinds.append(_Kind(len(group), 0, claims))
                 continue
             values, sizes = torch.unique(counted[list(group)], return_counts=True)
             for charged, size in zip(values.tolist(), sizes.tolist(), strict=True):
@@ -70,7 +70,7 @@ class Population:
         self._epsilons: dict[tuple[PrivacyClaim, int], float] = {}
 
     def worst(self, adversary: Adversary) -> tuple[PrivacyClaim, int]:
-        """The claim, and the rounds, of the client that an adversary has learnt most about."""
+        """The claim, and the charges so far, of the client that an adversary has learnt most about."""
         kinds = [(kind.claims[adversary], kind.charges) for kind in self._kinds]
         unprotected = [kind for kind in kinds if isinstance(kind[0].loss, NonPrivate)]
         most: dict[PrivacyClaim, int] = {}
@@ -82,10 +82,11 @@ class Population:
 
     def _epsilon(self, claim: PrivacyClaim, charges: int) -> float:
         if isinstance(claim.loss, NonPrivate):
-            return math.inf if charges else 0.0
+            return math.inf if charges + self._account.run.may_come else 0.0
         if (claim, charges) not in self._epsilons:
-            participation = self._account.run.participation
-            self._epsilons[claim, charges] = self._account.between_any_two(claim, charges, participation)
+            run = self._account.run
+            spent = self._account.between_any_two(claim, run.may_come, run.participation, charges)
+            self._epsilons[claim, charges] = spent
         return self._epsilons[claim, charges]
 
     def histogram(self) -> tuple[ChargedClients, ...]:
@@ -133,11 +134,10 @@ def spent_so_far(account: Account, adversary: Adversary, rounds: int, secret: bo
         return account.epsilon(adversary, rounds, secret=True)
     population = Population(account)
     claim, charges = population.worst(adversary)
-    if not population.finished:
-        charges = rounds
+    to_come = 0 if population.finished else rounds
     if isinstance(claim.loss, NonPrivate):
-        return math.inf if charges else 0.0
-    return account.between_any_two(claim, charges, account.run.participation)
+        return math.inf if charges + to_come else 0.0
+    return account.between_any_two(claim, to_come, account.run.participation, charges)
 
 
 def _thinnest(sizes: Sequence[int]) -> int:

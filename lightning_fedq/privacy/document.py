@@ -266,7 +266,10 @@ def headline(report: PrivacyReport) -> str:
             return (
                 f"Nothing useful is promised {at}: the smallest epsilon is {epsilon}, towards {name_of(row)}."
             )
-        return f"No target. The smallest epsilon {at} is {epsilon} ({row.verdict}), towards {name_of(row)}."
+        smallest = (
+            f"No target. The smallest epsilon {at} is {epsilon} ({row.verdict}), towards {name_of(row)}."
+        )
+        return smallest + _if_ended(report)
     over = " in every round" if asked.over == "round" else ""
     wanted = f"epsilon {asked.epsilon:g} at delta {report.delta:g}{over}"
     first = f"Asked for {wanted}, towards {name_of(row)}: {_met(report)}"
@@ -277,7 +280,20 @@ def headline(report: PrivacyReport) -> str:
         spent += " over a round" if report.rounds == 1 else f" over {report.rounds:,} rounds"
     word = row.verdict if asked.over == "run" else f"{row.verdict} over the run"
     odds = f" {row.odds}" if asked.met and asked.over == "run" else ""
-    return f"{first}, {spent} ({word}).{odds}"
+    return f"{first}, {spent} ({word}).{odds}{_if_ended(report)}"
+
+
+def _if_ended(report: PrivacyReport) -> str:
+    """What holds of a run that ended early: its limit, a privacy filter (Whitehouse et al. 2023)."""
+    if not report.ended:
+        return ""
+    asked, limit = report.asked, "that of all rounds that were asked for"
+    if asked is not None and asked.met and asked.over == "run":
+        limit = f"the target of epsilon {asked.epsilon:g}"
+    return (
+        f" The run was ended {report.ended}. Its epsilon is for a number of rounds that was settled "
+        f"beforehand; if what was released decided when to end, {limit} is what holds."
+    )
 
 
 def _met(report: PrivacyReport) -> str:

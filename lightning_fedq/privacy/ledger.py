@@ -9,9 +9,9 @@ terms (`agree`).
 
 A ledger belongs to the clients, not to a server or a training: whoever trains with them charges the same
 one, and it only grows. A server that begins with keys of its own says so (`begin`), because its streams are
-new. A saved state is added to what is known here, unless it is part of it: every object charges under a name
-of its own, a restored or copied one too, and of two counts under one name the larger one holds the other (a
-grow-only counter).
+new. Every object charges under a name of its own, a restored or copied one too, and numbers its charges. What
+the same clients have paid is the union of all charges by name and number (a grow-only counter): of a saved
+state that is added, and of all journals that can be seen (`look`). There is no other count.
 
 With a `Journal` every charge is on the disk before it counts. Whoever resumes reads what the checkpoint does
 not know. With keys from the system those rounds are spent, and their repetition, with new keys, is charged
@@ -24,27 +24,26 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import RoundContext
-from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.journal import Entry, Journal, is_of
 
 
 class Ledger:
-    """Counts the rounds that every client was charged for. Three integers a client.
+    """Counts the rounds that every client was charged for.
 
     Args:
         num_clients: Clients 0 to num_clients - 1.
         mechanism: What is charged for, as text; a saved ledger is only taken back for the same.
 
     Attributes:
-        charges: `(num_clients,)` int32, how often each client was charged.
-        rounds: How many rounds were charged, repetitions included.
         dim: Coordinates of the longest vector that was charged for; every charge counts as one of it.
         terms: Settings that the price of a charge hangs on, of all that was charged; None if not said.
         limits: `(num_clients,)` int32, charges after which a client is charged no more; a budget sets them.
@@ -53,9 +52,8 @@ class Ledger:
         journal: Where charges are written first, or None.
         recorded: Journal and position of a loaded state, or ("", 0).
         names_no_journal: Whether a loaded state had charges and named no journal.
-        beside: Rounds and charges of other runs with the same clients, which statements count and limits
-            don't, see `count_beside`.
         recorded_names: Names that a loaded state has charged under, "" of versions that had none.
+        folders: Folders in which journals of other runs with the same clients may lie, see `look`.
 
     Raises:
         ValueError: If num_clients < 1.
@@ -65,8 +63,6 @@ class Ledger:
         if num_clients < 1:
             raise ValueError(f"num_clients must be >= 1, got {num_clients}")
         self.num_clients, self.mechanism = num_clients, mechanism
-        self.charges = torch.zeros(num_clients, dtype=torch.int32)
-        self.rounds = 0
         self.dim = 0
         self.terms: dict[str, str] | None = None
         self.limits: Tensor | None = None
@@ -75,25 +71,38 @@ class Ledger:
         self.recorded: tuple[str, int] = ("", 0)
         self.recorded_names: frozenset[str] = frozenset()
         self.names_no_journal = False
-        self.beside = 0, torch.zeros_like(self.charges)
-        self._beside_until: dict[str, int] = {}
+        self.folders: frozenset[Path] = frozenset()
+        self._others: dict[Path, Journal | None] = {}
         self._id = secrets.token_hex(8)
-        self._others: dict[str, tuple[int, Tensor]] = {}
+        self._own: set[str] = set()
+        self._parts: dict[str, tuple[int, Tensor]] = {}
         self._keys: bytes | None = None
         self._used: dict[bytes | None, Tensor] = {}
         self._repeatable: dict[tuple[int, int], str] | None = None
         self._taken: set[tuple[int, int]] = set()
 
     @property
+    def rounds(self) -> int:
+        """Rounds that were charged, repetitions included."""
+        return sum(rounds for rounds, _ in self._parts.values())
+
+    @property
+    def charges(self) -> Tensor:
+        """`(num_clients,)` int32, how often each client was charged."""
+        return self._sum(self._parts)
+
+    @property
+    def charges_elsewhere(self) -> Tensor:
+        """`(num_clients,)` int32, those of `charges` that this process has not made: loaded or read."""
+        return self._sum(self._parts.keys() - self._own)
+
+    def _sum(self, names: Iterable[str]) -> Tensor:
+        return sum((self._parts[name][1] for name in names), self._known("")[1])
+
+    @property
     def most_charged(self) -> int:
         """Charges of the client that was charged most often."""
         return int(self.charges.max())
-
-    @property
-    def paid(self) -> tuple[int, Tensor]:
-        """Rounds and charges that statements are about: those of this ledger, and those beside it."""
-        rounds, charges = self.beside
-        return self.rounds + rounds, self.charges + charges
 
     @property
     def num_byzantine(self) -> int:
@@ -116,9 +125,9 @@ class Ledger:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy charges under a name of its own."""
         self.__dict__.update(state)
-        self.charges = self.charges.clone()
         self._used = {keys: streams.clone() for keys, streams in self._used.items()}
-        self._others = {name: (rounds, charges.clone()) for name, (rounds, charges) in self._others.items()}
+        self._parts = {name: (rounds, charges.clone()) for name, (rounds, charges) in self._parts.items()}
+        self._own = set(self._own)
         self._rename()
 
     @property
@@ -132,23 +141,18 @@ class Ledger:
     def _streams(self, streams: Tensor) -> None:
         self._used[self._keys] = streams
 
-    @property
-    def _own_rounds(self) -> int:
-        """Rounds that were charged under this ledger's name."""
-        return self.rounds - sum(rounds for rounds, _ in self._others.values())
-
     def _known(self, name: str) -> tuple[int, Tensor]:
         """Rounds and charges under a name, as far as they are known here."""
-        if name == self._id:
-            others = sum((charges for _, charges in self._others.values()), torch.zeros_like(self.charges))
-            return self._own_rounds, self.charges - others
-        return self._others.get(name) or (0, torch.zeros_like(self.charges))
+        return self._parts.get(name) or (0, torch.zeros(self.num_clients, dtype=torch.int32))
+
+    def _add(self, name: str, rows: Any) -> None:
+        """Count one round more under a name, of these rows of clients."""
+        rounds, charges = self._known(name)
+        charges.numpy()[rows] += 1
+        self._parts[name] = rounds + 1, charges
 
     def _rename(self) -> None:
         """Go on under a new name, so that no two ledgers charge under one."""
-        rounds, charges = self._known(self._id)
-        if rounds or bool(charges.any()):
-            self._others[self._id] = rounds, charges
         self._id = secrets.token_hex(8)
 
     def agree(self, terms: Mapping[str, str]) -> None:
@@ -203,66 +207,58 @@ class Ledger:
             repeatable: Whether a stream that is used again carries the same bits (keys from a seed).
         """
         self.journal, self._repeatable = journal, {} if repeatable else None
-        if not repeatable and self._own_rounds:
+        if not repeatable and self._known(self._id)[0]:
             self._rename()  # all that is charged under a name lies in one journal
-        self._take_in(journal)
+        self._take_in(journal.unread())
 
-    def _take_in(self, journal: Journal) -> None:
-        """Remember what others wrote: a process that was killed, or another run from the same checkpoint."""
-        for entry in journal.unread():
-            self.dim = max(self.dim, entry.dim)
+    def _take_in(self, entries: Iterable[Entry], own: bool = True) -> None:
+        """Count what stands in a journal, the own one or another run's, and is not known here."""
+        for entry in entries:
             if entry.terms:
                 terms = _as_named_now(json.loads(entry.terms))
                 _check_terms(terms, self.terms)
                 self.terms = terms
+            self.dim = max(self.dim, entry.dim)
             if entry.clients == ():  # a length only, see `lengthen`
                 continue
             if self._repeatable is not None:
                 self._repeatable[entry.round, entry.attempt] = entry.state
                 continue
-            self._taken.add((entry.round, entry.attempt))  # used, where keys outlive the process
-            rows = slice(None) if entry.clients is None else list(entry.clients)
-            if entry.ledger:
-                rounds, charges = self._known(entry.ledger)
-                if entry.number <= rounds:  # counted already, under this name
-                    continue
-                if entry.ledger != self._id:
-                    charges[rows] += 1
-                    self._others[entry.ledger] = rounds + 1, charges
-            self.charges[rows] += 1
-            self.rounds += 1
+            if own:  # used, where keys outlive the process
+                self._taken.add((entry.round, entry.attempt))
+            name = entry.ledger or self._id  # of a version that wrote no names
+            if not entry.ledger or entry.number > self._known(name)[0]:
+                self._add(name, slice(None) if entry.clients is None else list(entry.clients))
 
-    def count_beside(self, journal: Journal) -> int:
-        """Count in statements what another run with the same clients has charged, without resuming it.
+    def look(self) -> dict[Path, int | str]:
+        """Count what stands in the journal and in those of other runs with the same clients, in `folders`.
 
-        Args:
-            journal: Journal of a run of this federation; it is not written to.
+        With keys from a seed only the journal counts: nothing is private.
 
         Returns:
-            Rounds that it adds: those under names that this ledger does not know, and that were not counted
-            before (a second fit begins beside the same journal).
-
-        Raises:
-            ValueError: If the journal is damaged, or its rounds were charged on other terms.
+            By path of another run's journal, the rounds that it adds, or why it is not counted: it is
+            damaged, or its rounds were charged on other terms.
         """
-        rounds, charges = self.beside[0], self.beside[1].clone()
-        names, dim, path = {self._id, *self._others}, self.dim, str(journal.path)
-        journal.position = max(journal.position, self._beside_until.get(path, 0))
-        for entry in journal.unread(mend=False):
-            if entry.terms:
-                _check_terms(_as_named_now(json.loads(entry.terms)), self.terms)
-            if entry.ledger and entry.ledger in names:
-                continue
-            dim = max(dim, entry.dim)
-            if entry.clients != ():  # else a length only, see `lengthen`
-                charges[slice(None) if entry.clients is None else list(entry.clients)] += 1
-                rounds += 1
-        added, self.beside, self.dim = rounds - self.beside[0], (rounds, charges), dim
-        self._beside_until = {
-            **self._beside_until,
-            path: journal.position,
-        }  # a copy of this ledger has its own
-        return added
+        if self.journal is not None:
+            self._take_in(self.journal.unread())
+        found: dict[Path, int | str] = {}
+        if self._repeatable is not None:
+            return found
+        own = None if self.journal is None else self.journal.path
+        paths = {path.resolve() for folder in self.folders for path in folder.glob("ledger-*.jsonl")}
+        for path in sorted(paths - {own}):
+            known = self.rounds
+            try:
+                if path not in self._others:
+                    ours = is_of(path, self.mechanism, self.num_clients)
+                    self._others[path] = Journal(path, self.mechanism, self.num_clients) if ours else None
+                if (journal := self._others[path]) is not None:
+                    self._take_in(journal.unread(mend=False), own=False)
+            except (ValueError, OSError) as error:
+                found[path] = str(error)
+            if self.rounds > known:
+                found[path] = self.rounds - known
+        return found
 
     def follow(self, state: dict[str, Any]) -> None:
         """Say what another process's ledger of the same federation says, which keeps the journal.
@@ -270,11 +266,8 @@ class Ledger:
         Args:
             state: State that its `state_dict` returned.
         """
-        self.charges, self._streams = state["charges"].clone(), state["streams"].clone()
-        self.rounds, self.dim, self.terms = state["rounds"], state["dim"], _as_named_now(state["terms"])
-        self.beside = state["beside"]
-        parts = _parts(state).items()
-        self._others = {name: (n, charges.clone()) for name, (n, charges) in parts if name != self._id}
+        self._parts, self._streams = _parts(state), state["streams"].clone()
+        self.dim, self.terms = state["dim"], _as_named_now(state["terms"])
 
     def state(self, *tensors: Tensor) -> str:
         """Name what a round begins with: 64 bits of SHA-256 of its model and range. "" where none is kept."""
@@ -287,8 +280,7 @@ class Ledger:
 
     def free_attempt(self, round: int, attempt: int, state: str) -> int:
         """The first attempt from `attempt` on that nobody else, or no other state of this round, has used."""
-        if self.journal is not None:
-            self._take_in(self.journal)
+        self.look()
         used = self._repeatable or {}
         while (round, attempt) in self._taken or used.get((round, attempt), state) != state:
             attempt += 1
@@ -335,14 +327,14 @@ class Ledger:
         if self.journal is not None and (round, attempt) not in (self._repeatable or {}):
             everybody = len(rows) == self.num_clients
             who, terms = None if everybody else rows.tolist(), json.dumps(self.terms) if self.terms else ""
-            number = self._own_rounds + 1
+            number = self._known(self._id)[0] + 1
             # on the disk first: a crash may then cost what nobody sent, and never hides what somebody did
             self.journal.append(round, attempt, state, who, dim, terms, self._id, number)
             if self._repeatable is not None:
                 self._repeatable[round, attempt] = state
         self._streams.numpy()[listed] = round, attempt
-        self.charges.numpy()[listed] += 1
-        self.rounds += 1
+        self._own.add(self._id)
+        self._add(self._id, listed)
         self.dim = max(self.dim, dim)
 
     def lengthen(self, dim: int, round: int, attempt: int) -> None:
@@ -400,17 +392,17 @@ class Ledger:
             "id": self._id,
             "others": {
                 name: {"rounds": rounds, "charges": charges.clone()}
-                for name, (rounds, charges) in self._others.items()
+                for name, (rounds, charges) in self._parts.items()
+                if name != self._id
             },
             "mechanism": self.mechanism,
-            "charges": self.charges.clone(),
+            "charges": self.charges,
             "rounds": self.rounds,
             "dim": self.dim,
             "terms": None if self.terms is None else dict(self.terms),
             "streams": self._streams.clone(),
             "journal": path,
             "position": position,
-            "beside": (self.beside[0], self.beside[1].clone()),
         }
 
     def load_state_dict(self, state: dict[str, Any], repeatable: bool = False) -> None:
@@ -430,7 +422,6 @@ class Ledger:
         mechanism, beside = state["mechanism"], state.get("beside")
         if isinstance(beside, dict):  # of 0.2: a ledger of what clients released beside the rounds
             mechanism += f", and {beside['mechanism']} beside" if beside["rounds"] else ""
-            beside = None
         if mechanism != self.mechanism or len(state["charges"]) != self.num_clients:
             raise ValueError(
                 f"the ledger is of {len(state['charges'])} clients of {mechanism}, this federation has "
@@ -444,26 +435,18 @@ class Ledger:
         parts, name = _parts(state), state.get("id")
         self.recorded_names = frozenset({"", name or "", *parts})
         self.names_no_journal = bool(state["rounds"]) and not state["journal"]
-        rounds, charges = beside or self.beside
-        self.beside = max(rounds, self.beside[0]), torch.maximum(charges, self.beside[1])
         if repeatable and (name == self._id or not self.rounds):
-            self.charges, self.rounds = state["charges"].clone(), state["rounds"]
-            self._id = name or self._id
-            self._others = {other: (n, c.clone()) for other, (n, c) in parts.items() if other != self._id}
+            self._parts, self._id = parts, name or self._id
         else:
-            news = {}
-            for who, (rounds, charges) in parts.items():
-                known, before = self._known(who)
-                if rounds > known or bool((charges > before).any()):
-                    news[who] = rounds, charges
-            if not news and (name == self._id or name in self._others):
+            news = {
+                who: (max(rounds, self._known(who)[0]), torch.maximum(charges, self._known(who)[1]))
+                for who, (rounds, charges) in parts.items()
+                if rounds > self._known(who)[0] or bool((charges > self._known(who)[1]).any())
+            }
+            if not news and name in (self._id, *self._parts):
                 return
             self._rename()
-            for who, (rounds, charges) in news.items():
-                known, before = self._known(who)
-                both = max(rounds, known), torch.maximum(charges, before)
-                self.rounds, self.charges = self.rounds + both[0] - known, self.charges + both[1] - before
-                self._others[who] = both
+            self._parts |= news
         self.journal, self.recorded = None, (state["journal"], state["position"])
 
 
@@ -479,9 +462,9 @@ def pad_segments(context: RoundContext, dim: int) -> RoundContext:
 
 def _parts(state: dict[str, Any]) -> dict[str, tuple[int, Tensor]]:
     """Rounds and charges of a saved state, by the name that they were charged under."""
-    rounds, charges, parts = state["rounds"], state["charges"], {}
+    rounds, charges, parts = state["rounds"], state["charges"].clone(), {}
     for name, other in state.get("others", {}).items():
-        parts[name] = other["rounds"], other["charges"]
+        parts[name] = other["rounds"], other["charges"].clone()
         rounds, charges = rounds - other["rounds"], charges - other["charges"]
     return {**parts, state.get("id") or secrets.token_hex(8): (rounds, charges)}
 

@@ -144,6 +144,7 @@ class Problem:
                 secure_sum=sums, plain_sum=self.plain_sum, num_byzantine=byzantine, secure_keys=True
             ),
             charges=None,
+            to_come=0,
         )
 
     @property

@@ -383,7 +383,7 @@ def is_met(row: Row, masked: bool) -> bool:
 def epsilon_after(run: Run, row: Row, most: int) -> float:
     """Epsilon towards a row's adversary where no client was charged for more than so many rounds."""
     if run.charges is not None:
-        run = replace(run, charges=torch.as_tensor(run.charges).clamp(max=most))
+        run = replace(run, charges=torch.as_tensor(run.charges).clamp(max=most), to_come=0)
     return spent_so_far(Account(run, row.delta), Adversary[row.adversary], most, row.cohorts == "secret")
 
 
@@ -444,11 +444,12 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             )
         notes += [lottery, NOTE]
     elif run.participation < 1.0 and most_rounds is None:
+        top = "" if run.charges is None else ", on top of what each client has been charged for"
         notes.append(
             f"A client takes part in a round with chance {run.participation:.4g}, whatever its data. "
-            "This is a run to come, and its epsilon averages over the lottery that draws the cohorts: who is "
-            "drawn more often than others will have spent more, and the report of the finished run says how "
-            "much. "
+            f"This is a run to come, and its epsilon averages over the lottery that draws the cohorts{top}: "
+            "who is drawn more often than others will have spent more, and the report of the finished run "
+            "says how much. "
             "In a round that a client takes part in there is no amplification by sampling."
         )
     if run.min_answers is not None:
@@ -494,8 +495,8 @@ def _behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
     return replace(row, assumptions=(*row.assumptions, f"{said.get(masks, 'masks run')}, {server}"))
 
 
-def _row(claim: PrivacyClaim, rounds: int, account: Account) -> Row:
-    participation = account.run.participation
+def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
+    rounds, participation = account.run.may_come, account.run.participation
     blank = Row(
         claim.adversary.name,
         claim.unit.value,
@@ -511,8 +512,8 @@ def _row(claim: PrivacyClaim, rounds: int, account: Account) -> Row:
     )
     if isinstance(claim.loss, NonPrivate):
         return replace(blank, reason=claim.loss.reason)
-    run = account.spent(claim, rounds, participation)
-    any_two = account.between_any_two(claim, rounds, participation)
+    run = account.spent(claim, rounds, participation, charges)
+    any_two = account.between_any_two(claim, rounds, participation, charges)
     # the verdict is about any two updates, so that rows of different relations can be read side by side
     word, reason = _verdict(run, max(run.epsilon, any_two))
     # Pure epsilon of one unit in one round. A law that is known up to a distance only has none.

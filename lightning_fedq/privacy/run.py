@@ -145,8 +145,9 @@ class Run:
         rounds: Rounds of the run, >= 0; released ones where cohorts are secret.
         sampling: How clients come to take part.
         threat: What parties may do and what they are handed.
-        charges: `(num_clients,)`, rounds that each client was charged for; None for a run to come, and where
-            cohorts are secret.
+        charges: `(num_clients,)`, rounds that each client was charged for; None before the first one, and
+            where cohorts are secret.
+        to_come: How many of the rounds are not charged yet, where charges are given; else 0.
 
     Raises:
         ValueError: If parts of it contradict each other.
@@ -158,6 +159,7 @@ class Run:
     sampling: Sampling
     threat: ThreatModel
     charges: Sequence[int] | Tensor | None
+    to_come: int
 
     def __post_init__(self) -> None:
         size, sums = self.cohort_size, self.threat.secure_sum
@@ -229,14 +231,19 @@ class Run:
     @property
     def horizon(self) -> int:
         """Rounds of one client that are accounted for."""
-        if self.charges is not None:
-            return int(max(self.charges, default=0))
-        return self.rounds if self.most_rounds is None else self.most_rounds
+        return self.may_come + (0 if self.charges is None else int(max(self.charges, default=0)))
+
+    @property
+    def may_come(self) -> int:
+        """Rounds in which one client may take part on top of its charges."""
+        to_come = self.rounds if self.charges is None else self.to_come
+        most = self.sampling.most_rounds(to_come, self.cohort_size)
+        return to_come if most is None else most
 
     @property
     def participation(self) -> float:
         """Chance that a client takes part in a round and answers, 1 where nothing is averaged over."""
-        if self.charges is not None or self.most_rounds is not None:
+        if (self.charges is not None and not self.to_come) or self.most_rounds is not None:
             return 1.0
         return self.cohort_size / self.num_clients * (1.0 - self.sampling.dropout_probability)
 
@@ -300,4 +307,5 @@ class Run:
             sampling=everybody,
             threat=honest,
             charges=None,
+            to_come=0,
         )

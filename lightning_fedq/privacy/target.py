@@ -338,15 +338,21 @@ def _refuse_where_nothing_is_claimed(account: Account, target: PrivacyTarget) ->
 
 
 def affordable(
-    account: Account, adversary: Adversary, epsilon: float, *, secret: bool, at_least: int = 0
+    account: Account,
+    adversary: Adversary,
+    epsilon: float,
+    *,
+    secret: bool,
+    at_least: int = 0,
+    client: int | None = None,
 ) -> int:
-    """Largest number of charges of a client that stay within an epsilon.
+    """Largest number of charges of a client, or of every client, that stay within an epsilon.
 
     No more than the run is accounted for where dropouts are paid for over its rounds only.
     """
 
     def cost(charges: int) -> float:
-        return account.epsilon(adversary, charges, secret=secret)
+        return account.epsilon(adversary, charges, secret=secret, client=client)
 
     most = most_within(cost, epsilon, at_least)
     return min(most, account.run.horizon) if account.run.sampling.dropout_probability > 0.0 else most

@@ -167,6 +167,7 @@ class RoundServer:
                 secure_sum=masks, plain_sum=self.plain_sum, num_byzantine=0, secure_keys=not self._seeded
             ),
             charges=None,
+            to_come=0,
         )
 
     # ---- one round --------------------------------------------------------------------------------

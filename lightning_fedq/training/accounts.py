@@ -27,6 +27,7 @@ from lightning_fedq.privacy.run import Run, SecureSum, ThreatModel
 from lightning_fedq.reports.runs import BITS_PER_MEGABYTE
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord, RoundServer
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.checkpoints import count_others
 from lightning_fedq.training.settings import Federation
 
 
@@ -45,6 +46,7 @@ def described(
     num_byzantine: int,
     secure_keys: bool,
     charges: Sequence[int] | Tensor | None = None,
+    to_come: int = 0,
 ) -> Run:
     """Describe a run.
 
@@ -54,6 +56,7 @@ def described(
         num_byzantine: Clients of a cohort, at most, that do not run the protocol.
         secure_keys: Do keys come from the operating system?
         charges: Charges of a run so far; left out where they would tell who was drawn.
+        to_come: Rounds that are not among them.
     """
     if isinstance(around, int):
         one = torch.ones(1, dtype=torch.float64)
@@ -71,6 +74,7 @@ def described(
             secure_sum=secure_sum, plain_sum=plain_sum, num_byzantine=num_byzantine, secure_keys=secure_keys
         ),
         charges=None if sampling.secret else charges,
+        to_come=to_come,
     )
 
 
@@ -107,13 +111,12 @@ def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int
 def run_so_far(federation: Federation, engine: RoundEngine, num_byzantine: int) -> Run:
     """Run of a federation, by what its ledger has charged."""
     num_byzantine = max(num_byzantine, engine.ledger.num_byzantine)
-    rounds, charges = engine.ledger.paid
+    count_others(engine.ledger)
     run = run_to_charge(engine, federation.server.secure_aggregation, num_byzantine)
     return replace(
         run,
-        rounds=rounds,
         context=engine.charged_context(engine.coming_plan()),
-        charges=None if run.sampling.secret else charges,
+        charges=None if run.sampling.secret else engine.ledger.charges,
         sampling=engine.planner.sampling(why_round_repeated(engine)),
     )
 
@@ -194,7 +197,7 @@ class RunFigures:
         # half of delta pays for unlucky rounds, of as many as there will be
         if to_come < 0 and federation.planner.dropout_probability:
             return
-        horizon = max(federation.engine.ledger.paid[0] + to_come, 1)
+        horizon = max(federation.engine.ledger.rounds + to_come, 1)
         byzantine = num_byzantine_of(self._trainer, federation.planner)
         run = whole_run(federation, federation.engine, byzantine, horizon)
         account = Account(run, delta_of(federation, self._trainer))
@@ -221,7 +224,7 @@ class RunFigures:
             )
         count = record.round + 1
         sparse = count == last or (count >= _FIRST_PRICED and count & (count - 1) == 0)
-        charges = int(engine.ledger.paid[1].max())
+        charges = engine.ledger.most_charged
         for name, (account, claim) in self._costs.items():
             values["fed/delta"] = account.delta
             known = sparse or closed_form(claim.loss)
@@ -269,6 +272,12 @@ def run_of(federated: Federation, trainer: pl.Trainer) -> Run:
     """Run of a federation so far."""
     assert federated.engine is not None
     return run_so_far(federated, federated.engine, num_byzantine_of(trainer, federated.planner))
+
+
+def stopped(trainer: pl.Trainer) -> str:
+    """Say what ended a fit before its last round. "" where it had all of them."""
+    last = trainer.max_epochs or 0
+    return f"by a stop after round {trainer.current_epoch} of {last}" if trainer.current_epoch < last else ""
 
 
 def by_round(

@@ -4,8 +4,8 @@ The ledger's journal lies beside the checkpoints, under a name that the checkpoi
 callback has a local folder, anybody may still save (`trainer.save_checkpoint`, Ray's callback): the first
 checkpoint opens a journal in `default_root_dir`, and nothing is written where nobody saves. A run that
 resumes goes on in the journal of its checkpoint; one that lies in the checkpoint's own folder comes first, so
-that the folder can be moved. A run that begins beside the journal of another run of the same federation says
-so, and its statements count both.
+that the folder can be moved. What other runs of the same federation have charged in journals beside the
+checkpoint, where its journal was written, or in the folder of the checkpoints to come, counts as well.
 
 `SavedStates` looks at what a checkpoint holds of a module beside parameters and buffers: states of persistent
 metrics, what `get_extra_state` gives, and hyperparameters; not at those of callbacks and of the data module.
@@ -29,13 +29,15 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.privacy.journal import OWN, Journal, charged_under, is_of, naming
+from lightning_fedq.privacy.journal import OWN, Journal, charged_under, naming
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundRecord
 
 
 def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
     """Give the ledger the journal of its checkpoint, or a new one in the folder of the checkpoints to come.
+
+    Count what other runs of the same federation have charged, and say so.
 
     Args:
         ledger: New, or restored from a checkpoint; one that has a journal keeps it.
@@ -46,8 +48,17 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
         ValueError: If the journal is of another federation, or damaged; or if the checkpoint names none,
             has charges, and the keys come from the system.
     """
-    if not trainer.is_global_zero or (ledger.journal is not None and ledger.journal.path.is_file()):
+    if not trainer.is_global_zero:
         return
+    folder = _beside_checkpoints(trainer)
+    if ledger.journal is None or not ledger.journal.path.is_file():
+        _open_journal(trainer, ledger, folder, repeatable)
+    if not repeatable:
+        ledger.folders |= folders_of(ledger, trainer.ckpt_path, folder or _local(trainer.default_root_dir))
+        count_others(ledger)
+
+
+def _open_journal(trainer: pl.Trainer, ledger: Ledger, folder: Path | None, repeatable: bool) -> None:
     if ledger.names_no_journal and not repeatable:
         raise ValueError(
             "the checkpoint has charged rounds and names no journal, so what was sent after it is not known; "
@@ -63,11 +74,7 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
         )
     if found is not None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
-        return
-    folder = _beside_checkpoints(trainer)
-    if not repeatable and not recorded:
-        _count_others(folder or _local(trainer.default_root_dir), ledger)
-    if folder is not None:
+    elif folder is not None:
         _begin(folder, ledger, repeatable)
 
 
@@ -94,22 +101,23 @@ def _begin(folder: Path, ledger: Ledger, repeatable: bool) -> None:
     ledger.keep(Journal(path, ledger.mechanism, ledger.num_clients), repeatable)
 
 
-def _count_others(folder: Path | None, ledger: Ledger) -> None:
-    """Let statements count what other runs of the same federation have charged in a folder."""
-    for path in sorted(folder.glob("ledger-*.jsonl")) if folder is not None else ():
-        if not is_of(path, ledger.mechanism, ledger.num_clients):
+def folders_of(ledger: Ledger, checkpoint: object, *more: Path | None) -> frozenset[Path]:
+    """Folders in which journals of the same clients may lie: of a checkpoint, of its journal, and more."""
+    loaded = [Path(str(path)).parent for path in (checkpoint, ledger.recorded[0]) if path]
+    return frozenset(folder for folder in (*loaded, *more) if folder is not None)
+
+
+def count_others(ledger: Ledger) -> None:
+    """Count what other runs of the same federation have charged, as far as their journals can be seen."""
+    for path, rounds in ledger.look().items():
+        if isinstance(rounds, str):
+            rank_zero_warn(f"{path} is of another run of this federation, and is not counted: {rounds}")
             continue
-        try:
-            rounds = ledger.count_beside(Journal(path, ledger.mechanism, ledger.num_clients))
-        except ValueError as error:  # damaged, or charged on other terms
-            rank_zero_warn(f"{path} is of another run of this federation, and is not counted: {error}")
-            continue
-        if rounds:
-            rank_zero_warn(
-                f"another run of this federation has charged {rounds} rounds, which stand in {path}. This "
-                "one does not resume it, so the same clients pay for both, and statements count both; resume "
-                "with trainer.fit(..., ckpt_path=...), or, where other clients train, take another folder"
-            )
+        rank_zero_warn(
+            f"another run of this federation has charged {rounds} rounds, which stand in {path}. The same "
+            "clients pay for both runs, so limits and statements count both; go on with "
+            "trainer.fit(..., ckpt_path=...), or, where other clients train, take another folder"
+        )
 
 
 def say_at_start(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = None) -> None:

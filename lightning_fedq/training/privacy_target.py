@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
@@ -34,6 +35,30 @@ _ONE_DIRECTION, _FEW_CLIENTS = 0.5, 10
 
 def _in_words(ratio: float | None) -> str:
     return "" if ratio is None else f"; noise over signal R = {ratio:.3g} ({verdict_on(ratio)})"
+
+
+def warn_where_simulated(federated: Federation, against: Adversary, whose: str) -> bool:
+    """Warn that a limit is one of what secure keys or masks would give. Return whether it is.
+
+    Args:
+        whose: What has the limit, in words.
+    """
+    secagg, why = federated.server.secure_aggregation, []
+    if federated.seed is not None:
+        why.append(("the keys come from a seed, so nothing is private", "secure keys (seed=None)"))
+    if against is Adversary.SECAGG_SERVER and secagg is not None and secagg.run == "accounted":
+        masks = "masking is accounted for only, so whoever runs this sees every message"
+        why.append((masks, "SecAgg(run='masked')"))
+    for what, cure in why:
+        rank_zero_warn(f"{what}; {whose} counts what {cure} would give")
+    return bool(why)
+
+
+def first_spent(engine: RoundEngine, charges: Tensor, limits: Tensor) -> int | None:
+    """The first client of the next cohort that has no charge left. None where all have."""
+    cohort = sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
+    spent = (charges[cohort] >= limits[cohort]).nonzero().flatten().tolist()
+    return cohort[spent[0]] if spent else None
 
 
 class KeptTarget:
@@ -88,17 +113,7 @@ class KeptTarget:
             if ratio is not None and ratio > SWAMPED:
                 self._warn_of_noise(federated, ratio)
         self._check_rounds(federated, wanted, again=saved is None and before is not None)
-        if federated.seed is not None:
-            rank_zero_warn(
-                "the keys come from a seed, so nothing is private; the privacy target is met by the same run "
-                "with secure keys (seed=None)"
-            )
-        secagg = federated.server.secure_aggregation
-        if self.target.against is Adversary.SECAGG_SERVER and secagg and secagg.run == "accounted":
-            rank_zero_warn(
-                "masking is accounted for only, so whoever runs this sees every message; the privacy target "
-                "is met by SecAgg(run='masked')"
-            )
+        warn_where_simulated(federated, self.target.against, "the privacy target")
         assert self.found is not None
         federated.mechanism = self.found.mechanism
         if not federated.ledger.rounds:  # nothing is charged for the mechanism as it was given
@@ -208,8 +223,8 @@ class KeptTarget:
     @staticmethod
     def _is_spent(engine: RoundEngine) -> bool:
         """Does someone in the next cohort have no charge left?"""
-        ledger, cohort = engine.ledger, sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
-        return ledger.limits is not None and bool((ledger.charges[cohort] >= ledger.limits[cohort]).any())
+        limits, charges = engine.ledger.limits, engine.ledger.charges
+        return limits is not None and first_spent(engine, charges, limits) is not None
 
     def check_direction(self, record: RoundRecord) -> None:
         """Warn once where one direction eats the clip, which a simulation knows and no real server does."""

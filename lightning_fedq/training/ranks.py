@@ -147,6 +147,7 @@ class RankEngine(RoundEngine):
         super().__init__(*args, **options)
         self._strategy, self._stacks = strategy, stacks
         self.beside: Beside | None = None
+        self._told = -1
 
     def start(self) -> RoundPlan:
         # rank 0, which alone reads the journal, says which attempt it is
@@ -155,10 +156,10 @@ class RankEngine(RoundEngine):
                 "a callback that changes updates, or clients that lie, need all clients in one process; "
                 f'leave it out, or use devices=1 in place of strategy="{NAME}"'
             )
-        group, number, known = self._strategy.group, self.round + 1, self.ledger.rounds
+        group, number = self._strategy.group, self.round + 1
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         attempt = self.ledger.free_attempt(self.round, self.attempt, state)
-        news = self.ledger.state_dict() if self.ledger.rounds != known else None
+        news = self.ledger.state_dict() if self.ledger.rounds != self._told else None
         found = group.gather((attempt, self._begins_with(), news), f"the start of round {number}")
         self.attempt, first, news = found[0]
         for rank, (_, begins, _) in enumerate(found):
@@ -168,6 +169,7 @@ class RankEngine(RoundEngine):
         if news is not None and group.rank:
             self.ledger.follow(news)
         plan = super().start()
+        self._told = self.ledger.rounds
         self._strategy.on_its_own = True
         return plan
 

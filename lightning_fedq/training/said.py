@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
@@ -20,7 +21,7 @@ from lightning_fedq.privacy.planning import GOOD, SWAMPED
 from lightning_fedq.privacy.report import Row, is_met
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 from lightning_fedq.rounds import RoundRecord, RoundServer, metric_name
-from lightning_fedq.training.accounts import NoiseWarning, delta_of, of_all, report_of
+from lightning_fedq.training.accounts import NoiseWarning, delta_of, of_all, report_of, stopped
 from lightning_fedq.training.client_metrics import claims_something, log_values, protecting_samples
 from lightning_fedq.training.settings import Federation
 from lightning_fedq.wire.coding import FixedLength
@@ -130,7 +131,7 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
         yield f"privacy: no client is protected, because {name} claims nothing against anybody"
         return
     delta = delta_of(federated, trainer)
-    report = report_of(federated, trainer, delta)
+    report = replace(report_of(federated, trainer, delta), ended=stopped(trainer))
     if not trainer.barebones and trainer.is_global_zero and federated.clients.cohorts != "secret":
         finite = of_all([(row.adversary, row.epsilon) for row in report.rows], report.masked)
         log_values(trainer, {**finite, "fed/delta": delta})

@@ -31,7 +31,7 @@ class ChargesSurvivorsOnly(RoundEngine):
 
     def start(self):
         plan = super().start()
-        self.ledger.charges[list(plan.dropped)] -= 1
+        self.ledger._known(self.ledger._id)[1][list(plan.dropped)] -= 1
         return plan
 
 

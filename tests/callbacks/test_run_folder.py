@@ -265,6 +265,19 @@ class Stops(pl.Callback):
         trainer.should_stop = trainer.current_epoch == 1
 
 
+def test_a_run_that_was_stopped_says_what_holds_if_releases_ended_it(tmp_path):
+    target = PrivacyTarget(8.0, 1e-5, "server")
+    for limit, what in (
+        (None, "that of all rounds that were asked for"),
+        (target, "the target of epsilon 8"),
+    ):
+        settings = {"mechanism": GaussianNoise(1.0, 2.0), "seed": None, "privacy": limit}
+        small_run(RunFolder(str(limit is None), str(tmp_path)), Stops(), rounds=5, **settings)
+        said = json.loads((tmp_path / str(limit is None) / "privacy.json").read_text())["headline"]
+        assert f"; if what was released decided when to end, {what} is what holds." in said
+        assert "over 2 rounds" in said
+
+
 @pytest.mark.pictures
 def test_a_run_that_was_stopped_says_after_which_round_of_how_many(tmp_path):
     """It is no run of two rounds, and stays what it was when it is tested."""

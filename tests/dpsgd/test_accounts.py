@@ -143,35 +143,32 @@ def test_a_checkpoint_of_an_older_version_has_no_name():
     assert refused(again, state)
 
 
-def test_lost_rounds_are_paid_for_once():
+def test_rounds_of_others_are_paid_for_once():
     accounts = opened()
     spend(accounts, 0, 0, 1, 1, 1, 1)
     again = opened(accounts.state_dict(charges=[1, 1]))
-    assert again.charge_lost_rounds([3, 2])
+    assert again.charge_elsewhere([3, 2])
     assert steps(again) == [2 + 2 * 2, 4 + 4]
-    assert not again.charge_lost_rounds([3, 2])
+    assert not again.charge_elsewhere([3, 2])
     assert steps(again) == [6, 8]
-    assert not opened(accounts.state_dict(charges=[1, 1])).charge_lost_rounds([1, 1])
+    assert not opened(accounts.state_dict(charges=[1, 1])).charge_elsewhere([1, 1])
+    assert opened().charge_elsewhere([2, 0]), "another run's, beside which this one begins"
 
 
-def test_rounds_of_one_s_own_are_not_lost():
-    def paid(accounts, state, charges):
-        accounts.load_state_dict(state, repeatable=False)
-        reopened(accounts).charge_lost_rounds(charges)
-        return steps(accounts)
-
+def test_a_checkpoint_knows_which_rounds_of_others_are_paid_for():
     first = opened()
+    first.charge_elsewhere([1, 0])
     spend(first, 0, 0)
-    state = first.state_dict(charges=[1, 0])
-    for _ in range(2):
+    state = first.state_dict(charges=[1, 0])  # of its own
+    assert state["charges"] == [2, 0] and steps(first) == [4, 0]
+    for _ in range(2):  # its own past: nothing that it has spent since is forgotten or paid for twice
         spend(first, 0, 0)
-    assert paid(first, state, [3, 0]) == [6, 0]  # both are its own
-    assert paid(first, state, [4, 0]) == [8, 0]  # somebody else's, from the same journal
-    assert paid(first, state, [4, 0]) == [8, 0]
-    again = opened()
-    assert paid(again, state, [1, 0]) == [2, 0]
-    spend(again, 0, 0)
-    assert paid(again, state, [3, 0]) == [2 + 2 + 2, 0]
+        first.load_state_dict(state, repeatable=False)
+        assert not reopened(first).charge_elsewhere([1, 0])
+    assert steps(first) == [8, 0]
+    again = opened(state)
+    assert again.charge_elsewhere([2 + 1, 0]) and steps(again) == [4 + 2, 0]
+    assert opened(again.state_dict(charges=[0, 0])).charge_elsewhere([3, 0]) is False
 
 
 def test_lost_rounds_have_one_price():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings, strategies as st
+from scipy import optimize, stats
 
 from lightning_fedq.functional.divergences import (
     gaussian_delta,
@@ -149,6 +150,25 @@ def test_monotone_in_everything():
     assert spent(alone(0.5, 50), 1e-5, compositions=100, rounds=3, participation=0.5).epsilon < (
         spent(alone(0.5, 50), 1e-5, compositions=100, rounds=3).epsilon
     )
+
+
+@pytest.mark.parametrize("past", [0, 1, 4])
+def test_rounds_to_come_come_on_top_of_those_that_were_charged(past):
+    """The exact Gaussian curve, its mean over the lottery of the rest; with nothing to come, without one."""
+    said = []
+    for rounds in (0, 1, 4, 24):
+        chances = stats.binom.pmf(range(rounds + 1), rounds, 1 / 6)
+
+        def left(epsilon, chances=chances):
+            mu = np.sqrt(past + np.arange(len(chances))) / 3.0
+            below = stats.norm.cdf(-mu / 2 - epsilon / np.maximum(mu, 1e-9))
+            curve = stats.norm.cdf(mu / 2 - epsilon / np.maximum(mu, 1e-9)) - math.exp(epsilon) * below
+            return chances @ np.where(mu > 0.0, curve, 0.0) - 1e-5
+
+        said.append(spent(GaussianLoss(3.0), 1e-5, rounds=rounds, participation=1 / 6, past=past).epsilon)
+        if past + rounds:
+            assert said[-1] == pytest.approx(optimize.brentq(left, 1e-3, 50.0), rel=2e-3)
+    assert said == sorted(said)
 
 
 def test_participation_mixes_the_numbers_of_rounds():

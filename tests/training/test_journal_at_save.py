@@ -85,7 +85,7 @@ def test_no_kill_makes_a_charge_forgotten(tmp_path, name):
     again = run(tmp_path, SavesItself(tmp_path), resume=last)
     done = 0 if last is None else int(last.stem) + 1
     assert (last is None) == (name in ("before any save", "as the journal is opened"))
-    assert again.ledger.paid[0] == (0 if last is None else sent - done) + ROUNDS
+    assert again.ledger.rounds == (0 if last is None else sent - done) + ROUNDS
     assert report_of_checkpoint(tmp_path / "5.ckpt", None, 1e-5, secagg=False).rounds == again.ledger.rounds
 
 
@@ -102,7 +102,7 @@ def test_torchrun_restarts_and_the_charges_of_the_killed_worker_stay(tmp_path):
         "    POINTS['a round after a save'].arm()\n"
         "root = Path(sys.argv[1])\n"
         "fed = run(root, SavesItself(root), resume=max(root.glob('*.ckpt'), default=None))\n"
-        "(root / 'paid').write_text(str(fed.ledger.paid[0]))\n"
+        "(root / 'paid').write_text(str(fed.ledger.rounds))\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "1"]
     place = ["--master-addr", "127.0.0.1", "--master-port", "0"]
@@ -179,35 +179,36 @@ def test_a_restart_that_does_not_resume_says_so_and_counts_both(tmp_path):
     folder = fedq.RunFolder("second", str(tmp_path / "runs"), delta=1e-5)
     with pytest.warns(UserWarning, match="another run of this federation has charged 2 rounds"):
         again = run(tmp_path, folder, max_epochs=3)
-    assert again.ledger.most_charged == 3 and again.ledger.paid[0] == 5
+    assert again.ledger.most_charged == again.ledger.rounds == 5
     page = (tmp_path / "runs" / "second" / "privacy.md").read_text()
     assert "5 rounds" in page
 
 
 def test_a_journal_of_another_federation_or_of_other_terms_is_not_counted(tmp_path):
     Journal(tmp_path / "ledger-1.jsonl", "FedAvg()", 6).append(0, 0, "", None, 4)
-    assert run(tmp_path, max_epochs=1).ledger.paid[0] == 1
+    assert run(tmp_path, max_epochs=1).ledger.rounds == 1
     other = Journal(tmp_path / "ledger-2.jsonl", "CorBin(epsilon=5.0, shared_bits=5)", 6)
     other.append(0, 0, "", None, 4, terms='{"clients": "real"}', ledger="x", number=1)
     with pytest.warns(UserWarning, match="is not counted: these clients' rounds were charged with"):
-        assert run(tmp_path, max_epochs=1).ledger.paid[0] == 1
+        assert run(tmp_path, max_epochs=1).ledger.rounds == 1
 
 
 def test_counting_a_journal_beside_changes_nothing_in_it(tmp_path):
     """Another process may be writing it."""
-    journal = Journal(tmp_path / "ledger.jsonl", "m", 3)
+    journal = Journal(tmp_path / "ledger-0.jsonl", "m", 3)
     journal.append(0, 0, "", (1,), 8, ledger="x", number=1)
     with journal.path.open("ab") as file:
         file.write(b'{"round": 1, ')
     before = journal.path.read_bytes()
     ledger = Ledger(3, "m")
-    assert ledger.count_beside(Journal(journal.path, "m", 3)) == 1
-    assert ledger.count_beside(Journal(journal.path, "m", 3)) == 0  # as a second fit does
-    assert ledger.paid[0] == 1 and ledger.paid[1].tolist() == [0, 1, 0] and ledger.rounds == 0
+    ledger.folders = frozenset({tmp_path})
+    assert ledger.look() == {journal.path: 1}
+    assert ledger.look() == {}  # as a second fit does
+    assert ledger.charges.tolist() == [0, 1, 0] and ledger.rounds == 1
     assert journal.path.read_bytes() == before
 
 
 def test_two_fits_of_one_federation_count_what_lies_beside_once(tmp_path):
     run(tmp_path, SavesItself(tmp_path), max_epochs=4)  # a journal of rounds 3 and 4
     fed = run(tmp_path, max_epochs=1)
-    assert run(tmp_path, fed=fed, max_epochs=1).ledger.paid[0] == 2 + 1 + 1
+    assert run(tmp_path, fed=fed, max_epochs=1).ledger.rounds == 2 + 1 + 1

@@ -114,7 +114,8 @@ def test_rounds_that_are_repeated_end_the_run_before_it_is_overspent():
             self.rounds = []
 
         def on_train_epoch_start(self, trainer, pl_module):
-            federated.ledger.charges += 1  # as an attempt that had to be repeated would
+            ledger = federated.ledger  # an attempt before this one, as if it had to be repeated
+            ledger.charge(range(ledger.num_clients), trainer.current_epoch, attempt=-1)
             self.rounds.append(trainer.current_epoch)
 
     federated, fails = federation(fedq.LDPQ(1.0), clients_per_step=1), Fails()

@@ -134,7 +134,7 @@ class FixedFeatures(nn.Module):
             dataset: Samples `(image, ...)`; what it draws, augmentations say, is drawn once.
 
         Returns:
-            Samples `(features, ...)`.
+            Samples `(features, ...)`, the same rows as those of the data set (`data.repeats`).
 
         Raises:
             MemoryError: If there is no room for `size` numbers a sample.
@@ -152,7 +152,9 @@ class FixedFeatures(nn.Module):
             images, *others = default_collate([dataset[int(index)] for index in some])
             found[some] = self(images.to(self.axes.device)).to(found)
             rest.append(others)
-        return TensorDataset(found, *map(torch.cat, zip(*rest, strict=True)))
+        kept: Any = TensorDataset(found, *map(torch.cat, zip(*rest, strict=True)))
+        kept.rows_of = dataset
+        return kept  # type: ignore[no-any-return]
 
     @property
     def sha256(self) -> str:

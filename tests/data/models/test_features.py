@@ -10,13 +10,14 @@ import pytest
 import torch
 from scipy.signal import convolve2d
 from torch.func import vmap
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.datasets import MNISTDataModule, TensorDataModule
 from lightning_fedq.data.models import Classifier, FixedFeatures, Linear, features as module
 from lightning_fedq.data.models.pictures import drawn
+from lightning_fedq.data.repeats import most_repeated
 
 IMAGES = torch.rand(6, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -126,6 +127,15 @@ def test_kept_once_in_batches():
     assert kept.tensors[1].tolist() == [index % 10 for index in range(450)]
     torch.testing.assert_close(kept.tensors[0], features(IMAGES)[torch.arange(450) % 6])
     assert features(kept.tensors[0]) is kept.tensors[0]  # features pass
+
+
+def test_kept_features_are_the_rows_that_they_are_made_of():
+    """40 people three times each trained at epsilon 1.05 where a person pays 4.02."""
+    features, people = FixedFeatures(20, 16, pictures=None), TensorDataset(IMAGES, torch.arange(6))
+    kept = features.kept(Subset(people, [0, 1, 2, 0, 0]))
+    assert most_repeated(kept, [torch.arange(4), torch.arange(4, 5)]) == (3, 2)
+    both = ConcatDataset([features.kept(people), features.kept(people)])
+    assert most_repeated(both, [torch.arange(12)]) == (2, 1)
 
 
 def test_memory_that_is_not_there():
