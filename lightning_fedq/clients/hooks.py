@@ -9,6 +9,8 @@ begins with what it has left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
@@ -124,8 +126,16 @@ def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> Non
     module._current_fx_name = before
 
 
-def call_start_hooks(trainer: Any, callbacks: list[Any]) -> None:
-    """Call what runs before the first batch, on a copy that is tried out before the fit has begun."""
-    for hook in ("on_train_start", "on_train_epoch_start"):
-        call_hooks(trainer, callbacks, hook)
-        getattr(trainer.lightning_module, hook)()
+def call_start_hooks(trainer: Any, callbacks: Sequence[Any], behind: Sequence[Any]) -> None:
+    """Call what runs before the first batch, in Lightning's order. What it raises the fit itself will raise.
+
+    Args:
+        behind: Those of the callbacks whose `on_fit_start` is still to come, as the module's is.
+    """
+    call: Any = pl.trainer.call
+    for hook in ("on_fit_start", "on_train_start", "on_train_epoch_start"):
+        for callback in behind if hook == "on_fit_start" else callbacks:
+            with suppress(Exception):
+                call_hooks(trainer, [callback], hook)
+        with suppress(Exception):
+            call._call_lightning_module_hook(trainer, hook)

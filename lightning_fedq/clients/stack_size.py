@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
-from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.stack_trial import Rehearsal, elementwise, in_words, rehearse
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.batches import Stack
@@ -48,7 +48,7 @@ def with_cheap_steps(device: str, size: int, flops: int, cohort_size: int) -> in
 
 def choose_clients_per_step(
     trainer: Any,
-    fit: ClientFit,
+    begin: Callable[[int], Client],
     vector: Vector,
     wanted: int | Literal["auto"],
     cohort_size: int,
@@ -59,6 +59,7 @@ def choose_clients_per_step(
     """Return how many clients train side by side, 1 where a stack can't run or does not pay.
 
     Args:
+        begin: Returns a client's copy that is about to train, for a seed.
         largest_of: The largest stack of the first round, for a size.
         do: Tries something where it leaves nothing behind.
 
@@ -96,7 +97,7 @@ def choose_clients_per_step(
         return _one("no two clients of the first round have batches of the same sizes", False)
 
     try:
-        found = do(lambda: rehearse(trainer, fit, vector, first_batch(largest)))
+        found = do(lambda: rehearse(trainer, begin, vector, first_batch(largest)))
     except Exception as error:  # of the user's code, as it reads a batch, or of a fork
         found = Rehearsal(in_words(error))
     if found.obstacle is not None:

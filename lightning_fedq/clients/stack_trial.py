@@ -24,11 +24,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import callbacks_of, is_overridden, pl
-from lightning_fedq.clients.fit import Client, ClientFit
+from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.hooks import (
     BATCH_HOOKS,
     STEP_HOOKS,
-    call_start_hooks,
     has_batches_of_its_own,
     looks_at_batches,
     overrides,
@@ -75,10 +74,11 @@ def elementwise(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in ELEMENTWISE_OPTIMIZERS
 
 
-def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) -> Rehearsal:
+def rehearse(trainer: pl.Trainer, begin: Callable[[int], Client], vector: Vector, batch: Any) -> Rehearsal:
     """Try two steps of a stack on a copy of the module.
 
     Args:
+        begin: Returns a client's copy that is about to train, for a seed.
         batch: First batch of a stack, as it is read.
     """
     if obstacle := _one_client_hook(trainer) or _known_obstacle(trainer.lightning_module):
@@ -86,13 +86,6 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices), pl.utilities.seed.isolate_rng(include_cuda=False):
         try:
-
-            def begin(seed: int = 0) -> Client:
-                client = fit.copy(seed, (), alone=True)
-                call_start_hooks(client.trainer, client.callbacks)
-                vector.hold_statistics(client.module)
-                return client
-
             by_itself = has_batches_of_its_own(trainer)
             if by_itself and (obstacle := _kept_by_hooks(begin, vector, batch)):
                 return Rehearsal(obstacle)
@@ -184,9 +177,9 @@ def _turns() -> GeneratorTurns:
     return turns
 
 
-def _kept_by_hooks(begin: Callable[..., Client], vector: Vector, batch: Any) -> str | None:
+def _kept_by_hooks(begin: Callable[[int], Client], vector: Vector, batch: Any) -> str | None:
     """Why hooks on batches can't serve one client of a stack after the other. None if they can."""
-    client, other = begin(), begin()
+    client, other = begin(0), begin(0)
     before, drawn = _marks(client), _numbers_of(client.module)
     made = OwnHandling(client.trainer, _turns())(batch)
     kept, used = _differ(before, _marks(client)), _differ(drawn, _numbers_of(client.module))
@@ -239,7 +232,9 @@ def _judged(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
     )
 
 
-def _try(begin: Callable[..., Client], vector: Vector, given: Any, by_itself: bool, wide: bool) -> Rehearsal:
+def _try(
+    begin: Callable[[int], Client], vector: Vector, given: Any, by_itself: bool, wide: bool
+) -> Rehearsal:
     turns = _turns()
     names, buffer_names = vector.trained, vector.buffer_names
 

@@ -96,8 +96,7 @@ class ClientWorker:
         logged, now = self.trainer.fit_loop.epoch_loop._batches_that_stepped, self.clock.now
         moved = 0.0 if self.term is None else self.clock.moved
         before = self._before()
-        client = self.fit.copy(stack.training_seed, clients)  # nothing it writes to is the user's
-        self._metrics.attach(client.trainer, clients)  # what it logs goes where the run's claim lets it
+        client = self._copy(stack)
         vector.hold_statistics(client.module)
         side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
         if side_by_side is None:
@@ -151,6 +150,11 @@ class ClientWorker:
             found = measure(copy, chain([first], batches))
             self.fit.drop(copy)
         return found
+
+    def _copy(self, stack: Stack) -> Client:
+        client = self.fit.copy(stack.training_seed, stack.clients)  # nothing it writes to is the user's
+        self._metrics.attach(client.trainer, stack.clients)  # what it logs goes where the run's claim lets it
+        return client
 
     def forget_shapes(self) -> None:
         """The vector has changed, or the fit is over: free the memory of stacks."""

@@ -53,7 +53,6 @@ from lightning_fedq.training.client_evaluation import ClientEvaluator, known, sh
 from lightning_fedq.training.client_metrics import forks
 from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install
 from lightning_fedq.training.population import Holdings
-from lightning_fedq.training.rehearsal import try_statistics
 from lightning_fedq.training.round import ClientSide
 from lightning_fedq.training.settings import Local
 
@@ -380,7 +379,7 @@ class LocalRound(pl.Callback):
         # later messages rehearse where that finds more than the layers say; the first one also to fail early
         rehearses = self._task is None or (local.buffers != "frozen" and keeps_more(pl_module))
         to_try = schedule.to_try(self._plan.round, 1) if self._rule is None and rehearses else None
-        self._side = ClientSide(trainer, local, holdings, self._loader, self._rule, _NO_FORKS, to_try)
+        self._side = ClientSide(trainer, local, holdings, self._loader, self._rule, self, _NO_FORKS, to_try)
         self.vector, self.segments = self._side.vector, self._side.vector.segments
         if self._task is None:
             self._side.begin("shared", None, number=self.number)
@@ -429,7 +428,7 @@ class LocalRound(pl.Callback):
         Raises:
             RefusedError: In words that tell the server nothing of the data; a warning here says more.
         """
-        side, statistics = self._side, self._federated.local.statistics
+        side = self._side
         if to_try is None:  # one step of a rule's, which may refuse the module or its loss, and is dropped
             side.begin_round()
             with side.training(self.vector.read()) as trained:
@@ -437,9 +436,8 @@ class LocalRound(pl.Callback):
         else:
             words = "the training fails on this client's data; its own log says why"
             self._refuse(words, lambda: side.check_smallest(to_try[0]))
-            if statistics is not None:
-                tried = functools.partial(try_statistics, side.trial(), to_try[0], statistics)
-                self._refuse("client_statistics fails here; the client's own log says why", tried)
+            words = "client_statistics fails here; the client's own log says why"
+            self._refuse(words, lambda: side.check_statistics(to_try[0]))
         self._check_watched()
 
     @staticmethod

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +18,11 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
-from lightning_fedq.clients.fit import ClientFit
-from lightning_fedq.clients.forks import aside, why_no_forks
+from lightning_fedq.clients.forks import why_no_forks
 from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.personal import say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step
+from lightning_fedq.clients.stale import untried
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Vector
 from lightning_fedq.data.batches import Stack
@@ -45,6 +44,7 @@ from lightning_fedq.training.client_metrics import (
     claims,
     claims_something,
 )
+from lightning_fedq.training.dry_round import first_clients
 from lightning_fedq.training.isolation import IsolationTrial, said
 from lightning_fedq.training.loops import average_by_rounds
 from lightning_fedq.training.population import Population, SimulatedClients
@@ -56,7 +56,6 @@ from lightning_fedq.training.ranks import (
     idle_cores,
     say_who_is_idle,
 )
-from lightning_fedq.training.rehearsal import first_clients, try_statistics, untried
 from lightning_fedq.training.round import ClientSide, Rounds, RoundStart
 from lightning_fedq.training.said import (
     clocks,
@@ -120,6 +119,7 @@ class FederatedFit(Rounds):
             population.holdings,
             population.loader,
             federation.batch_rule,
+            federation,
             self._no_forks,
             to_try,
             Members.of(saved["members"]) if "members" in saved else None,
@@ -154,7 +154,9 @@ class FederatedFit(Rounds):
         self._evaluator = self._begin_evaluation(choice)
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
-        self._try_statistics()
+        if self.engine.reads_statistics:  # before anybody is charged; clients elsewhere try by themselves
+            for stack in population.to_try() or ():
+                self.side.check_statistics(stack)
         if isinstance(self.engine, RankEngine):
             self.engine.beside = self.side
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
@@ -263,16 +265,16 @@ class FederatedFit(Rounds):
             )
         if self._federation.batch_rule is not None or population.holdings.own_loaders:
             return 1
-        cohort = self._federation.planner.cohort_size
+        cohort, dry = self._federation.planner.cohort_size, self.side.dry()
         chosen = choose_clients_per_step(
             trainer,
-            ClientFit(trainer),
+            dry.begun,
             self.vector,
             wanted,
             cohort,
             lambda size: max(self._schedule.to_try(0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(population.loader().indices(stack))),
-            lambda work: aside(self._no_forks, work),
+            dry.aside,
         )
         if population.ranks is None or wanted != "auto":
             return chosen
@@ -388,16 +390,9 @@ class FederatedFit(Rounds):
             stacks_of = lambda round: clients  # noqa: E731 (a rule draws once)
         statistics = self.engine.statistics if self.engine.reads_statistics else None
         found = IsolationTrial(
-            self._trainer, self.side.trial(), self.vector, stacks_of, self._no_forks, statistics
+            self._trainer, self.side.dry(is_started=True), stacks_of, statistics, self.side.log.shared
         )
         self.isolation = found.check(clients)
-
-    def _try_statistics(self) -> None:
-        """Before anybody is charged. Clients elsewhere try at their registration."""
-        statistics = self.engine.statistics
-        if statistics is not None and self.engine.reads_statistics:
-            for stack in self.population.to_try() or ():
-                aside(self._no_forks, partial(try_statistics, self.side.trial(), stack, statistics))
 
     def log_round(self) -> None:
         """Log the round that has just ended, and what was measured after it where that may be logged."""

@@ -29,13 +29,14 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
-from lightning_fedq.clients.hooks import knows_clients
-from lightning_fedq.clients.vector import Rehearsed, Vector
+from lightning_fedq.clients.hooks import crosses_clients, knows_clients
+from lightning_fedq.clients.stale import Digests, digests
+from lightning_fedq.clients.vector import Rehearsed
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.functional.batch_stack import map_leaves, map_tensors
 from lightning_fedq.rounds import Statistics
-from lightning_fedq.training.rehearsal import Digests, Trial, digests
+from lightning_fedq.training.dry_round import Change, DryWorker, silence
 
 _NOT_SAVED, _NOT_VALIDATED = "not saved", "not validated"
 """Where the error stands for which a checkpoint or a validation, or a part of it, could not be looked at."""
@@ -75,21 +76,21 @@ def checkpoint_of(trainer: Any) -> Digests:
     return found | ({_NOT_SAVED: "; ".join(errors)} if errors else {})
 
 
-def shown_by(trainer: Any, most: int) -> Digests:
+def shown_by(trainer: Any, most: float = math.inf) -> Digests:
     """A checkpoint, a validation and a checkpoint again. Only in a fork.
 
     Args:
         most: Most batches of a loader.
     """
     found = checkpoint_of(trainer)
-    trainer.loggers = [pl.loggers.logger.DummyLogger() for _ in trainer.loggers]  # services hear nothing
+    silence(trainer)
     no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
     trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or knows_clients(c))]
     if trainer.enable_validation:
         trainer.validating = True
         try:
             _validate(trainer, most)
-        except Exception as error:  # of the user's code: the rounds will raise it again
+        except Exception as error:  # of the user's code: the first round would raise it again
             found[_NOT_VALIDATED] = f"{type(error).__name__}: {error}"[:200]
         trainer.training = True
         metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
@@ -109,7 +110,7 @@ def outside(state: Sequence[tuple[str, Any]]) -> Digests:
         if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) > _LARGE:
             found[f"{way}, which the code names"] = repr(float(value.sum()))
         else:
-            found |= digests(value, f"{way}, which the code names", 4, plain=True)
+            found |= digests(value, f"{way}, which the code names", plain=True)
     return found
 
 
@@ -125,14 +126,14 @@ def unseen(shown: Sequence[Digests]) -> str:
     return " or ".join(parts)
 
 
-def _validate(trainer: Any, most: int) -> None:
+def _validate(trainer: Any, most: float) -> None:
     loop = trainer.fit_loop.epoch_loop.val_loop
     seed_for_transforms(0)
     loop.setup_data()
     for loader in loop._combined_loader.flattened if loop._combined_loader is not None else ():
         with suppress(AttributeError):  # workers of the parent do not work for its fork
             loader._iterator, loader.num_workers, loader.timeout = None, 0, 0
-    loop._max_batches = [min(most, 2) for most in loop._max_batches]
+    loop._max_batches = [min(own, most) for own in loop._max_batches]
     loop.run()
 
 
@@ -141,7 +142,6 @@ def _validate(trainer: Any, most: int) -> None:
 
 T = TypeVar("T")
 Way = Literal["forks", "one process"]
-Change = Callable[[Any], Any]
 
 
 def said(
@@ -209,21 +209,21 @@ class IsolationTrial:
     Args:
         trainer: The user's, in its fit; in forks nobody has trained in it.
         stacks_of: Returns the stacks of a round, of one client each.
-        no_forks: Why it is not done in forks. "" if it is.
+        worker: Trains clients.
         statistics: Whether clients make statistics before they train.
+        shared: Does validation find in the metrics what clients have logged?
     """
 
     def __init__(
         self,
         trainer: Any,
-        trial: Trial,
-        vector: Vector,
+        worker: DryWorker,
         stacks_of: Callable[[int], Sequence[Stack]],
-        no_forks: str,
         statistics: Statistics | None,
+        shared: bool,
     ) -> None:
-        self._home, self._trial, self._vector, self._stacks_of = trainer, trial, vector, stacks_of
-        self._no_forks, self._statistics = no_forks, statistics
+        self._home, self._worker, self._stacks_of, self._shared = trainer, worker, stacks_of, shared
+        self._no_forks, self._statistics = worker.no_forks, statistics
         self._own_data = self._one_size = False
         self._unseen = ""
 
@@ -294,6 +294,7 @@ class IsolationTrial:
 
     def _in_forks(self, one: Stack, other: Stack, most: int) -> list[str]:
         alone = self._rounds(one, one, most, None)
+        self._check_validation(alone.shown[0])
         beside = self._with_other_data(lambda change: self._rounds(other, one, most, change))
         found, self._unseen = self._compare(alone, beside), unseen(alone.shown)
         if not found:  # another number of samples must not matter either
@@ -310,6 +311,23 @@ class IsolationTrial:
             return []
         again = self._compare(alone, self._rounds(one, one, most, None), same=True)
         return [name for name in found if name not in again or name.startswith(_OUTLIVES)]
+
+    def _check_validation(self, shown: Digests) -> None:
+        """Refuse a validation that fails after a round, on two batches and on all, if there is one.
+
+        Raises:
+            ValueError: If it does, and may find nothing there that a trial leaves out: what clients share.
+        """
+        home, error = self._home, shown.get(_NOT_VALIDATED)
+        shared = self._shared or any(crosses_clients(c) and not knows_clients(c) for c in home.callbacks)
+        if not error or shared or not home.fit_loop.epoch_loop._should_check_val_epoch():
+            return
+        if _NOT_VALIDATED in in_fork(lambda: shown_by(home)):
+            raise ValueError(
+                f"validation fails after a round ({error}): what a training leaves in modules, callbacks and "
+                "metrics is dropped with the client. Use it in on_train_epoch_end, which is the client's, or "
+                "let what is logged be heard by client_metrics='shared'"
+            )
 
     def _with_other_data(self, train: Callable[[Change | None], T]) -> T:
         """Train on data that are changed as much as the module takes without an error."""
@@ -357,7 +375,7 @@ class IsolationTrial:
         return Seen([self._train(one, most)[0]], before, buffers, counters)
 
     def _shown(self, most: int) -> Digests:
-        return shown_by(self._home, most) | outside(self._trial.fit.state_outside())
+        return shown_by(self._home, min(most, 2)) | outside(self._worker.fit.state_outside())
 
     def _in_round(self, one: Stack, round: int) -> Stack:
         return next((stack for stack in self._stacks_of(round) if stack.clients == one.clients), one)
@@ -366,21 +384,21 @@ class IsolationTrial:
         current = self._home.fit_loop.epoch_progress.current
         for count in ("ready", "started", "processed", "completed"):
             setattr(current, count, getattr(current, count) + 1)
-        self._trial.fit.end_round()  # the next clients begin with the fit as it is then
+        self._worker.fit.end_round()  # the next clients begin with the fit as it is then
 
     def _train(
         self, stack: Stack, most: int, change: Change | None = None
     ) -> tuple[Tensor, tuple[str, ...], dict[str, Any]]:
-        def hold(client: Client) -> None:
-            self._vector.hold_statistics(client.module)
+        names, found = self._worker.vector.members.counters, []
+        counters, changed = dict[str, Any](), list[str]()
 
-        found = []
+        def look(client: Client) -> None:
+            counters.update({name: client.module.get_buffer(name).tolist() for name in names})
+            changed.extend(Rehearsed.of(self._home.lightning_module, client.module).changed)
+
         if self._statistics is not None:  # as in a run: first these, then the training
-            found.append(self._trial.statistics(stack, most, self._statistics.size, change))
-        client = self._trial.train(stack, min(most, len(stack.batch_sizes)), hold, change=change)
-        counters = {name: client.module.get_buffer(name).tolist() for name in self._vector.members.counters}
-        changed = Rehearsed.of(self._home.lightning_module, client.module).changed
-        found.append(self._vector.read(client.module).detach())
+            found.append(self._worker.statistics(stack, most, self._statistics.size, change))
+        found.append(self._worker.try_out(stack, most, look, change=change).detach())
         return torch.cat([part.to(found[-1]) for part in found]), tuple(changed), counters
 
 

@@ -26,10 +26,10 @@ from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.secagg import Aggregation
 from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
 from lightning_fedq.training.client_evaluation import ClientEvaluator
+from lightning_fedq.training.dry_round import first_clients
 from lightning_fedq.training.loops import Schedule, ask_module_instead, handed_loader
 from lightning_fedq.training.rank_group import DistributedClientsStrategy, ranks_of
 from lightning_fedq.training.ranks import RankEngine, RankSchedule, check_for_ranks
-from lightning_fedq.training.rehearsal import first_clients
 from lightning_fedq.training.settings import Federation
 
 Stacks = Callable[[], list[Stack]]

@@ -20,7 +20,6 @@ from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.clock import Clock, Taken
 from lightning_fedq.clients.fit import ClientFit
-from lightning_fedq.clients.forks import aside
 from lightning_fedq.clients.measuring import statistics_of
 from lightning_fedq.clients.personal import Packed
 from lightning_fedq.clients.vector import Members, Rehearsed, Vector, origins
@@ -32,8 +31,8 @@ from lightning_fedq.data.sampling import in_short
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord, Statistics
 from lightning_fedq.training.client_evaluation import release
 from lightning_fedq.training.client_metrics import ClientMetrics, ClientMetricsChoice, Logged, claims
+from lightning_fedq.training.dry_round import DryWorker, Found, check_smallest, check_statistics, first_steps
 from lightning_fedq.training.rank_group import RankGroup
-from lightning_fedq.training.rehearsal import Findings, Trial, check_smallest, rehearse
 from lightning_fedq.training.settings import Federation, Local, check_broadcast, check_modulus
 
 if TYPE_CHECKING:
@@ -71,13 +70,14 @@ class ClientSide:
 
     Args:
         rule: Draws the batches; None is whole passes.
+        owner: Callback in whose `on_fit_start` it is made.
         no_forks: Why nothing is tried in forks. "" if it is.
         to_try: Client that rehearses, one at most. None leaves it to the layers.
         members: What travels, as a checkpoint has it; None finds it.
 
     Attributes:
         clock: One client's.
-        found: Outcome of the rehearsal.
+        found: What one client's first steps have shown.
         vector: What travels.
         log: What clients log. From `begin` on, as `worker`.
         worker: Trains and measures them.
@@ -95,47 +95,62 @@ class ClientSide:
         holdings: Holdings,
         loader: Callable[[], ClientLoader],
         rule: BatchRule | None,
+        owner: Any,
         no_forks: str,
         to_try: Sequence[Stack] | None,
         members: Members | None = None,
     ) -> None:
         self._trainer, self._local, self._rule, self._loader = trainer, local, rule, loader
         self._holdings, self._no_forks, self._refused_to_stop = holdings, no_forks, False
+        self._owner = owner
         self.present: Stack | None = None
         self.seconds = 0.0
         self.clock = Clock(trainer, holdings.schedule.longest)
-        module, mode = trainer.lightning_module, local.buffers
-        self.found = Findings(Rehearsed.by_layers(module))
+        module = trainer.lightning_module
+        self.found = Found(Rehearsed.by_layers(module))
+        self.vector = self._vector(members)  # as the layers say, until a client has tried
         if to_try is not None:
-            self.found = aside(no_forks, lambda: rehearse(self.trial(), module, to_try, mode, not no_forks))
-            self.found.told(module)
-        self.vector = Vector(
-            module,
-            lambda: trainer.strategy.optimizers,
-            mode,
-            Rehearsed() if mode == "frozen" else self.found.rehearsed,
+            dry = self.dry()
+            self.found = dry.aside(lambda: first_steps(dry, to_try))
+            self.found.check(module)
+            self.vector = self._vector(members)
+
+    def _vector(self, members: Members | None) -> Vector:
+        local = self._local
+        return Vector(
+            self._trainer.lightning_module,
+            lambda: self._trainer.strategy.optimizers,
+            local.buffers,
+            Rehearsed() if local.buffers == "frozen" else self.found.rehearsed,
             members,
             local.patterns,
             local.shared,
             local.constraints,
         )
 
-    def trial(self) -> Trial:
-        """Trains clients beside the rounds."""
-        return Trial(self._trainer, self.clock, self._loader)
-
-    def check_smallest(self, tried: Stack) -> None:
-        """Refuse data that leave a batch on which the training fails, see `smallest_batch`.
+    def dry(self, is_started: bool = False) -> DryWorker:
+        """Trains clients beside the rounds.
 
         Args:
-            tried: The client that has rehearsed.
-
-        Raises:
-            ValueError: Naming the clients, with the cure.
+            is_started: Have all hooks of the start run?
         """
+        owner, rule, term = self._owner, self._rule, None
+        if is_started:
+            owner, term = None, self.worker.term
+        skips = rule is not None and rule.skips_empty
+        return DryWorker(
+            self._trainer, self.vector, self.clock, self._loader, self._no_forks, owner, skips, term
+        )
+
+    def check_smallest(self, tried: Stack) -> None:
+        """Refuse data that leave a batch on which the training fails, see `dry_round.check_smallest`."""
         held, sizes = self._holdings.client_indices, self._holdings.schedule.sizes
-        more = held, sizes, tried, self._local.buffers
-        aside(self._no_forks, lambda: check_smallest(self.trial(), self._loader(), *more))
+        check_smallest(self.dry(), self._loader(), held, sizes, tried)
+
+    def check_statistics(self, tried: Stack) -> None:
+        """Refuse statistics that can't be made, see `dry_round.check_statistics`."""
+        if self._local.statistics is not None:
+            check_statistics(self.dry(), tried, self._local.statistics.size)
 
     def begin(
         self,
