@@ -1,37 +1,40 @@
-"""Results of `fedq compare` on many tasks: tables and a picture of a page, and the reference checked.
+"""Tables and a picture of a page from results of mechanisms at equal epsilon, and the reference checked.
 
-    python benchmarks/bench.py benchmarks/results/mechanisms.md --data DATA \\
-        --tasks mean-unit-1024 digits mnist-linear
+    python benchmarks/bench.py benchmarks/results/mechanisms.md --tasks mean-unit-1024 digits mnist-linear
     python benchmarks/bench.py --check 5
 
-The first writes the results that ship, and the cells of folders that are named, into the marked part of a
-page, and runs nothing. The second runs some cells of those that ship again: are they met bit for bit?
+The first writes the reference, and tables that are named (of `fedq compare` or `mean_estimation.py`), into
+the marked part of a page, and runs nothing. The second estimates some means again: are they met bit for bit?
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_fedq.commands.resolver import candidates
-from lightning_fedq.comparison.bench.cells import (
+from mean_estimation import (
     ABOUT_WORTHLESS,
-    TUNING_SEED,
+    TASKS,
     WORTHLESS,
+    Cell,
+    Result,
     Row,
     read,
     reference,
+    rows_of,
     score_of,
     word_of,
 )
-from lightning_fedq.comparison.bench.tasks import Job, Task, tasks as every_task
+
+from lightning_fedq.commands.resolver import candidates
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.planning import GOOD, NEARLY, Option
+from lightning_fedq.privacy.planning import GOOD, NEARLY
 from lightning_fedq.reports.hand import legend, panels, series
 from lightning_fedq.reports.runs import save_figure, write_atomically
 
@@ -64,16 +67,54 @@ def without_privacy(rows: Iterable[Row], task: str) -> str:
     return "" if score is None else f"; {word_of(score)} without privacy, by FedAvg"
 
 
-def rerun(row: Row, task: Task) -> Row:
-    """Run one cell again, with the tuning that it had."""
-    cell = row.cell
-    if cell.epsilon == math.inf:
-        option, target = Option(cell.mechanism, FedAvg()), None
-    else:
-        who, setting = Adversary[cell.adversary.upper()], candidates(task.dim)[cell.mechanism]
-        option = task.option(cell.mechanism, setting, cell.epsilon, who)
-        target = task.problem(cell.epsilon, who).target
-    return Row(cell, task.run(Job(option, target, row.tuning, cell.seed)), row.tuning)
+class Training(NamedTuple):
+    """Sizes of a training, for the heading of its table."""
+
+    clients: int
+    dim: int
+    rounds: int
+    unit: str = "test accuracy"
+    better: str = "larger"
+
+
+KNOWN: dict[str, Any] = {
+    **TASKS,
+    "digits": Training(479, 4060, 20),
+    "text-lora": Training(1000, 5120, 15),
+    "mnist-linear": Training(1000, 7850, 30),
+    "mnist-cnn": Training(1000, 9098, 10),
+    "cifar10-cnn": Training(1000, 11690, 10),
+    "mnist-linear-10k": Training(10_000, 7850, 5),
+}
+
+
+def read_table(path: Path) -> list[Row]:
+    """Rows of `mean_estimation.py`, or of the `table.csv` of `fedq compare`."""
+    with path.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    if not lines or "bits_up" not in lines[0]:
+        return read(path)
+    found = []
+    for line in lines:
+        cell = Cell(
+            line["task"], line["mechanism"], line["adversary"], float(line["epsilon"]), int(line["seed"])
+        )
+        if not line["score"]:
+            found.append(Row(cell, None, reason=line.get("reason", "")))
+            continue
+        score, up, keys = (float(line[name]) for name in ("score", "bits_up", "bits_keys"))
+        seen, seconds = float(line["R"] or math.nan), float(line["seconds"])
+        found.append(Row(cell, Result(score, score, up, up + keys, None, seen, line["setting"], seconds)))
+    return found
+
+
+def rerun(row: Row, task: Any) -> Result | None:
+    """Estimate the mean of one cell again, with the range that it had."""
+    cell, who = row.cell, Adversary[row.cell.adversary.upper()]
+    plain = cell.epsilon == math.inf
+    mechanism = FedAvg() if plain else candidates(task.dim)[cell.mechanism]
+    [again] = rows_of(task, cell.mechanism, mechanism, who, cell.epsilon, [cell.seed], row.range)
+    return again.result
 
 
 def ranked(groups: Groups, task: str, adversary: str, smaller: bool) -> list[tuple[str, list[Row]]]:
@@ -99,14 +140,14 @@ def _at(rows: Sequence[Row], epsilon: float) -> tuple[float, float] | None:
     return score_of([row for row in rows if row.cell.epsilon == epsilon])
 
 
-def _panels(rows: Sequence[Row], known: Mapping[str, Task]) -> list[tuple[str, str, list[float]]]:
+def _panels(rows: Sequence[Row], known: Mapping[str, Any]) -> list[tuple[str, str, list[float]]]:
     """Task, adversary and epsilons of every table. Tasks that are not known are left out."""
     groups = [key for key in grouped(rows) if key[0] in known]
     pairs = dict.fromkeys((key[0], key[2]) for key in groups)
     return [(*pair, sorted({key[3] for key in groups if (key[0], key[2]) == pair})) for pair in pairs]
 
 
-def tables(rows: Sequence[Row], known: Mapping[str, Task]) -> str:
+def tables(rows: Sequence[Row], known: Mapping[str, Any]) -> str:
     """One Markdown table for every task and adversary.
 
     Args:
@@ -160,7 +201,7 @@ def _drawn(found: Sequence[tuple[str, list[Row]]], smaller: bool) -> list[tuple[
     return [*found[:_DRAWN]] if cheap in found[:_DRAWN] else [*found[: _DRAWN - 1], cheap]
 
 
-def picture(rows: Sequence[Row], known: Mapping[str, Task]) -> Figure:
+def picture(rows: Sequence[Row], known: Mapping[str, Any]) -> Figure:
     """One panel for every task and adversary: the score by epsilon of the best mechanisms."""
     groups = grouped(rows)
     shown = [
@@ -186,7 +227,7 @@ def picture(rows: Sequence[Row], known: Mapping[str, Task]) -> Figure:
     return figure
 
 
-def write(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> Path:
+def write(path: Path, rows: Sequence[Row], known: Mapping[str, Any]) -> Path:
     """Renew the marked part of a page, or begin one, and draw the picture beside it.
 
     Args:
@@ -202,7 +243,7 @@ def write(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> Path:
     """
     text = tables(rows, known)
     if not text:
-        raise ValueError("there is no result to write; name --cells FOLDER, or --data for tasks on images")
+        raise ValueError("there is no result to write; name --cells TABLE")
     old = path.read_text() if path.exists() else f"# Mechanisms at equal epsilon\n\n{BEGIN}\n{END}\n"
     before, begin, rest = old.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -217,13 +258,15 @@ def write(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> Path:
     return target
 
 
-def check(count: int, known: Mapping[str, Task]) -> int:
-    """Run some reference cells again. They are met if every figure but the time is the same."""
-    rows = [row for row in reference() if row.result is not None and row.cell.task in known]
+def check(count: int, known: Mapping[str, Any]) -> int:
+    """Estimate some means of the reference again. They are met if every figure but the time is the same."""
+    rows = [
+        row for row in reference() if row.result is not None and hasattr(known.get(row.cell.task), "kind")
+    ]
     drawn = rows[:: max(1, len(rows) // count)][:count]
     wrong = 0
     for row in drawn:
-        again, cell = rerun(row, known[row.cell.task]).result, row.cell
+        again, cell = rerun(row, known[row.cell.task]), row.cell
         assert again is not None and row.result is not None
         same = (again.score, again.bits) == (row.result.score, row.result.bits)
         wrong += not same
@@ -239,19 +282,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("page", nargs="?", type=Path, help="page with a marked part")
-    parser.add_argument("--data", type=Path, help="folder with MNIST and cifar10")
-    parser.add_argument("--cells", nargs="*", type=Path, default=[], help="folders of `fedq compare`")
+    parser.add_argument(
+        "--cells", nargs="*", type=Path, default=[], help="tables to take before the reference"
+    )
     parser.add_argument("--tasks", nargs="*", default=[])
     parser.add_argument("--adversaries", nargs="*", default=[])
     parser.add_argument("--epsilons", nargs="*", type=float, default=[])
     parser.add_argument("--check", type=int, metavar="N")
     asked = parser.parse_args(argv)
-    known = every_task(asked.data)
     if asked.check is not None or asked.page is None:
-        return check(asked.check or 5, known)
-    own = [
-        row for folder in asked.cells for row in read(folder / "cells.csv") if row.cell.seed != TUNING_SEED
-    ]
+        return check(asked.check or 5, KNOWN)
+    own = [row for path in asked.cells for row in read_table(path)]
     there = {row.cell.group for row in own}
     rows = [
         row
@@ -260,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         and (not asked.adversaries or row.cell.adversary in asked.adversaries)
         and (not asked.epsilons or row.cell.epsilon in asked.epsilons)
     ]
-    print(asked.page, write(asked.page, rows, known), sep="\n")
+    print(asked.page, write(asked.page, rows, KNOWN), sep="\n")
     return 0
 
 

@@ -39,8 +39,8 @@ LINES = {
     "planned": f"privacy {CONFIG}",
     "spent": "privacy checkpoints/*.ckpt",
     "audited": "audit SQKR --draws 1e5",
-    "compared": "compare --mechanisms SQKR --on mean-unit-1024 --epsilon 8 --adversary server --seeds 1 "
-    "--bare",
+    "compared": "compare --mechanisms SQKR --on digits --rounds 2 --epsilon 8 --adversary server "
+    "--seeds 1 --bare --jobs 1",
 }
 MORE = {"ranked": "plan --epsilon 8 --clients 1000 --params 500 --rounds 1 --adversary server"}
 
@@ -97,7 +97,7 @@ def test_every_command_knows_it(printed):
 
 def test_it_is_compared_by_one_command(printed):
     """In its own row, below the estimate without privacy."""
-    table = printed["compared"].partition("mean-unit-1024: squared error")[2]
+    table = printed["compared"].partition("digits: test_acc")[2]
     rows = {line.strip().partition("  ")[0]: line for line in table.splitlines()}
     assert "FedAvg, no finite ε" in rows
     assert re.search(r"\d\.\d", rows["SQKR"]) and " ± " not in rows["SQKR"]  # one seed

@@ -95,7 +95,7 @@ def test_the_wheel_holds_every_file(distributions):
     files = [
         path
         for path in (ROOT / "lightning_fedq").rglob("*")
-        if path.suffix in (".py", ".typed", ".json", ".csv", ".html", ".css")
+        if path.suffix in (".py", ".typed", ".json", ".csv", ".yaml", ".html", ".css")
     ]
     expected = {str(path.relative_to(ROOT)) for path in files}
     expected |= {f"lightning_fedq/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}

@@ -1,108 +1,156 @@
-"""Runs side by side, in processes of one thread each that end when whoever started them does."""
+"""Train configurations as `fedq fit` does, one after the other or several at a time in worker processes.
+
+A worker is another interpreter of one thread. It trains one configuration after the other, so that it imports
+torch and Lightning once, and it ends when its input does, which is when whoever started it is gone.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import logging
 import os
-import signal
-from collections.abc import Iterator, Sequence
-from importlib import import_module
-from multiprocessing.connection import Connection, wait
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from typing import Any
 
-import torch
+from lightning_fedq.reports.runs import write_atomically
 
-from lightning_fedq._lightning import pl
-from lightning_fedq.comparison.bench.tasks import Job, Result, Task
-
+DONE = ".done"
+"""End of the name of the file that names the folder of a run which has ended, its test included."""
 REFUSED = (ValueError, TypeError, ImportError)
 """Errors of one run that say what it can't have; any other one ends the comparison."""
 
 
-def results(task: Task, jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, Result | str]]:
-    """Run jobs, and yield the place of each as it ends, with its result or the reason why there is none.
+def train(file: Path, settings: Mapping[str, Any]) -> str:
+    """Train one configuration. Beside it are what it prints, and at the end the name of its folder.
 
     Args:
-        processes: Runs at a time. 1 is in this process, job by job in their order.
+        file: A configuration with a `RunFolder`.
+        settings: What its loggers are told beside the figures.
+
+    Returns:
+        Why the run is refused; "" if it was trained.
 
     Raises:
-        RuntimeError: If a process was ended from outside, for its memory say.
+        KeyboardInterrupt: If it was interrupted.
     """
-    if min(processes, len(jobs)) < 2:
-        for place, job in enumerate(jobs):
-            yield place, _result(task, job)
-        return
-    fresh, waiting = multiprocessing.get_context("spawn"), iter(enumerate(jobs))
-    at_work: dict[Any, tuple[Any, int]] = {}  # by connection: a process, and the place of its job
-    try:
-        for _ in range(min(processes, len(jobs))):
-            mine, there = fresh.Pipe()
-            process = fresh.Process(target=_serve, args=(there, pl.__name__))
-            process.start()
-            there.close()  # or its end would not be seen here
-            place, job = next(waiting)
-            mine.send(task)
-            mine.send(job)
-            at_work[mine] = process, place
-        while at_work:
-            here: Any = wait(list(at_work))[0]
-            process, place = at_work[here]
-            try:
-                found = here.recv()
-            except EOFError:
-                raise RuntimeError(
-                    "a process of the comparison ended in the middle of a run (memory?); what has ended is "
-                    "kept: give the same command again, with fewer --jobs"
-                ) from None
-            if isinstance(found, Exception):
-                raise found
-            following = next(waiting, None)
-            if following is None:
-                here.close()
-                del at_work[here]
-            else:
-                at_work[here] = process, following[0]
-                here.send(following[1])
-            yield place, found
-    finally:
-        for mine, (process, _) in at_work.items():
-            mine.close()
-            process.terminate()
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line
+    from lightning_fedq.comparison.table import tell
 
-
-def _result(task: Task, job: Job) -> Result | str:
+    log = file.with_suffix(".log")
     try:
-        return task.run(job)
+        with log.open("a") as screen, quiet(), redirect_stdout(screen), redirect_stderr(screen):
+            cli = FedqCLI(["fit", "--config", str(file)])
     except REFUSED as refused:
         return " ".join(str(refused).split())
-    except SystemExit as leaves:  # so Lightning answers Ctrl-C
-        raise KeyboardInterrupt from leaves
+    except SystemExit as leaves:
+        if leaves.code == 2:  # the parser refuses it
+            return f"its configuration is refused: {log.read_text().strip().splitlines()[-2:]}"
+        raise KeyboardInterrupt from leaves  # so Lightning answers Ctrl-C
+    assert cli.run_folder is not None and cli.run_folder.path is not None
+    tell(cli.trainer.loggers, settings, cli.run_folder.path)
+    write_atomically(file.with_suffix(DONE), cli.run_folder.path.name)
+    return ""
 
 
-def _serve(jobs: Connection, package: str) -> None:
-    """Take a task and run what comes, until whoever sends it is gone.
+def train_all(runs: Mapping[Path, Mapping[str, Any]], jobs: int) -> Iterator[tuple[Path, str]]:
+    """Train configurations, and yield each as it ends, with the reason if it is refused.
 
     Args:
-        package: Lightning's package that the task works with.
+        runs: Configurations, and what the loggers of each are told.
+        jobs: Runs at a time; 1 trains in this process.
+
+    Raises:
+        RuntimeError: If a worker fails, or was ended from outside, for its memory say.
     """
-    import_module(package)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to answer
+    if min(jobs, len(runs)) < 2:
+        for file, settings in runs.items():
+            yield file, train(file, settings)
+        return
+    mine, workers = threading.local(), list[subprocess.Popen[str]]()
+
+    def ask(file: Path) -> str:
+        if not hasattr(mine, "worker"):
+            mine.worker = _worker()
+            workers.append(mine.worker)
+        answer = ""
+        with suppress(OSError):  # a worker that is gone
+            mine.worker.stdin.write(json.dumps([str(file), runs[file]]) + "\n")
+            mine.worker.stdin.flush()
+            answer = mine.worker.stdout.readline()
+        if not answer:
+            raise RuntimeError(
+                "a process of the comparison ended in the middle of a run (memory?); give the same command "
+                "again, with fewer --jobs"
+            )
+        reason, error = json.loads(answer)
+        if error:
+            raise RuntimeError(error)
+        return str(reason)
+
+    pool = ThreadPoolExecutor(min(jobs, len(runs)))
+    try:
+        files = {pool.submit(ask, file): file for file in runs}
+        for done in as_completed(files):
+            yield files[done], done.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            with suppress(OSError), worker:  # closes its pipes, one of which may be broken, and waits
+                worker.kill()
+        pool.shutdown()
+
+
+def _worker() -> subprocess.Popen[str]:
+    """Start a process that runs `serve`. Ctrl-C does not reach it."""
+    from lightning_fedq._lightning import pl
+
+    code = f"import {pl.__name__}; from lightning_fedq.comparison.processes import serve; serve()"
+    here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=here,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def serve() -> None:
+    """Train what comes on the standard input, a line of JSON each, and answer: a reason, and an error."""
+    import torch
+
     torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    task = jobs.recv()
-    while True:
-        found: object
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever prints
+    for line in sys.stdin:
+        file, settings = json.loads(line)
         try:
-            job = jobs.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            found = _result(task, job)
-        except OSError as error:
-            found = error
-        except BaseException as error:  # of a class that may not be known on the other side
-            found = RuntimeError(f"{type(error).__name__}: {error}")
-        try:
-            jobs.send(found)
-        except OSError:
-            return
+            answer = train(Path(file), settings), ""
+        except BaseException as error:
+            answer = "", f"{type(error).__name__}: {error}"
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep warnings and Lightning's lines of a hundred short runs off the screen."""
+    names = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -12,10 +12,7 @@ import pytest
 import yaml
 
 from lightning_fedq.cli import main
-from lightning_fedq.comparison import configured
-from lightning_fedq.comparison.bench.cells import read
-from lightning_fedq.comparison.comparison import Comparison
-from lightning_fedq.comparison.configured import task_of
+from lightning_fedq.comparison import Comparison, processes
 from lightning_fedq.reports.runs import read_rows
 from tests.test_cli import configuration
 
@@ -50,7 +47,11 @@ def test_cells_are_the_runs_that_fedq_fit_makes_of_their_configurations(
     """Scores, bits and epsilon to the last digit; the person's module, data and clip."""
     assert main(["compare", *ASKED, *ON, "--seeds", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "8 runs, 1 at a time: about " in said and "small: test_acc, towards the server behind" in said
+    assert (
+        "8 runs" in said
+        and "7 more runs, 1 at a time: about " in said
+        and "small: test_acc, towards the server behind" in said
+    )
     assert "Keys come from a seed, so nothing here is private" in said
     assert not Path("runs/compare/all_runs.md").exists()
     with Path("runs/compare/table.csv").open() as file:
@@ -85,26 +86,26 @@ def test_with_secret_keys_the_page_of_all_runs_is_there_before_the_first(
 ) -> None:
     """A run that began counts although it never ended, and the last line says what all have cost."""
     changed(small, seed=None)
-    train, pages = configured.Configured._train, []
+    train, pages = processes.train, []
 
-    def watch(self: configured.Configured, config: dict[str, Any], name: str) -> Any:
+    def watch(file: Path, settings: Any) -> str:
         pages.append(Path("runs/compare/all_runs.md").read_text())
-        if len(pages) == 4:
+        if len(pages) == 3:
             raise KeyboardInterrupt
-        return train(self, config, name)
+        return train(file, settings)
 
-    monkeypatch.setattr(configured.Configured, "_train", watch)
+    monkeypatch.setattr(processes, "train", watch)
     assert main(["compare", *ASKED, *ON, "--seeds", "2", "--bare"]) == 130
     assert "4 runs with the same clients add up" in pages[0]  # FedAvg's and those of the noise
-    assert len(read(Path("runs/compare/cells.csv"))) == 2
+    assert len(list(Path("runs/compare").rglob("*.done"))) == 2
     begun = Path("runs/compare/runs/GaussianNoise/epsilon_8/seed_0")
     begun.mkdir(parents=True)  # as a killed run leaves it
     (begun / "config.yaml").write_text("of a run that never ended")
     assert main(["compare", *ASKED, *ON, "--seeds", "2", "--bare"]) == 0
     said = capsys.readouterr().out.strip().splitlines()
     assert "3 runs with the same clients have cost them" in said[-1] and "at delta 0.01" in said[-1]
-    assert "The 3 runs of FedAvg hide nothing" in said[-1]  # one of them timed a round
-    assert len(read(Path("runs/compare/cells.csv"))) == 4
+    assert "The 2 runs of FedAvg hide nothing" in said[-1]
+    assert len(list(Path("runs/compare").rglob("*.done"))) == 4
     assert begun.with_name("seed_0-2").is_dir()
     page = Path("runs/compare/all_runs.md").read_text()
     one = float(next(line for line in said[-1].split() if line.replace(".", "").isdigit() and "." in line))
@@ -112,26 +113,25 @@ def test_with_secret_keys_the_page_of_all_runs_is_there_before_the_first(
 
 
 def test_from_python(small: Path, tmp_path: Path) -> None:
-    """The same objects, on two processes, with a score of one's own."""
-    task = task_of(str(small), delta=1e-2, monitor="val_loss")
-    asked = Comparison.of(task, ["GaussianNoise"], seeds=1, epsilons=[8])
-    rows = asked.run(tmp_path / "out", processes=2, logger="csv")
-    assert asked.task.better == "smaller" and asked.task.unit == "val_loss"
-    scores = [row.result.score for row in rows if row.result is not None]
+    """The same objects, with a score of one's own and a logger."""
+    asked = Comparison.of(
+        str(small), ["GaussianNoise"], seeds=1, epsilons=[8], delta=1e-2, monitor="val_loss"
+    )
+    rows = asked.run(tmp_path / "out", logger="csv")
+    heads, lines = asked.table(rows)
+    assert heads[-1] == "ε 8" and len(lines) == 4
+    scores = [row["score"] for row in rows]
     assert len(scores) == 4 and all(score > 1.0 for score in scores)
     for folder in (tmp_path / "out/csv").iterdir():
         with (folder / "metrics.csv").open() as file:
             found = [line["compare/score"] for line in csv.DictReader(file)]
         assert next(float(score) for score in found if score) in scores
-    with pytest.raises(ValueError, match="compares val_loss, not val_acc; name another folder with --out"):
-        other = task_of(str(small), delta=1e-2, monitor="val_acc")
-        Comparison.of(other, ["GaussianNoise"], seeds=1, epsilons=[8]).run(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--on", "nothing.yaml"], "there is no task nothing.yaml; there are mean-unit-1024"),
+        (["--on", "nothing.yaml"], "there is no task nothing.yaml; there are digits"),
         (["--on", "small.yaml", "--tune"], "has none to search; leave --tune out"),
         (["--on", "small.yaml", "--delta", "0.5"], "delta"),
         ([*ON, "--monitor", "wer"], "no run has a metric wer; --monitor takes one of "),

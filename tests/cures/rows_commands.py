@@ -3,7 +3,6 @@
 import contextlib
 import io
 import shutil
-from importlib.resources import files
 from pathlib import Path
 from unittest import mock
 
@@ -14,15 +13,14 @@ from lightning_fedq.cli import main
 from lightning_fedq.commands import plan as plan_command
 from lightning_fedq.commands.mechanism_text import parse_mechanism
 from lightning_fedq.commands.plan import candidates
-from lightning_fedq.comparison.commands.compare import compare
-from lightning_fedq.comparison.configured import task_of
+from lightning_fedq.comparison import Comparison
+from lightning_fedq.comparison.table import compare
 from lightning_fedq.data.datasets import CIFAR10DataModule
 from lightning_fedq.mechanisms import CorBin
 from tests.cures.rows import fed, fit, row
 from tests.test_cli import configuration
 
 HERE = Path()
-OLD = files("lightning_fedq.comparison.bench").joinpath("reference.csv").read_text().partition("\n")[0] + "\n"
 
 
 def fedq(*arguments):
@@ -87,14 +85,13 @@ def folder_with(name):
     return name
 
 
-def compared(*arguments, table=None, settings=None):
-    """One cell of a small task, beside files that are there."""
+def compared(*arguments, settings=None):
+    """One cell of a small configuration, beside a file that is there."""
     Path("out").mkdir(exist_ok=True)
-    for name, text in (("cells.csv", table), ("comparison.json", settings)):
-        if text is not None:
-            (Path("out") / name).write_text(text)
+    if settings is not None:
+        (Path("out") / "comparison.yaml").write_text(settings)
     one = ("--mechanisms", "GaussianNoise", "--epsilon", "8", "--seeds", "1", "--bare", "--jobs", "1")
-    fedq("compare", *one, "--on", "mean-unit-1024", "--out", "out", *arguments)
+    fedq("compare", *one, "--on", small(), "--delta", "1e-2", "--out", "out", *arguments)
 
 
 def planned(*arguments):
@@ -107,12 +104,6 @@ def emptied(*arguments):
     """The folder's files deleted, and the cell again."""
     shutil.rmtree("out", ignore_errors=True)
     compared(*arguments)
-
-
-def scored(kept, asked):
-    """A configuration's runs go on in a folder that is of a metric."""
-    task = task_of(small(), delta=1e-2, monitor=asked)
-    task.begin(Path("scored"), (), {"monitor": kept})
 
 
 def plan(*arguments):
@@ -193,14 +184,9 @@ row(
     lambda: compared("--delta", "1e-4"),
 )
 row(
-    "--monitor and --mode are of a configuration, and {} has its score; leave them out",
-    lambda: compared("--monitor", "val_acc"),
-    compared,
-)
-row(
     "--data is of the tasks on images, and {} says where its data are; leave it out",
-    lambda: task_of(small(), Path("here")),
-    lambda: task_of(small()),
+    lambda: compared("--data", "here"),
+    compared,
 )
 row(
     "--active and --max-corrupt are about masks, and this target about {}, who sees none; leave them out, or",
@@ -209,43 +195,21 @@ row(
     lambda: planned("--adversary", "secagg_server", "--max-corrupt", "0.1"),
 )
 row(
-    "{} is no table of `fedq compare`; name another folder with --out, or delete it",
-    lambda: compared(table="a,b\n1,2\n"),
-    lambda: compared("--out", "other"),
-    emptied,
-)
-row(
-    "{} has other columns than tables of this version; name another folder with --out",
-    lambda: compared(table=OLD),
-    lambda: compared("--out", "other"),
-)
-row(
     "{} holds another comparison ({}); name another folder with --out",
-    lambda: (emptied(), compared("--delta", "1e-4")),
-    lambda: compared("--delta", "1e-4", "--out", "fourth"),
-)
-row(
-    "{} holds runs of no known settings; name another folder with --out",
-    lambda: (emptied(), Path("out/comparison.json").unlink(), compared()),
-    lambda: compared("--out", "other"),
+    lambda: (emptied(), compared("--delta", "1e-3")),
+    lambda: compared("--delta", "1e-3", "--out", "fourth"),
 )
 row(
     "{} is damaged; name another folder with --out",
     lambda: compared(settings="{}"),
     lambda: compared("--out", "other"),
 )
-row("{} trains nothing that could be logged; leave --logger out", lambda: emptied("--logger", "csv"), emptied)
 row(
     "{} sets no number of rounds; give --rounds",
-    lambda: task_of(small(rounds=-1)),
-    lambda: task_of(small(rounds=-1), rounds=1),
+    lambda: Comparison.of(small(rounds=-1), delta=1e-2),
+    lambda: Comparison.of(small(rounds=-1), delta=1e-2, rounds=1),
 )
-row(
-    "{} compares {}, not {}; name another folder with --out",
-    lambda: scored("val_loss", "val_acc"),
-    lambda: scored("val_loss", "val_loss"),
-)
-row("{} has none to search; leave --tune out", lambda: emptied("--tune"), emptied)
+row("--tune searches rates, and {} has none to search; leave --tune out", lambda: emptied("--tune"), emptied)
 row(
     "an epsilon must be > 0 and finite, got {}; FedAvg, which has no finite one, always runs",
     lambda: emptied("--epsilon", "inf"),

@@ -1,4 +1,4 @@
-"""Samples of the bench's trainings, read once, and its text task: a small language model and its adapter.
+"""A small language model and its adapter, as a module and data of a configuration (`text_lora.yaml`).
 
 The text comes with Python: help texts, on which the model is pretrained, and the sources of the standard
 library, which the clients have, upper and lower case exchanged; they learn to guess letters. So figures of
@@ -16,47 +16,30 @@ from pydoc_data.topics import topics
 import torch
 from torch import Tensor, nn
 
-from lightning_fedq.data.datasets import CIFAR10DataModule, DigitsDataModule, MNISTDataModule
 from lightning_fedq.data.datasets.tensors import TensorDataModule
 from lightning_fedq.data.models.initial import seeded
 
 _CONTEXT, _CHARACTERS, _WIDTH, _RANK = 16, 128, 16, 8
 
 
-class Samples(TensorDataModule):
-    """A split of samples that are in memory.
+class TextDataModule(TensorDataModule):
+    """Letters of the standard library's source with the 16 characters before each.
 
     Args:
-        dataset: "digits", "mnist", "cifar10" or "text".
-        root: Folder of the images.
         batch_size: Samples of a client.
         num_train: Samples of all clients.
-        seed: Seed of the split, which digits have one of.
+        seed: Seed of the split.
     """
 
-    def __init__(self, dataset: str, root: str, batch_size: int, num_train: int, seed: int) -> None:
-        self.dataset, self.root = dataset, root
-        if dataset == "digits":
-            super().__init__(batch_size, pooled=True, num_train=None, num_val=None, seed=0)
-        else:
-            super().__init__(batch_size, pooled=False, num_train=num_train, num_val=5000, seed=seed)
+    def __init__(self, batch_size: int = 16, num_train: int | None = None, seed: int = 0) -> None:
+        super().__init__(batch_size, pooled=False, num_train=num_train, num_val=5000, seed=seed)
 
     def load(self) -> tuple[Tensor, Tensor, int]:
-        return _loaded(self.dataset, self.root)
-
-
-@lru_cache(maxsize=1)
-def _loaded(dataset: str, root: str) -> tuple[Tensor, Tensor, int]:
-    """Inputs, labels, and how many of the last are for the test."""
-    if dataset == "digits":
-        return DigitsDataModule().load()
-    if dataset == "text":
         files = sorted(Path(argparse.__file__).parent.glob("*.py"))
         text = "\n".join(path.read_text(errors="ignore") for path in files)
         inputs, labels = _characters(text.swapcase())
         letters = torch.tensor([chr(code).isalpha() for code in range(_CHARACTERS)])[labels]
         return inputs[letters], labels[letters], 10_000
-    return (MNISTDataModule if dataset == "mnist" else CIFAR10DataModule)(root).load()
 
 
 def _characters(text: str) -> tuple[Tensor, Tensor]:
@@ -101,7 +84,7 @@ def _pretrained() -> nn.Sequential:
     return model.requires_grad_(False)
 
 
-def adapted(seed: int) -> nn.Module:
+def adapted(seed: int = 0) -> nn.Module:
     """The pretrained model with a fresh adapter of rank 8 at both of its layers."""
     model = copy.deepcopy(_pretrained())
     for place in (2, 4):

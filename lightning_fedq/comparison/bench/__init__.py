@@ -1,1 +1,0 @@
-"""The bench: tasks on which mechanisms are compared at equal epsilon, and the results that ship."""
