@@ -75,6 +75,7 @@ def write(path: Path, rows: list[dict[str, str]]) -> None:
 def one(data: str, method: str, epsilon: float, lr: float, seed: int) -> dict[str, object]:
     """One training."""
     from lightning_fedq.mechanisms import BandedGaussian, DistributedDiscreteGaussian, HandedOnGaussian
+    from lightning_fedq.privacy.cohorts import Cyclic
     from lightning_fedq.privacy.target import PrivacyTarget
     from reproductions.useful.training import Federation, train
 
@@ -88,7 +89,7 @@ def one(data: str, method: str, epsilon: float, lr: float, seed: int) -> dict[st
     towards = "outsider" if method.startswith("Banded") else "secagg_server"
     federation = Federation(data, False, "linear", 1000, 5, 100)
     target = PrivacyTarget(epsilon, 1e-5, towards)
-    run = train(federation, mechanism, target, "cyclic", lr, 1.0, seed, clients_per_round=100)
+    run = train(federation, mechanism, target, Cyclic(100), lr, 1.0, seed)
     validation, test = run.accuracy
     print(f"# {run.mechanism}, {run.cpu_seconds:.0f} s", file=sys.stderr, flush=True)
     return {

@@ -46,9 +46,7 @@ def main():
     before, begun = peak(), time.process_time()
     one = shard if how == "open" else lambda client: fedq.ClientData(lambda: shard(client), SAMPLES)
     data = fedq.FederatedDataModule(clients=[one(client) for client in range(clients)], batch_size=10)
-    federated = fedq.Federated(
-        fedq.CorBin(1.0), clients, clients_per_round=cohort, clients_per_step=4, seed=0
-    )
+    federated = fedq.Federated(fedq.CorBin(1.0), clients, cohort=cohort, clients_per_step=4, seed=0)
     quiet = {name: False for name in ("logger", "enable_checkpointing", "enable_progress_bar")}
     several = {"strategy": "fedq_clients", "devices": ranks} if ranks > 1 else {}
     trainer = pl.Trainer(

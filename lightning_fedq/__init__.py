@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from lightning_fedq.leakage import LeakageBudget, LeakageMonitor
     from lightning_fedq.mechanisms import *  # noqa: F403
     from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
+    from lightning_fedq.privacy.cohorts import Available, Cyclic, DisjointOnce, Everybody, FixedSize, Poisson
     from lightning_fedq.privacy.target import PrivacyTarget
     from lightning_fedq.rounds import Deadline, RoundEngine, Statistics
     from lightning_fedq.secagg import SecAgg
@@ -61,12 +62,16 @@ __all__ = [
     "IID",
     "SCAFFOLD",
     "AdaptiveRange",
+    "Available",
     "ByzantineClients",
     "ClientData",
     "ClientEvaluation",
+    "Cyclic",
     "Deadline",
     "Dirichlet",
+    "DisjointOnce",
     "ErrorFeedback",
+    "Everybody",
     "FeatureShards",
     "FedAdagrad",
     "FedAdam",
@@ -77,11 +82,13 @@ __all__ = [
     "Federated",
     "FederatedDataModule",
     "FixedRange",
+    "FixedSize",
     "LabelShards",
     "Langevin",
     "LeakageBudget",
     "LeakageMonitor",
     "Natural",
+    "Poisson",
     "PreviousMinMax",
     "PrivacyBudget",
     "PrivacyTarget",

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_fedq import Cyclic, DisjointOnce, FixedSize, Poisson
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.privacy import report, target
@@ -49,16 +50,18 @@ class Setting:
             settings="",
             statement=self.protocol,
         )
+        laws = {"once": DisjointOnce, "cyclic": Cyclic, "poisson": Poisson}
+        law = FixedSize(size, secret=self.secret_cohorts)
+        if self.participates != "random":
+            law = laws[self.participates](size)
         used = self.secure_aggregation or self.max_corrupt or self.min_survivors
         return Run(
             mechanism=mechanism,
             context=self.context,
             rounds=self.rounds,
             sampling=Sampling(
-                available=None,
                 num_clients=self.num_clients or len(self.context.cohort),
-                participation=self.participates,
-                secret=self.secret_cohorts,
+                law=law,
                 broken=self.broken,
                 dropout_probability=self.dropout_probability,
                 real_clients=False,

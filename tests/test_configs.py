@@ -96,10 +96,10 @@ def test_configuration_runs(path, tmp_path, monkeypatch):
     federated = config["trainer"]["callbacks"][0]["init_args"]
     alone = any("LeakageBudget" in callback["class_path"] for callback in config["trainer"]["callbacks"])
     clients = 10
-    if federated.get("participation") == "cyclic":  # as many cohorts, of fewer clients; masks need four
-        cohorts = federated["num_clients"] // federated["clients_per_round"]
+    if law := federated.get("cohort"):  # as many cohorts, of fewer clients; masks need four
+        cohorts = federated["num_clients"] // law["init_args"]["size"]
         clients = 4 * cohorts if "secure_aggregation" in federated else 10
-        federated["clients_per_round"] = clients // cohorts
+        law["init_args"]["size"] = clients // cohorts
     federated.update(num_clients=clients, local_epochs=1, clients_per_step=1 if alone else 10)
     cli = fit(tmp_path, config)
     assert cli.run_folder.summary["rounds"] == 1

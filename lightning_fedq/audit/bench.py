@@ -31,6 +31,7 @@ from lightning_fedq.mechanisms.interface import (
 )
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.cohorts import Cyclic, FixedSize
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.rounds import RoundEngine
@@ -231,9 +232,8 @@ class Bench:
         self._planner = FixedPlanner(
             num_clients * self._turns,
             0,
-            num_clients,
+            Cyclic(num_clients) if self._turns > 1 else FixedSize(num_clients),
             dropout,
-            "random" if self._turns == 1 else "cyclic",
             num_dropped=num_dropped,
             turns=self._turns,
         )

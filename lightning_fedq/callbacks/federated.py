@@ -36,10 +36,10 @@ from lightning_fedq.data.labels import Labels, label_figure
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import RangeRule
+from lightning_fedq.privacy.cohorts import CohortLaw
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.run import Available
 from lightning_fedq.privacy.target import Calibration, PrivacyTarget
-from lightning_fedq.rounds import Cohorts, Deadline, OptimizerFactory, Participation, Statistics
+from lightning_fedq.rounds import Deadline, OptimizerFactory, Statistics
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training import settings
 from lightning_fedq.training.checkpoints import begin_again, check_federation
@@ -59,7 +59,7 @@ from lightning_fedq.training.loops import forget_loader, install
 from lightning_fedq.training.population import Population, SimulatedClients
 from lightning_fedq.training.privacy_target import KeptTarget
 from lightning_fedq.training.said import outcome
-from lightning_fedq.training.secret_cohorts import check_choice_of_cohorts, check_processes, check_settings
+from lightning_fedq.training.secret_cohorts import check_processes, check_settings
 from lightning_fedq.training.settings import Clients, Federation, Local, Protection, Server, group
 
 if TYPE_CHECKING:
@@ -72,20 +72,9 @@ class Federated(Federation, pl.Callback):
     Args:
         mechanism: Turns updates into messages, e.g. `CorBin(epsilon=5.0)`.
         num_clients: Size of the population, >= 1.
-        clients_per_round: Cohort of a round, drawn without replacement; None is everybody. With "poisson" and
-            "allocated" its expectation.
-        participation: "random" draws every cohort anew from all clients; "once" deals the clients out into
-            disjoint public cohorts, so that each is asked in one round at most and can spend its whole budget
-            there (parallel composition); "cyclic" has these cohorts take turns, so that T rounds with b
-            cohorts ask nobody more than ceil(T / b) times, and with no less than b rounds in between. Of
-            both, clients left over by cohorts of equal size are never asked. With cohorts="secret" and
-            `BandedGaussian(band=1)` every client may draw for itself: "poisson" by a coin in every round,
-            "allocated" one round of every block of num_clients / clients_per_round. Nobody learns how many
-            took part, and an outsider learns less than from cohorts of a fixed size.
-        cohorts: "known" takes it that anybody may learn who took part in which round. "secret" draws cohorts
-            by a key that nobody else has, and lets nothing out that tells who was drawn: reports have a
-            second row of an outsider, with an epsilon that the draw has made smaller. It refuses what breaks
-            it (`training.secret_cohorts`), and can't be resumed from a checkpoint.
+        cohort: Law by which clients take part in a round (`privacy.cohorts`): `FixedSize(10)`, `Cyclic(10)`,
+            `DisjointOnce(10)`, `Poisson(10)`, `Available(rule, 10)`, or `Everybody()`. A
+            number is `FixedSize` of so many, None is everybody.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         deadline: Time limit of a round: who is late is dropped. Claims then count on nobody in particular.
         partition: Partition of the samples over the clients; a `FederatedDataModule` may say otherwise.
@@ -149,10 +138,6 @@ class Federated(Federation, pl.Callback):
             rounded to 2^bits levels between its extremes (`rounds.broadcast`). The server's own model stays
             exact, and no claim changes, because what is sent follows from what was released. None sends
             floats as they are.
-        available: Clients from whom the cohort of a round is drawn, by a function of its number (from 0) that
-            returns the same whenever it is asked: who is at home, whose turn it is. From public facts alone:
-            it is handed nothing of clients' data, and one that looks at them tells of them without noise. No
-            claim counts on the draw then. None draws from all.
         statistics: Release the mean of a vector of each client's data in the first rounds, for normalisation,
             class weights and the like: `Statistics(size, bound)`. They are rounds of `max_epochs` as all
             others, with the same cohorts, noise and charge.
@@ -190,9 +175,7 @@ class Federated(Federation, pl.Callback):
         mechanism: Mechanism,
         num_clients: int,
         *,
-        clients_per_round: int | None = None,
-        participation: Participation = "random",
-        cohorts: Cohorts = "known",
+        cohort: CohortLaw | int | None = None,
         dropout_probability: float = 0.0,
         deadline: Deadline | None = None,
         partition: Partition = IID(),  # noqa: B008 (frozen)
@@ -221,7 +204,6 @@ class Federated(Federation, pl.Callback):
         constraints: Mapping[str, Constraint] | None = None,
         broadcast_bits: int | None = None,
         statistics: Statistics | None = None,
-        available: Available | None = None,
     ) -> None:
         given = {**locals(), "patterns": local}
         protection, clients = group(Protection, given), group(Clients, given)
@@ -230,10 +212,10 @@ class Federated(Federation, pl.Callback):
     def _settle(self, protection: Protection, clients: Clients, local: Local, server: Server) -> None:
         """Take settings that are right by themselves, and refuse what does not go together."""
         mechanism, seed, privacy = protection.mechanism, protection.seed, protection.privacy
-        is_secret, ledger = check_choice_of_cohorts(clients, seed, privacy), protection.ledger
         planner = clients.planner(secrets.randbits(63) if seed is None else seed)
-        if is_secret:
-            check_settings(planner, local, server, ledger is not None)
+        ledger = protection.ledger
+        if planner.law.secret:
+            check_settings(planner, local, server, seed, privacy, ledger is not None)
             local = replace(local, client_metrics="none")
         settings.check_together(mechanism, clients, local, server, planner)
         self.mechanism, self.seed, self.planner = mechanism, seed, planner
@@ -260,7 +242,7 @@ class Federated(Federation, pl.Callback):
         if sum(isinstance(callback, Federated) for callback in callbacks_of(trainer)) > 1:
             raise ValueError("the Trainer has two Federated callbacks; leave one of them out")
         check_setup(trainer, pl_module)
-        if self.clients.cohorts == "secret":
+        if self.planner.law.secret:
             check_processes(trainer)
         check_averaging(trainer, pl_module)
         if self._fit is not None:
@@ -405,7 +387,7 @@ class Federated(Federation, pl.Callback):
         """The server, the records and the choices of this run. Of an open round, its start."""
         if self._fit is None:
             return {}
-        if self.clients.cohorts == "secret":  # the ledger's state and the plan's seed tell who was drawn
+        if self.planner.law.secret:  # the ledger's state and the plan's seed tell who was drawn
             return {"cohorts": "secret"}
         return self._fit.state_dict()
 
@@ -415,7 +397,7 @@ class Federated(Federation, pl.Callback):
         Raises:
             ValueError: If the checkpoint belongs to another federation.
         """
-        if "secret" in (self.clients.cohorts, state_dict.get("cohorts")):
+        if self.planner.law.secret or "cohorts" in state_dict:
             raise ValueError(
                 "a federation with secret cohorts is not resumed: its checkpoint has no ledger and no plan, "
                 "which would tell who was drawn; load only the weights, begin a new Federated, and add the "

@@ -19,7 +19,7 @@ from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.target import adversary_named, affordable, check_secret
+from lightning_fedq.privacy.target import adversary_named, affordable, check_law
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.training.accounts import whole_run
 from lightning_fedq.training.client_metrics import log_figure
@@ -48,8 +48,6 @@ class PrivacyBudget(pl.Callback):
             that does not, "warn" goes on.
         unit: Unit of privacy: a "client" (by the mechanism) or a "sample" (by `DPSGD`). None takes
             what there is, and asks where both are.
-        cohorts: "secret" counts on `Federated(cohorts="secret")`, towards an "outsider" who never learns who
-            took part: the run ends after so many rounds, and no client has a limit of its own.
 
     Attributes:
         epsilon_spent: Largest epsilon of any client so far.
@@ -72,7 +70,6 @@ class PrivacyBudget(pl.Callback):
         adversary: Adversary | str,
         on_exhausted: Literal["stop", "raise", "warn"] = "stop",
         unit: Literal["client", "sample"] | None = None,
-        cohorts: Literal["known", "secret"] = "known",
     ) -> None:
         if not epsilon > 0.0:
             raise ValueError(f"epsilon must be > 0, got {epsilon}")
@@ -83,19 +80,11 @@ class PrivacyBudget(pl.Callback):
         self.epsilon, self.delta, self.unit = epsilon, check_delta(delta), unit
         self.clients_delta = None if unit == "sample" else delta
         self.adversary, self.on_exhausted = adversary_named(adversary), on_exhausted
-        if cohorts not in ("known", "secret"):
-            raise ValueError(f"cohorts must be 'known' or 'secret', got {cohorts!r}")
-        if cohorts == "secret" and (self.adversary is not Adversary.OUTSIDER or unit == "sample"):
-            raise ValueError(
-                "cohorts='secret' needs adversary='outsider' and clients, got "
-                f"{self.adversary.name.lower()!r} and unit={unit!r}; leave cohorts out"
-            )
-        self.cohorts = cohorts
         self.epsilon_spent, self.affordable = 0.0, 0
         self._warned = False
         self._spent_by_now: Callable[[], float] = _nothing
         self._blocked: Callable[[], str] = str
-        self._began = self._counts_samples = self._seeded = False
+        self._began = self._counts_samples = self._seeded = self._secret = False
         self._unit = ""
 
     @property
@@ -108,7 +97,7 @@ class PrivacyBudget(pl.Callback):
             return ""
         whose = "data set" if self._counts_samples else "client"
         by = "who never learns who took part, by every client alike"
-        if self.cohorts == "known":
+        if not self._secret:
             by = f"by the {whose} that has spent most{self._unit}"
         return (
             f"Privacy budget: epsilon {format_epsilon(self._spent_by_now())} of {self.epsilon:g} spent "
@@ -129,7 +118,10 @@ class PrivacyBudget(pl.Callback):
         if self._counts_samples:
             self._follow_steps(dpsgd)
         else:
-            follow = partial(self._follow_rounds, federated, trainer, self._check_cohorts(federated))
+            law = federated.planner.law
+            check_law("budget", self.adversary, "run", law)
+            self._secret = law.secret
+            follow = partial(self._follow_rounds, federated, trainer, law.secret)
             follow()
             federated.when_vector_changes(follow)
         self._began, self.epsilon_spent = True, self._spent_by_now()
@@ -161,20 +153,6 @@ class PrivacyBudget(pl.Callback):
                     "budget is about with unit='client' or unit='sample'"
                 )
         return self.unit or "sample"
-
-    def _check_cohorts(self, federated: Federation) -> bool:
-        """Return whether the budget is one of released rounds with secret cohorts.
-
-        Raises:
-            ValueError: If budget and federation do not say the same.
-        """
-        if self.cohorts == federated.clients.cohorts:
-            return self.cohorts == "secret"
-        check_secret("budget", self.cohorts == "secret", False)
-        raise ValueError(
-            "secret cohorts need S5, clients without a limit of their own: this budget limits the charges of "
-            "every client; use PrivacyBudget(adversary='outsider', cohorts='secret'), or cohorts='known'"
-        )
 
     def _follow_rounds(self, federated: Federation, trainer: pl.Trainer, secret: bool) -> None:
         """Limit what the ledger may charge: released rounds where cohorts are secret, else each client."""

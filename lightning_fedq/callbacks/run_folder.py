@@ -164,7 +164,7 @@ class RunFolder(pl.Callback):
         logged = {key.removeprefix("fed/"): float(value) for key, value in trainer.callback_metrics.items()}
         seconds = time.monotonic() - self._round_started
         charged = {"charged": float(federated.ledger.most_charged)}
-        if federated.clients.cohorts == "secret":  # both would tell of who was drawn
+        if federated.planner.law.secret:  # both would tell of who was drawn
             charged, seconds = {}, math.nan
         self.rows.append({**logged, **record.metrics(), **charged, "seconds": seconds})
         if trainer.is_global_zero:
@@ -273,7 +273,7 @@ class RunFolder(pl.Callback):
         charged_by = [
             (int(row["round"]), int(row.get("charged", row["round"])))
             for row in self.rows
-            if "charged" in row or federated.clients.cohorts == "secret"
+            if "charged" in row or federated.planner.law.secret
         ]
         spent = by_round(federated, trainer, privacy, charged_by)
         self.summary["noise_over_signal"] = noise
@@ -307,7 +307,7 @@ class RunFolder(pl.Callback):
         cost.pop("messages")
         known = totals([row for row in self.rows if not math.isnan(row["uplink_bits"])])
         coordinates = known["messages"] * engine.weights.numel()
-        nothing = math.nan if engine.planner.own_draws else 0.0
+        nothing = math.nan if engine.planner.law.own_draws else 0.0
         up, protocol = (
             known[name] * BITS_PER_MEGABYTE / coordinates if coordinates else nothing
             for name in ("uplink_megabytes", "protocol_megabytes")

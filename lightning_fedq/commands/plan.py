@@ -20,6 +20,7 @@ from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody, law_of
 from lightning_fedq.privacy.planning import COSTLY, GOOD, HOMOGENEITY, Option, Problem, plan, recommended
 from lightning_fedq.privacy.run import ASSUMED, ThreatModel
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
@@ -51,7 +52,7 @@ def main(
     rounds: int | None = None,
     adversary: Annotated[str, "WHO"] = "secagg_server",
     over: Literal["run", "round"] = "run",
-    cohorts: Literal["known", "secret"] = "known",
+    secret: bool = False,
     active: bool = False,
     max_corrupt: float | None = None,
     dropout_probability: float | None = None,
@@ -75,7 +76,7 @@ def main(
         adversary: Adversary that the target is against: eavesdropper, server, server_and_partner,
             client, secagg_server or outsider.
         over: Span that the target counts for.
-        cohorts: secret: the outsider never learns who took part (Federated(cohorts='secret')).
+        secret: The outsider never learns who took part (Federated(cohort=FixedSize(..., secret=True))).
         active: The server behind secure aggregation may lie about who dropped out
             (SecAgg(active=True)).
         max_corrupt: Fraction of the clients that may collude with the server behind secure
@@ -88,13 +89,15 @@ def main(
     """
     check_rounds(rounds)
     given: dict[str, Any] = {"clients": clients, "params": params, "rounds": rounds}
-    more = {"dropout_probability": dropout_probability, "clients_per_round": clients_per_round}
-    sizes = {name: value for name, value in {**given, **more}.items() if value is not None}
+    sizes = {**given, "dropout_probability": dropout_probability}
+    sizes = {name: value for name, value in sizes.items() if value is not None}
+    law = law_of(clients_per_round)
     clip_norm, secagg, federated = 1.0, SecAgg(), None
     if config:
         from_config, federated, clip_norm = sizes_of(config)
-        if clients is not None:  # by hand: how many of them are drawn is not said
-            from_config.pop("clients_per_round")
+        configured = from_config.pop("law")
+        if clients is None:  # by hand, how many of them are drawn is not said
+            law = configured if clients_per_round is None else configured.of_size(clients_per_round)
         sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
     if active:
         secagg = replace(secagg, active=True)
@@ -102,8 +105,9 @@ def main(
         secagg = replace(secagg, max_corrupt=max_corrupt)
     if missing := [f"--{name}" for name in given if name not in sizes]:
         raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
-    target = PrivacyTarget(epsilon, delta, adversary, over, cohorts)
-    problem = Problem(**sizes, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
+    law = law.kept_secret() if secret else law
+    target = PrivacyTarget(epsilon, delta, adversary, over)
+    problem = Problem(**sizes, law=law, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
     if (active or max_corrupt is not None) and not problem.behind_masks:
         raise ValueError(
             f"--active and --max-corrupt are about masks, and this target about {target.against.value}, who "
@@ -120,14 +124,13 @@ def main(
     best = recommended(found)
     if best is not None:
         console.print(f"\n{_advice(best, found[0])} {_around(clip_norm, federated)}", highlight=False)
-        if problem.target.secret and best.mechanism is not None:
+        if problem.law.secret and best.mechanism is not None:
             console.print(f"\n{_towards_others(problem, best.mechanism)}", highlight=False)
         if best.verdict in ("poor", "do not"):
             console.print(f"\n{_fewer(problem, best, asked.rows[best.name])}", highlight=False)
     if config and best is not None:
         console.print("\nTo paste in place of your mechanism:\n", highlight=False)
-        said = "random" if federated is None else federated.planner.participation
-        print(to_yaml(best, problem, clip_norm, said), end="")
+        print(to_yaml(best, problem, clip_norm), end="")
     _print_impossible(console, found, why or bool(mechanisms))
     if picture is not None:
         save_figure(draw(problem, found, asked.rows), picture, twin=True)
@@ -186,19 +189,16 @@ def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModu
 
     planner, local = federated.planner, federated.local
     params = num_coordinates(model, local.buffers, local.patterns, local.shared)
-    drawn = None if planner.participation == "once" else planner.cohort_size
-    everybody = replace(planner, clients_per_round=None, participation="random")
+    everybody = replace(planner, law=Everybody())
     sizes: dict[str, Any] = {
         "clients": planner.num_clients,
-        "clients_per_round": drawn,
+        "law": planner.law,
         "params": params,
         "dropout_probability": planner.dropout_probability,
         "may_be_silent": planner.may_be_silent,
         "masked": federated.server.secure_aggregation is not None,
         "plain_sum": federated.server.plain_sum,
         "num_byzantine": num_byzantine_of(trainer, everybody),
-        "in_turn": planner.participation == "cyclic",
-        "available": None if planner.available is None else planner.named,
     }
     if (rounds := trainer.max_epochs) is not None and rounds > 0:
         sizes["rounds"] = rounds
@@ -207,7 +207,7 @@ def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModu
 
 def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     target = problem.target
-    whom = target.against.value + (" and never learns who took part" if target.secret else "")
+    whom = target.against.value + (" who never learns who took part" if problem.law.secret else "")
     console.print(
         f"epsilon {target.epsilon:g} at delta {target.delta:g} over the {target.over}, against "
         f"{whom}; {problem.clients:,} clients{_drawn(problem)}, {problem.params:,} "
@@ -221,7 +221,7 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     for option in found:
         if option.mechanism is None:
             continue
-        name = option.name + (", once each" if option.participation == "once" else "")
+        name = option.name + (", once each" if isinstance(option.law, DisjointOnce) else "")
         needed = "" if option.clients_needed is None else _short(option.clients_needed)
         ratio = "" if option.ratio is None else f"{option.ratio:.2g}"
         bits = f"{option.bits:.2g}" if option.bits < 0.1 else f"{option.bits:.1f}"
@@ -290,9 +290,8 @@ def _print_impossible(console: Console, found: Sequence[Option], why: bool) -> N
 
 def _towards_others(problem: Problem, mechanism: Mechanism) -> str:
     """Epsilon of a setting for secret cohorts towards who knows who took part: much larger."""
-    sampling = replace(problem.run(mechanism, problem.cohort, "every round").sampling, secret=False)
     threat = ThreatModel(secure_sum=ASSUMED, plain_sum=True, num_byzantine=0, secure_keys=True)
-    run = replace(problem.run(mechanism, problem.cohort, "every round"), sampling=sampling, threat=threat)
+    run = replace(problem.run(mechanism), threat=threat)
     charges = planned_charges(run, secret=False)
     account = Account(run, check_delta(problem.target.delta, problem.clients, "clients"))
     found = {
@@ -308,9 +307,7 @@ def _towards_others(problem: Problem, mechanism: Mechanism) -> str:
 
 
 def _drawn(problem: Problem) -> str:
-    turns = " in turn" if problem.in_turn else ""
-    turns = turns if problem.available is None else " of those whom available names"
-    return f", {problem.cohort:,} a round{turns}" if problem.cohort < problem.clients else ""
+    return f", {problem.cohort:,} a round by {problem.law}" if problem.cohort < problem.clients else ""
 
 
 def _trust(problem: Problem) -> str:
@@ -347,16 +344,15 @@ def _setting(mechanism: Mechanism) -> str:
     return next(found, "")
 
 
-def to_yaml(option: Option, problem: Problem, clip_norm: float, participation: str = "random") -> str:
+def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
     """Settings of `Federated` for an option, as a configuration has them.
 
     Args:
         option: With a mechanism.
         problem: What was asked.
         clip_norm: Norm to which updates are clipped, where the mechanism does.
-        participation: What the configuration says.
     """
-    return yaml.safe_dump(federated_settings(option, problem, clip_norm, participation), sort_keys=False)
+    return yaml.safe_dump(federated_settings(option, problem, clip_norm), sort_keys=False)
 
 
 def _written(mechanism: Mechanism, clip_norm: float) -> dict[str, Any]:
@@ -370,9 +366,7 @@ def _written(mechanism: Mechanism, clip_norm: float) -> dict[str, Any]:
     return {"class_path": class_path(type(mechanism)), "init_args": values}
 
 
-def federated_settings(
-    option: Option, problem: Problem, clip_norm: float, participation: str = "random"
-) -> dict[str, Any]:
+def federated_settings(option: Option, problem: Problem, clip_norm: float) -> dict[str, Any]:
     """`to_yaml`, not written out yet."""
     assert option.mechanism is not None
     target = problem.target
@@ -385,9 +379,10 @@ def federated_settings(
             "over": target.over,
         },
     }
-    if target.secret:
-        settings["privacy"]["cohorts"] = settings["cohorts"] = "secret"
-        settings |= {"clients_per_round": problem.cohort, "diagnostics": False}
+    if not option.law.rule_name:  # a rule stands in the configuration
+        settings["cohort"] = _cohort(option.law)
+    if option.law.secret:
+        settings["diagnostics"] = False
     if problem.behind_masks:
         given, default = asdict(problem.secure_aggregation), asdict(SecAgg())
         settings["secure_aggregation"] = {
@@ -395,20 +390,24 @@ def federated_settings(
         }
     if problem.dropout_probability:
         settings["dropout_probability"] = problem.dropout_probability
-    if option.participation == "once":
-        settings["clients_per_round"] = max(problem.clients // problem.rounds, 1)
-        settings["participation"] = "once"
-    elif participation != "random":
-        settings["clients_per_round"] = problem.clients_per_round
-        settings["participation"] = "cyclic" if problem.in_turn else "random"
     return settings
+
+
+def _cohort(law: CohortLaw) -> Any:
+    """A law as a configuration has it."""
+    short = None if isinstance(law, Everybody) else law.size
+    if law_of(short) == law:
+        return short
+    return {
+        "class_path": f"{type(law).__module__}.{type(law).__name__}",
+        "init_args": parse_call(repr(law))[1],
+    }
 
 
 def _with_clients(problem: Problem, clients: int) -> Problem:
     """As many clients, and the same share of them in a round."""
-    drawn = problem.clients_per_round
-    share = None if drawn is None else min(max(round(drawn * clients / problem.clients), 1), clients)
-    return replace(problem, clients=clients, clients_per_round=share)
+    size = min(max(round(problem.cohort * clients / problem.clients), 1), clients)
+    return replace(problem, clients=clients, law=problem.law.of_size(size))
 
 
 def draw(problem: Problem, found: Sequence[Option], rows: Mapping[str, Mechanism] | None = None) -> Figure:

@@ -24,6 +24,7 @@ from lightning_fedq.commands.together import cost_of_folder, page_of_runs
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
+from lightning_fedq.privacy.cohorts import Available, CohortLaw, Cyclic, DisjointOnce, FixedSize
 from lightning_fedq.privacy.document import document, from_json, to_json
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
@@ -192,18 +193,21 @@ def _target_of(state: Mapping[str, Any]) -> PrivacyTarget | None:
 
 def _planner_of(federation: Mapping[str, Any], may_be_silent: bool) -> RoundPlanner:
     """Plan of the rounds to come. Whom a rule names later is not known: as the worst, everybody each time."""
-    clients, deadline = int(federation["num_clients"]), federation.get("deadline")
+    clients, size = int(federation["num_clients"]), int(federation["clients_per_round"])
+    laws: dict[str, type[Any]] = {law.word: law for law in (FixedSize, Cyclic, DisjointOnce)}
+    law: CohortLaw = laws[federation.get("participation", "random")](size)
+    if "available" in federation:
+        law = Available(lambda round: range(clients), size)
+    deadline = federation.get("deadline")
     limit = None if deadline is None else Deadline(**parse_call(deadline)[1])
     simulated = limit is not None and limit.durations is not None
     return RoundPlanner(
         clients,
         0,
-        int(federation["clients_per_round"]),
+        law,
         float(federation["dropout_probability"]),
-        federation.get("participation", "random"),
         may_be_silent and not simulated,
         deadline=limit,
-        available=(lambda round: range(clients)) if "available" in federation else None,
     )
 
 

@@ -56,7 +56,7 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     asked = federated.privacy_target
     run = run_to_come(federated, mechanism, dim, rounds, byzantine)
     most = run.most_rounds or rounds
-    if asked is not None and asked.over == "run" and not asked.secret:
+    if asked is not None and asked.over == "run" and not planner.law.secret:
         most = min(most, affordable(account_of(asked, run), asked.against, asked.epsilon, secret=False))
     whole = Account(run, check_delta(delta, run.num_clients, "clients"))
     claims: dict[Adversary, PrivacyClaim | str] = {}
@@ -64,8 +64,8 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
         claims[who] = claim
         if federated.seed is not None:
             claims[who] = "keys are reproducible (use seed=None)"
-        elif federated.clients.cohorts == "secret":
-            claims[who] = "cohorts are secret, whose runs are not added up yet (use cohorts='known')"
+        elif planner.law.secret:
+            claims[who] = "cohorts are secret, whose runs are not added up yet (use known ones)"
         elif isinstance(claim.loss, NonPrivate):
             claims[who] = claim.loss.reason
         elif claim.neighbours is not Neighbours.SUBSTITUTION:

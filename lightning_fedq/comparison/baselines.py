@@ -116,14 +116,14 @@ def by_opacus(option: Option, problem: Problem) -> Option:
     """
     exact, target = option.mechanism, problem.target
     assert isinstance(exact, GaussianNoise | LaplaceNoise) and target.delta is not None
-    charges = planned_charges(problem.run(exact, problem.cohort, option.participation), secret=False)
+    charges = planned_charges(problem.run(exact, option.law), secret=False)
     asked = (target.epsilon, target.delta, charges)
     if exact.law == "gaussian":
         ratio = gaussian_by_opacus(*asked) / gaussian_noise_multiplier(*asked)
     else:
         ratio = laplace_by_opacus(*asked) / laplace_noise_multiplier(*asked)
     noisier = replace(exact, noise_multiplier=exact.multiplier * ratio, epsilon=None, delta=None, rounds=None)
-    run = problem.run(noisier, problem.cohort, option.participation)
+    run = problem.run(noisier, option.law)
     spent = Account(run, target.delta).epsilon(target.against, charges, secret=False)
     error = relative_error(noisier, problem.cohort, problem.params, problem.homogeneity)
     signal = problem.homogeneity * problem.rounds

@@ -36,6 +36,7 @@ from lightning_fedq.comparison.table import ABOVE, Line, Pivot, calibrated_by, l
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path, installed
+from lightning_fedq.privacy.cohorts import DisjointOnce
 from lightning_fedq.privacy.planning import KAPPA, Option, Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
 from lightning_fedq.privacy.verdict import format_epsilon
@@ -123,7 +124,6 @@ class Comparison:
         sizes: What `Problem` asks for, but for target and masks.
         masks: Masks, where the target is about a server behind them.
         clip_norm: Norm to which updates are clipped, where the mechanism does.
-        participation: How clients take part.
         secret: Do keys come from the operating system, so that runs are private and add up?
         adversary: Adversary that every target is against.
         delta: Delta of the targets.
@@ -143,7 +143,6 @@ class Comparison:
     sizes: Mapping[str, Any]
     masks: SecAgg
     clip_norm: float
-    participation: str
     secret: bool
     adversary: Adversary
     delta: float
@@ -232,7 +231,6 @@ class Comparison:
             sizes,
             masks=MASKS if task else federated.server.secure_aggregation or SecAgg(),
             clip_norm=clip,
-            participation=federated.planner.participation,
             secret=federated.seed is None,
             adversary=adversary_named(adversary) if isinstance(adversary, str) else adversary,
             delta=delta,
@@ -251,9 +249,9 @@ class Comparison:
 
     def problem(self, epsilon: float) -> Problem:
         """A target and the sizes that `fedq plan` asks for."""
-        sizes, in_turn = dict(self.sizes), self.task is not None and self.adversary is Adversary.SERVER
-        if in_turn:  # everybody once: the best that there is
-            sizes |= {"clients_per_round": self.sizes["clients"] // self.sizes["rounds"], "in_turn": True}
+        sizes = dict(self.sizes)
+        if self.task is not None and self.adversary is Adversary.SERVER:  # once each: the best that there is
+            sizes["law"] = DisjointOnce(sizes["clients"] // sizes["rounds"])
         target = PrivacyTarget(epsilon, self.delta, self.adversary)
         return Problem(**sizes, target=target, secure_aggregation=self.masks)
 
@@ -284,10 +282,7 @@ class Comparison:
         clip = self.clip_norm if cell.tuning is None else cell.tuning.rate
         changed: dict[str, Any] = {"privacy": None, "secure_aggregation": None}
         if cell.row != ABOVE:
-            changed |= federated_settings(option, self.problem(cell.epsilon), clip, self.participation)
-            if self.task and self.adversary is Adversary.SERVER:
-                cohort = self.sizes["clients"] // self.sizes["rounds"]
-                changed |= {"participation": "once", "clients_per_round": cohort}
+            changed |= federated_settings(option, self.problem(cell.epsilon), clip)
         assert option.mechanism is not None
         values = parse_call(repr(scaled(option.mechanism, clip)))[1]  # to the last digit
         known = {name: value for name, value in values.items() if value is not None}

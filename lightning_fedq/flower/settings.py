@@ -150,10 +150,10 @@ def check_deployable(federated: Federated) -> None:
         ValueError: With the cure.
     """
     secagg, local = federated.server.secure_aggregation, federated.local
-    if federated.clients.cohorts == "secret":
+    if federated.planner.law.secret:
         raise ValueError(
-            "cohorts='secret' are for simulations: a network shows which clients are asked, so anybody who "
-            "watches it knows the cohorts; leave cohorts out, and no claim counts on hidden cohorts"
+            "secret cohorts are for simulations: a network shows which clients are asked, so anybody who "
+            "watches it knows the cohorts; use secret=False, and no claim counts on hidden cohorts"
         )
     if federated.planner.dropout_probability:
         raise ValueError("real clients drop out by themselves; leave dropout_probability out")

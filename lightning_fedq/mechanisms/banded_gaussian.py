@@ -115,7 +115,7 @@ class BandedGaussian(Mechanism):
             2 clip_norm |c|; > 0.
         band: Diagonals of C, in [1, 1024]: rounds from one participation of a client to its next, at least.
             1 is independent noise, for cohorts that are drawn anew or hold everybody; b cohorts that take
-            turns (`participation="cyclic"`) allow for b.
+            turns (`cohort=Cyclic(...)`) allow for b.
 
     Raises:
         ValueError: If a value is out of range.

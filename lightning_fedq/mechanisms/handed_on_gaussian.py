@@ -160,7 +160,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         granularity: Grid of the integers, > 0, in units of clip_norm; at most a twentieth of local_sigma.
         bits: Symbols are integers modulo 2^bits, 2 to 31; sums beyond half the modulus wrap around.
         max_dropped: Dropouts that the claims allow for; shares of that many clients are not counted.
-        num_cohorts: Disjoint cohorts that take turns (`participation="cyclic"`), >= 2: rounds from one
+        num_cohorts: Disjoint cohorts that take turns (`cohort=Cyclic(...)`), >= 2: rounds from one
             participation of a client to its next, at least.
 
     Raises:

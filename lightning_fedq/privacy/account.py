@@ -145,19 +145,18 @@ class Account:
         Raises:
             ValueError: If the claim is not about substitution, or there is no account of the draw.
         """
-        size, sampling = len(self.run.context.cohort), self.run.sampling
+        law, clients = self.run.sampling.law, self.run.num_clients
         amplified = secret_epsilon(
             claim.loss,
             self.available(claim, rounds),
-            drawn=size,
-            population=self.run.num_clients,
+            law=law,
+            num_clients=clients,
             rounds=rounds,
             neighbours=claim.neighbours,
             compositions=claim.compositions,
             slack=claim.slack,
-            participation=sampling.participation,
         )
-        most = sampling.most_rounds(rounds, size)
+        most = law.most_rounds(rounds, clients)
         return min(amplified, self.between_any_two(claim, rounds if most is None else most))
 
     def epsilon(

@@ -15,15 +15,16 @@ depends on the number of rounds. The verdicts in words were read off trainings o
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.run import Available, Run, Sampling, ThreatModel
-from lightning_fedq.privacy.target import PrivacyTarget, calibrate
+from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody
+from lightning_fedq.privacy.run import Run, Sampling, ThreatModel
+from lightning_fedq.privacy.sampled import why_not_secret
+from lightning_fedq.privacy.target import PrivacyTarget, calibrate, check_law
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.wire.coding import FixedLength
 
@@ -43,8 +44,6 @@ _MOST_ENCODED = 1 << 14
 _MOST_CLIENTS = 20_000
 """Beyond, the number of clients that would be good is extrapolated only."""
 
-Participation = Literal["every round", "once"]
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -59,15 +58,12 @@ class Problem:
             who may collude (`max_corrupt`) and whether the server may lie (`active`).
         dropout_probability: Chance that a client does not answer.
         homogeneity: eta, in (0, 1].
-        clients_per_round: Clients that are drawn for every round; None is all of them. Or else each client
-            takes part once.
+        law: Law of cohorts.
         plain_sum: Does the model depend on the messages through their plain sum only? A mean with weights, or
             a robust rule, hides nobody. The error is that of a plain mean all the same.
         num_byzantine: Clients that lie, >= 0; they hide nobody, and what they do to the mean is not reckoned.
-        in_turn: Do disjoint cohorts take turns, and none is drawn?
         may_be_silent: Is there a deadline, so that claims count on the fewest answers that open a sum?
         masked: Are sums masked whomever the target is about?
-        available: Clients from whom the cohort of a round is drawn, by its number; None draws from all.
 
     Raises:
         ValueError: If a number is out of range.
@@ -80,13 +76,11 @@ class Problem:
     secure_aggregation: SecAgg = SecAgg()  # noqa: RUF009 (frozen)
     dropout_probability: float = 0.0
     homogeneity: float = HOMOGENEITY
-    clients_per_round: int | None = None
+    law: CohortLaw = Everybody()  # noqa: RUF009 (frozen)
     plain_sum: bool = True
     num_byzantine: int = 0
-    in_turn: bool = False
     may_be_silent: bool = False
     masked: bool = False
-    available: Available | None = None
 
     def __post_init__(self) -> None:
         if not (self.clients >= 1 and self.params >= 1 and self.rounds >= 1 and 0 < self.homogeneity <= 1):
@@ -94,52 +88,41 @@ class Problem:
                 "clients >= 1, params >= 1, rounds >= 1 and homogeneity in (0, 1] are needed, "
                 f"got {self.clients}, {self.params}, {self.rounds} and {self.homogeneity}"
             )
-        if not 0.0 <= self.dropout_probability < 1.0:
-            raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
-        if not 1 <= self.cohort <= self.clients:
-            raise ValueError(
-                f"clients_per_round must be in [1, clients = {self.clients}], got {self.clients_per_round}"
-            )
-        if self.num_byzantine < 0:
-            raise ValueError(f"num_byzantine must be >= 0, got {self.num_byzantine}")
         check_delta(self.target.delta, self.clients, "clients")
-        if self.target.secret:
-            broken = {
-                f"S1, a draw: clients_per_round below {self.clients}": self.cohort == self.clients,
-                "S1, a fresh draw every round: participation='random'": self.in_turn,
-                "S3, everybody who is drawn answers: dropout_probability=0": self.dropout_probability > 0.0,
-                "S3, everybody who is drawn answers: no deadline": self.may_be_silent,
-                "S4, a plain mean: weighting='uniform' and no aggregator": not self.plain_sum,
-                "S4, clients that run the protocol: no ByzantineClients": self.num_byzantine > 0,
-            }
-            if why := [name for name, is_broken in broken.items() if is_broken]:
-                raise ValueError(f"secret cohorts need {'; '.join(why)}; or leave cohorts out")
+        check_law("target", self.target.against, self.target.over, self.law)
+        self.law.check_rounds(self.rounds, self.clients)
+        why = why_not_secret(self.sampling(self.law), self.plain_sum, self.num_byzantine)
+        if why and self.law.secret:
+            raise ValueError(f"secret cohorts need {why}; or plan for known ones")
 
     @property
     def cohort(self) -> int:
-        """Clients of a round, unless each of them takes part once."""
-        return self.clients if self.clients_per_round is None else self.clients_per_round
+        """Clients of a round."""
+        return self.law.size_of(self.clients)
 
-    def run(self, mechanism: Mechanism, cohort: int, participation: Participation) -> Run:
-        """The run that is asked about, by a mechanism and cohorts of a size."""
+    def sampling(self, law: CohortLaw) -> Sampling:
+        """Participation of clients by a law."""
+        return Sampling(
+            num_clients=self.clients,
+            law=law,
+            broken="",
+            dropout_probability=self.dropout_probability,
+            real_clients=False,
+            may_be_silent=self.may_be_silent,
+        )
+
+    def run(self, mechanism: Mechanism, law: CohortLaw | None = None) -> Run:
+        """The run that is asked about, by a mechanism and the problem's law of cohorts, or another one."""
+        law = self.law if law is None else law
+        cohort = law.size_of(self.clients)
         secagg = self.secure_aggregation if self.behind_masks else None
         byzantine = min(self.num_byzantine, cohort)
         sums = None if secagg is None else secagg.guarantee(self.clients, cohort, self.rounds, byzantine)
-        drawn: Literal["random", "cyclic"] = "cyclic" if self.in_turn else "random"
         return Run(
             mechanism=mechanism,
             context=context_of(mechanism, cohort, self.params),
             rounds=self.rounds,
-            sampling=Sampling(
-                available=self.available,
-                num_clients=self.clients,
-                participation="once" if participation == "once" else drawn,
-                secret=self.target.secret,
-                broken="",
-                dropout_probability=self.dropout_probability,
-                real_clients=False,
-                may_be_silent=self.may_be_silent,
-            ),
+            sampling=self.sampling(law),
             threat=ThreatModel(
                 secure_sum=sums, plain_sum=self.plain_sum, num_byzantine=byzantine, secure_keys=True
             ),
@@ -166,7 +149,7 @@ class Option:
 
     Args:
         mechanism: Set to the target, for updates of norm 1; or None.
-        participation: Whether a client takes part in every round, or once, with its whole budget.
+        law: Law of cohorts: the problem's, or `DisjointOnce`, with the whole budget in one round.
         epsilon: What a client then spends over the run, at the target's delta.
         bits: Bits a parameter that one client puts on the wire in a round in which it takes part; behind
             masks those of the masked sum.
@@ -178,7 +161,7 @@ class Option:
 
     name: str
     mechanism: Mechanism | None
-    participation: Participation = "every round"
+    law: CohortLaw = Everybody()  # noqa: RUF009 (frozen)
     epsilon: float = math.inf
     bits: float = math.inf
     error: float | None = None
@@ -249,31 +232,30 @@ def _rank(option: Option) -> float:
 
 def _option(name: str, mechanism: Mechanism, problem: Problem, once_too: bool) -> Option:
     """The better participation. With sums, more clients a round always hide better."""
-    best = _solve(name, mechanism, problem, "every round")
-    dealt = problem.available is None and 1 < problem.rounds <= problem.clients
+    best = _solve(name, mechanism, problem, problem.law)
+    dealt = problem.law.of_all and 1 < problem.rounds <= problem.clients
     if once_too and dealt and not problem.sees_sums:
-        once = _solve(name, mechanism, problem, "once")
+        once = _solve(name, mechanism, problem, DisjointOnce(problem.clients // problem.rounds))
         if (once.mechanism is None, _rank(once)) < (best.mechanism is None, _rank(best)):
             best = once
     return best
 
 
-def _solve(name: str, mechanism: Mechanism, problem: Problem, participation: Participation) -> Option:
-    once = participation == "once"
-    cohort = problem.clients // problem.rounds if once else problem.cohort
+def _solve(name: str, mechanism: Mechanism, problem: Problem, law: CohortLaw) -> Option:
+    cohort = law.size_of(problem.clients)
     try:
         if problem.behind_masks:
             problem.secure_aggregation.check(mechanism)
-        found = calibrate(problem.target, problem.run(mechanism, cohort, participation))
+        found = calibrate(problem.target, problem.run(mechanism, law))
     except (ValueError, TypeError) as refused:
-        return Option(name, None, participation, reason=str(refused))
+        return Option(name, None, law, reason=str(refused))
     context = context_of(found.mechanism, cohort, problem.params)
     error = relative_error(found.mechanism, cohort, problem.params, problem.homogeneity)
     ratio = None if error is None else error / (problem.homogeneity * problem.rounds)
     secagg = problem.secure_aggregation if problem.behind_masks else None
     bits, _ = bits_behind(found.mechanism, context, secagg)
-    needed = None if ratio is None else _clients_needed(mechanism, problem, participation, ratio, found.level)
-    return Option(name, found.mechanism, participation, found.epsilon, bits, error, ratio, needed)
+    needed = None if ratio is None else _clients_needed(mechanism, problem, law, ratio, found.level)
+    return Option(name, found.mechanism, law, found.epsilon, bits, error, ratio, needed)
 
 
 def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
@@ -349,18 +331,18 @@ def _unmasked(mechanism: Mechanism, context: RoundContext) -> float:
 
 
 def _clients_needed(
-    mechanism: Mechanism, problem: Problem, participation: Participation, ratio: float, level: float
+    mechanism: Mechanism, problem: Problem, law: CohortLaw, ratio: float, level: float
 ) -> int | None:
     """About how many clients bring R to 0.1: a sum's noise falls with n^2, single messages' with n.
 
     Where cohorts are drawn, clients of a round; Byzantine clients stay as many in a hundred.
     With secret cohorts the same share of all clients is drawn.
     """
-    once = participation == "once"
-    here = problem.clients if once else problem.cohort
+    once = isinstance(law, DisjointOnce)
+    here = problem.clients if once else law.size_of(problem.clients)
     power = 2.0 if problem.sees_sums else 1.0
     guess = float(here * (ratio / GOOD) ** (1.0 / power))
-    if ratio <= GOOD or not guess <= _MOST_CLIENTS or problem.target.secret:
+    if ratio <= GOOD or not guess <= _MOST_CLIENTS or problem.law.secret:
         return math.ceil(guess) if guess < 1e15 else None
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort = clients // problem.rounds if once else clients
@@ -369,11 +351,11 @@ def _clients_needed(
         larger = replace(
             problem,
             clients=math.ceil(problem.clients * clients / here),
-            clients_per_round=None if once else clients,
+            law=law.of_size(cohort),
             num_byzantine=byzantine,
         )
         near = level * (clients / here) ** (0.5 * (power - 1.0))
-        found = calibrate(problem.target, larger.run(mechanism, cohort, participation), near).mechanism
+        found = calibrate(problem.target, larger.run(mechanism), near).mechanism
     except ValueError:
         return clients
     context = context_of(found, cohort, problem.params)

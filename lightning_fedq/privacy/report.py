@@ -322,7 +322,7 @@ def privacy_report(
         server = threat.secure_sum.statement
         rows = tuple(_behind_masks(row, masks, server, run) for row in rows)
     hidden = None
-    if run.sampling.secret:
+    if run.sampling.law.secret:
         broken = run.sampling.broken or ("" if threat.secure_keys else f"S1, a secret key: {_SECURE_ONLY}")
         outsider = next(row for row in rows if row.adversary == Adversary.OUTSIDER.name)
         hidden = secret_row(outsider, account, broken)
@@ -344,7 +344,7 @@ def privacy_report(
         _notes(account, population),
         charged=population.histogram(),
         secret=hidden,
-        origin=Origin(_now().partition(" ")[0]) if run.sampling.secret else Origin(),
+        origin=Origin(_now().partition(" ")[0]) if run.sampling.law.secret else Origin(),
     )
     return report if target is None else replace(report, asked=_asked(target, run, report))
 
@@ -362,7 +362,7 @@ def _masks_of(run: Run, state: State) -> Masks:
 
 def _asked(target: PrivacyTarget, run: Run, report: PrivacyReport) -> Asked:
     row = report.row(target.against)
-    if target.secret and report.secret is not None:
+    if report.secret is not None:
         row = report.secret
     spent = row.epsilon
     if target.over == "round":
@@ -389,8 +389,8 @@ def epsilon_after(run: Run, row: Row, most: int) -> float:
 
 def _notes(account: Account, population: Population) -> tuple[str, ...]:
     run = account.run
-    most_rounds, secret, masked = run.most_rounds, run.sampling.secret, run.threat.secure_sum is not None
-    public = "" if secret else ", cohorts and groups"
+    law, most_rounds, masked = run.sampling.law, run.most_rounds, run.threat.secure_sum is not None
+    public = "" if law.secret else ", cohorts and groups"
     notes = [
         "An epsilon bounds what an adversary learns about all updates of one client in the run: whatever set "
         "of outcomes it looks for, its chance under one of the two worlds that are compared is at most "
@@ -405,34 +405,14 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
             "Clients have epsilons of their own: every row is that of the client with the least protection "
             f"(of {population.num_groups} kinds), whether a cohort held it or not."
         )
-    if run.sampling.own_draws:
-        notes.append(
-            f"Every client draws for itself whether it takes part: a cohort has {run.cohort_size} clients on "
-            f"average, the mean divides by {run.cohort_size} in every round, and nobody learns how many there"
-            " are."
-        )
-    elif run.sampling.available is not None:
-        notes.append(
-            "A cohort is drawn from the clients that a rule of the user's names by the number of the round: "
-            f"one is named in {most_rounds} rounds at most. It is taken to follow from public facts: "
-            "one that looks at clients' data tells of them without noise. No claim counts on the draw."
-        )
-    elif most_rounds is not None and most_rounds <= 1:
-        notes.append(
-            "Cohorts are disjoint and public: a client is asked in one round at most, so one round's epsilon "
-            "is that of its whole run (parallel composition)."
-        )
-    elif most_rounds is not None:
-        notes.append(
-            f"Cohorts are disjoint and public and take turns: a client is asked in {most_rounds} rounds at "
-            "most, with no lottery about it."
-        )
+    if said := law.note(run.rounds, run.num_clients):
+        notes.append(said)
     if population.finished:
         notes.append(
             "Every row is that of the most charged client: who was drawn how often is taken as known, "
             "repeated attempts count as often as they were made, and there is no amplification by sampling."
         )
-    elif secret:
+    elif law.secret:
         lottery = (
             f"A client takes part in a round with chance {run.participation:.4g}, and the rows of others "
             "than the outsider average over that lottery: what a client has spent would tell who was drawn."

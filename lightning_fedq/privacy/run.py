@@ -7,23 +7,14 @@ whoever describes a run has to say each thing, so the weakest adversary is never
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Literal, get_args
 
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
+from lightning_fedq.privacy.cohorts import CohortLaw, FixedSize
 from lightning_fedq.privacy.collusion import NOBODY, Colluders
-
-Participation = Literal["random", "once", "cyclic", "poisson", "allocated"]
-"""How cohorts come about: each drawn anew from all clients; all disjoint, for one turn or for ever; or by a
-secret draw of every client for itself: of every round by a coin, or of one round in each block."""
-OwnDraws = Literal["poisson", "allocated"]
-Available = Callable[[int], Sequence[int]]
-"""Clients from whom the cohort of a round is drawn, by the number of the round and public facts alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,50 +23,26 @@ class Sampling:
 
     Args:
         num_clients: Clients of the federation, from whom cohorts come.
-        participation: "random" draws every cohort anew; "once" and "cyclic" deal out disjoint ones; with
-            "poisson" and "allocated" clients draw for themselves, and a cohort's size is its expectation.
-        secret: Does nobody but the server learn who took part?
+        law: Law of cohorts.
         broken: Condition of secret cohorts that the run has not kept, by name, with the cure; "" for none.
         dropout_probability: Chance that a client of a cohort does not answer.
         real_clients: Are clients machines of a deployment? Whose code they run is assumed then.
         may_be_silent: May any number of clients be silent, whoever they are (real clients, a deadline)?
-        available: Clients from whom each cohort is drawn; None draws from all.
     """
 
     num_clients: int
-    participation: Participation
-    secret: bool
+    law: CohortLaw
     broken: str
     dropout_probability: float
     real_clients: bool
     may_be_silent: bool
-    available: Available | None
 
     def __post_init__(self) -> None:
+        if self.num_clients < 1:
+            raise ValueError(f"num_clients must be >= 1, got {self.num_clients}")
+        self.law.check(self.num_clients)
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
-
-    @lru_cache(maxsize=8)  # noqa: B019 (a report asks twenty times)
-    def lottery(self, rounds: int, cohort: int) -> tuple[int, float]:
-        """Most rounds in which a client may be drawn, and the largest chance that it is, in one of them."""
-        if self.available is None:
-            return rounds, cohort / self.num_clients
-        named = [self.available(round) for round in range(rounds)]
-        often = Counter(client for one in named for client in one).values()
-        return max(often, default=0), cohort / min(map(len, named), default=cohort)
-
-    @property
-    def own_draws(self) -> bool:
-        """Does every client draw for itself, so that nobody learns how many take part?"""
-        return self.participation in get_args(OwnDraws)
-
-    def most_rounds(self, rounds: int, cohort: int) -> int | None:
-        """In how many of so many rounds a client takes part at most. None: a lottery decides."""
-        if self.available is not None:
-            return self.lottery(rounds, cohort)[0]
-        if self.participation in ("random", "poisson"):
-            return None
-        return min(rounds, 1) if self.participation == "once" else -(-rounds // (self.num_clients // cohort))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +78,20 @@ ASSUMED = SecureSum(
     settings="assumed",
     statement="for a server that follows the protocol (semi-honest)",
 )
+
+
+def check_colluders(law: CohortLaw, colluders: Colluders) -> None:
+    """Refuse colluders that were counted as a draw from all clients has them, where a rule names some.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    if colluders.drawn and not law.of_all:
+        raise ValueError(
+            f"max_corrupt={colluders.fraction:g} counts colluders as a draw from all clients has them, and "
+            f"those whom {law} names may all collude; use SecAgg(active=True, ...), which counts as many as "
+            "there are, max_corrupt=0, or another law"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +154,7 @@ class Run:
                         f"{name} must be in [1, cohort = {size}], got {value}; SecAgg.guarantee knows it"
                     )
             those, liars = sums.colluders, self.threat.num_byzantine
+            check_colluders(self.sampling.law, those)
             here = replace(those, clients=self.num_clients, cohort=size, byzantine=liars)
             if those not in (NOBODY, here):
                 raise ValueError(
@@ -180,11 +162,9 @@ class Run:
                     f"these are of {size} of {self.num_clients}, or with {those.byzantine} Byzantine clients "
                     f"for {liars}; SecAgg.guarantee knows it"
                 )
-        if self.num_clients < size:
-            raise ValueError(
-                f"num_clients >= the cohort is needed, got {self.num_clients} for a cohort of {size}"
-            )
-        if self.sampling.secret and self.charges is not None:
+        if self.sampling.law.size_of(self.num_clients) != size:
+            raise ValueError(f"a round of {size} clients is none of {self.sampling.law}")
+        if self.sampling.law.secret and self.charges is not None:
             raise ValueError("charges tell who was drawn, and cohorts are secret: leave charges out")
 
     @property
@@ -226,7 +206,7 @@ class Run:
     @property
     def most_rounds(self) -> int | None:
         """Largest number of rounds of a client, where disjoint cohorts say so. None: a lottery decides."""
-        return self.sampling.most_rounds(self.rounds, self.cohort_size)
+        return self.sampling.law.most_rounds(self.rounds, self.num_clients)
 
     @property
     def horizon(self) -> int:
@@ -237,7 +217,7 @@ class Run:
     def may_come(self) -> int:
         """Rounds in which one client may take part on top of its charges."""
         to_come = self.rounds if self.charges is None else self.to_come
-        most = self.sampling.most_rounds(to_come, self.cohort_size)
+        most = self.sampling.law.most_rounds(to_come, self.num_clients)
         return to_come if most is None else most
 
     @property
@@ -266,7 +246,7 @@ class Run:
         }
         if self.sampling.may_be_silent:
             terms["clients"] = "real"
-        if self.sampling.secret:
+        if self.sampling.law.secret:
             terms["cohorts"] = "secret"
         if not self.mechanism.covers_shorter:
             terms["parameters"] = str(self.context.dim)
@@ -291,13 +271,11 @@ class Run:
         """
         everybody = Sampling(
             num_clients=len(context.cohort),
-            participation="random",
-            secret=False,
+            law=FixedSize(len(context.cohort)),
             broken="",
             dropout_probability=0.0,
             real_clients=False,
             may_be_silent=False,
-            available=None,
         )
         honest = ThreatModel(secure_sum=secure_sum, plain_sum=True, num_byzantine=0, secure_keys=True)
         return cls(

@@ -22,15 +22,14 @@ under substitution: a client that is not drawn leaves its place to another one, 
 Draws of every client for itself
 --------------------------------
 Behind the Gaussian noise of a trusted adder, the same whoever is there, a client that is not drawn leaves a
-hole. With a coin in every round (`PoissonGaussianLoss`) or one uniform round in every block of n / m
-(`AllocatedGaussianLoss`, whose module has the proof of both) that is worth another factor of two in noise.
-Rounds, or blocks, compose; of the last block as many rounds are released as there were, and the others are
-post-processing that nobody did, so it counts as a whole one. Nobody may learn how many were there: the
-divisor is m in every round, and a round of nobody releases its noise.
+hole. With a coin in every round (`PoissonGaussianLoss`, with the proof) that is worth another factor of two
+in noise. Rounds compose. Nobody may learn how many were there: the divisor is m in every round, and a round
+of nobody releases its noise.
 
 What these functions do not check is whether a training keeps the draw secret. Clients with memory, limits by
 client, one draw for two releases, cohorts that are dealt out and silence that depends on who a client is
-break the theorem: `Federated(cohorts="secret")` refuses them, and only its reports state this epsilon.
+break the theorem: `Federated` refuses them where a law is secret (`privacy.cohorts`), and only its reports
+state this epsilon.
 
 References:
     Balle, Barthe, Gaboardi, Privacy Amplification by Subsampling, NeurIPS 2018, theorems 2 and 9.
@@ -38,7 +37,6 @@ References:
 """
 
 import math
-from functools import lru_cache
 
 import numpy as np
 
@@ -51,15 +49,10 @@ from lightning_fedq.mechanisms.interface import (
     Slack,
 )
 from lightning_fedq.privacy.accounting import check_delta, composed_grid, with_slack
+from lightning_fedq.privacy.cohorts import CohortLaw
 from lightning_fedq.privacy.grid import MOST_POINTS, POINTS_PER_STD, LossGrid, atoms_on, check_loss
-from lightning_fedq.privacy.losses import (
-    AllocatedGaussianLoss,
-    GaussianLoss,
-    Loss,
-    PoissonGaussianLoss,
-    composed_mass,
-)
-from lightning_fedq.privacy.run import Participation
+from lightning_fedq.privacy.losses import Loss, composed_mass
+from lightning_fedq.privacy.run import Sampling
 
 _TAIL_SHARE = 1e-3
 
@@ -101,49 +94,47 @@ def secretly_drawn(base: LossGrid, drawn: int, population: int) -> LossGrid:
     return atoms_on(step, losses, masses, infinite)
 
 
-def why_no_own_draws(mechanism: Mechanism, participation: Participation) -> str:
-    """Name what speaks against clients that draw for themselves, with the cure. "" where nothing does."""
-    if participation not in ("poisson", "allocated") or mechanism.noise_of_adder:
-        return ""
-    return (
-        f"S11, noise of the adder alone, whoever is there: that of {type(mechanism).__name__} comes from "
-        f"clients, or is none; participation={participation!r} takes BandedGaussian(..., band=1), all others "
-        "participation='random'"
-    )
+def why_not_secret(sampling: Sampling, plain_sum: bool, num_byzantine: int) -> str:
+    """Name the condition of secret cohorts that a run does not keep, with the cure. "" for none."""
+    if sampling.dropout_probability > 0.0 or sampling.may_be_silent:
+        return (
+            "S3, everybody who is drawn answers: clients may be silent here; use dropout_probability=0 and "
+            "no deadline"
+        )
+    if not plain_sum:
+        return (
+            "S4, a plain mean: here are weights or a robust rule; use weighting='uniform' and no aggregator"
+        )
+    if num_byzantine:
+        return "S4, clients that run the protocol: some of them lie; leave ByzantineClients out"
+    return ""
 
 
-def why_no_secret(
-    mechanism: Mechanism, claim: PrivacyClaim, drawn: int, population: int, participation: Participation
-) -> str:
+def why_no_secret(mechanism: Mechanism, claim: PrivacyClaim, law: CohortLaw, num_clients: int) -> str:
     """Name the condition under which a mechanism's rounds do not amplify, with the cure. "" where they do.
 
     Args:
         claim: Its claim towards outsiders, as it fits the setting.
-        drawn: Clients in a cohort; their expected number where every client draws for itself.
-        population: Clients that could be drawn.
+        law: Law of cohorts.
+        num_clients: Clients of the federation.
     """
     name = type(mechanism).__name__
     if isinstance(claim.loss, NonPrivate):
         return f"S10, a claim towards outsiders: {claim.loss.reason}; take a mechanism that has one"
-    if drawn >= population:
-        return (
-            f"S1, a draw: all {population} clients take part in every round; set clients_per_round below "
-            f"{population}"
-        )
     if claim.neighbours is not Neighbours.SUBSTITUTION:
         return (
             f"S10, a claim in which {Neighbours.SUBSTITUTION.value}: {name}'s is {claim.neighbours.name} "
             f"({claim.neighbours.value}), whose loss is smaller than what a draw needs; take one that claims "
             "substitution, such as GaussianNoise"
         )
-    if len(mechanism.protection_groups(population)) > 1:
+    if len(mechanism.protection_groups(num_clients)) > 1:
         return f"S4, clients alike: {name} gives clients epsilons of their own; give all of them one"
     if not mechanism.alike_clients:
         return (
             f"S4, clients alike: it is not shown that {name} releases nothing of who takes part but sums of "
             "updates (alike_clients); take GaussianNoise, DistributedDiscreteGaussian or RotatedCoins"
         )
-    if any(size > 1 for size in mechanism.group_sizes(drawn)):
+    if any(size > 1 for size in mechanism.group_sizes(law.size_of(num_clients))):
         return (
             f"S4, groups of one: {name} pairs clients, and a partner knows who was drawn; take a mechanism "
             "without groups, such as RotatedCoins or GaussianNoise"
@@ -153,38 +144,36 @@ def why_no_secret(
             f"S7, noise that is independent over rounds: {name}'s is not; take band=1, or a mechanism with "
             "fresh noise, such as GaussianNoise"
         )
-    return why_no_own_draws(mechanism, participation)
+    return law.check_mechanism(mechanism)
 
 
 def secret_epsilon(
     loss: Loss,
     delta: float,
     *,
-    drawn: int,
-    population: int,
+    law: CohortLaw,
+    num_clients: int,
     rounds: int,
     neighbours: Neighbours,
     compositions: int = 1,
     slack: Slack = NO_SLACK,
-    participation: Participation = "random",
 ) -> float:
     """Epsilon towards somebody who sees the released models alone and never learns who took part.
 
     Args:
         loss: Loss of one composition towards a client that takes part.
         delta: In (0, 1).
-        drawn: Clients in a cohort; their expected number where every client draws for itself.
-        population: Clients that could be drawn.
+        law: Law of cohorts.
+        num_clients: Clients that could be drawn.
         rounds: Released rounds, each with a draw of its own. Everything released from one draw belongs into
             one `loss`: amplifying two releases of one draw separately states too little.
         neighbours: Relation of the claim; substitution is needed.
         compositions: Compositions in one round.
         slack: Slack of one round, kept as it is.
-        participation: "random" for cohorts of a fixed size, "poisson" or "allocated".
 
     Raises:
-        ValueError: If delta or the counts are none, the claim is not about substitution, or there is no
-            account of such a draw.
+        ValueError: If delta or the counts are none, the claim is not about substitution, cohorts are known,
+            or there is no account of such a draw.
         TypeError: If the loss is of an unknown kind.
     """
     check_delta(delta)
@@ -201,46 +190,15 @@ def secret_epsilon(
     if rounds == 0:
         return 0.0
 
-    own = None
-    if participation != "random":
-        own = _own_draws(loss, drawn, population, participation, compositions)
+    own = law.own_draw(loss, compositions, rounds, num_clients)
 
     def exact(left: float) -> float:
         if own is not None:
-            return composed_grid(own, left, 1, _times(own, rounds)).epsilon(left)
+            return composed_grid(own[0], left, 1, own[1]).epsilon(left)
         base = composed_grid(loss, left / rounds, compositions, 1)  # cuts off a thousandth of its delta
-        run = secretly_drawn(base, drawn, population).composed(rounds, _TAIL_SHARE * left)
-        return run.epsilon(left)
+        run = secretly_drawn(base, law.size_of(num_clients), num_clients)
+        return run.composed(rounds, _TAIL_SHARE * left).epsilon(left)
 
     return with_slack(
         exact, delta, Slack(composed_mass(min(slack.distance, 1.0), rounds), rounds * slack.log_ratio)
     )
-
-
-def _own_draws(
-    loss: Loss, drawn: int, population: int, participation: Participation, compositions: int
-) -> Loss:
-    """The loss of one draw of a client for itself: of a round, or of a block."""
-    # what a sum of clients' noises is follows from who is there
-    adder = loss if type(loss) is GaussianLoss and compositions == 1 and 1 <= drawn <= population else None
-    if adder is not None and participation == "poisson":
-        return PoissonGaussianLoss(adder.noise_multiplier, drawn / population, adder.note)
-    if adder is not None and participation == "allocated" and population % drawn == 0:
-        return _block(adder.noise_multiplier, population // drawn)
-    raise ValueError(
-        f"secret cohorts with participation={participation!r} have no account for a {type(loss).__name__} in "
-        f"{compositions} parts and {drawn} of {population} clients: 'poisson' and 'allocated' take the loss "
-        "of a trusted adder's Gaussian noise, the latter blocks of a whole number of rounds, population / "
-        "drawn; use participation='random'"
-    )
-
-
-@lru_cache(maxsize=16)
-def _block(noise_multiplier: float, rounds: int) -> AllocatedGaussianLoss:
-    """Kept, because its curve takes a second."""
-    return AllocatedGaussianLoss(noise_multiplier, rounds)
-
-
-def _times(own: Loss, rounds: int) -> int:
-    """Draws of a client in so many rounds. A block that is not over counts as a whole one."""
-    return -(-rounds // own.rounds) if isinstance(own, AllocatedGaussianLoss) else rounds

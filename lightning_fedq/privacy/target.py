@@ -7,7 +7,7 @@ is then a number of charges a client, which the ledger holds to.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -17,6 +17,7 @@ from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.cohorts import CohortLaw
 from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.sampled import why_no_secret
 
@@ -56,8 +57,6 @@ class PrivacyTarget:
         delta: Chance with which the guarantee may fail, below 1 / clients; there is no default.
         adversary: Member of `Adversary` or its name in any case, "secagg_server" say.
         over: The "run", or one "round".
-        cohorts: "secret" counts on `Federated(cohorts="secret")`: towards an outsider who never learns who
-            took part, over the run. Rounds are then paid for, and no client has a limit of its own.
 
     Raises:
         ValueError: If a value is missing or out of its range.
@@ -73,25 +72,13 @@ class PrivacyTarget:
     delta: float | None = None
     adversary: Adversary | str = Adversary.SERVER
     over: Literal["run", "round"] = "run"
-    cohorts: Literal["known", "secret"] = field(default="known", repr=False)  # older checkpoints lack it
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0.0 < self.epsilon < math.inf:
             raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon}")
         check_delta(self.delta, None, "clients")
-        if adversary_named(self.adversary) is not Adversary.OUTSIDER and self.secret:
-            raise ValueError(
-                f"cohorts='secret' needs adversary='outsider', got {self.against.name.lower()!r}: server and "
-                "clients see who takes part; leave cohorts out"
-            )
-        if self.secret and self.over != "run":
-            raise ValueError("cohorts='secret' needs over='run', got over='round'; leave one of them out")
-
-    @property
-    def secret(self) -> bool:
-        """Is the adversary one who never learns who took part?"""
-        return self.cohorts == "secret"
+        adversary_named(self.adversary)
 
     @property
     def against(self) -> Adversary:
@@ -104,9 +91,7 @@ class PrivacyTarget:
 
     def __str__(self) -> str:
         """In words."""
-        secret = " who never learns who took part" if self.secret else ""
-        whom = f"{self.against.value}{secret}"
-        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {whom}, {self.over}"
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {self.against.value}, {self.over}"
 
 
 @dataclass(frozen=True)
@@ -135,9 +120,7 @@ def planned_charges(run: Run, secret: bool) -> int:
     """
     if secret:
         return run.rounds
-    if run.sampling.available is None and run.most_rounds is not None:
-        return run.most_rounds
-    rounds, chance = run.sampling.lottery(run.rounds, run.cohort_size)
+    rounds, chance = run.sampling.law.lottery(run.rounds, run.num_clients)
     if chance >= 1.0:
         return rounds
     # union bound over the clients
@@ -158,24 +141,22 @@ def allowed_dropouts(run: Run) -> int:
 
 def spent_on(target: PrivacyTarget, run: Run, charges: int) -> float:
     """Epsilon of some charges towards a target's adversary, at its delta."""
-    return account_of(target, run).epsilon(target.against, charges, secret=target.secret)
+    return account_of(target, run).epsilon(target.against, charges, secret=run.sampling.law.secret)
 
 
-def check_secret(kind: Literal["target", "budget"], wanted: bool, are: bool) -> None:
-    """Refuse a target or a budget that counts on secret cohorts where they are known.
-
-    Args:
-        kind: "target" or "budget", for the message.
-        wanted: Whether it counts on them.
-        are: Whether they are secret.
+def check_law(
+    kind: Literal["target", "budget"], against: Adversary, over: Literal["run", "round"], law: CohortLaw
+) -> None:
+    """Refuse a target or a budget that limits single clients where cohorts are secret.
 
     Raises:
         ValueError: With the cure.
     """
-    if wanted and not are:
+    if law.secret and (against is not Adversary.OUTSIDER or over != "run"):
         raise ValueError(
-            f"Privacy{kind.title()}(cohorts='secret') counts on cohorts that stay secret, these are known; "
-            f"set Federated(cohorts='secret'), or leave cohorts out of the {kind}"
+            f"secret cohorts need S5, clients without a limit of their own: a {kind} of a {over} against "
+            f"{against.value} limits the charges of every client; use adversary='outsider' over the run, or "
+            "known cohorts"
         )
 
 
@@ -183,9 +164,9 @@ def account_of(target: PrivacyTarget, run: Run) -> Account:
     """Account of a run at a target's delta, of one round where the target is over one.
 
     Raises:
-        ValueError: If delta is missing or not below 1 / clients, or cohorts are known.
+        ValueError: If delta is missing or not below 1 / clients, or it limits clients of secret cohorts.
     """
-    check_secret("target", target.secret, run.sampling.secret)
+    check_law("target", target.against, target.over, run.sampling.law)
     if target.over == "round" and run.rounds != 1:
         run = replace(run, rounds=1)
     return Account(run, check_delta(target.delta, run.num_clients, "clients"))
@@ -209,7 +190,8 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
         )
     account = account_of(target, run)
     run, mechanism, adversary = account.run, account.run.mechanism, target.against
-    dropped, charges = allowed_dropouts(run), planned_charges(run, target.secret)
+    secret = run.sampling.law.secret
+    dropped, charges = allowed_dropouts(run), planned_charges(run, secret)
 
     def at(level: float) -> Mechanism:
         return mechanism.at_level(level, run.context, dropped)
@@ -225,7 +207,7 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
     @cache
     def spends(log_level: float) -> float:
         try:
-            return priced(_level(log_level, lowest)).epsilon(adversary, charges, secret=target.secret)
+            return priced(_level(log_level, lowest)).epsilon(adversary, charges, secret=secret)
         except ValueError:  # a mechanism may refuse to be so loud
             return math.inf
 
@@ -237,7 +219,7 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
     if log_level is None:
         best = priced(lowest)
         claim = best.claims()[adversary]
-        least = best.epsilon(adversary, charges, secret=target.secret)
+        least = best.epsilon(adversary, charges, secret=secret)
         spends_least = (
             f"spend {least:.3g}"
             if math.isfinite(least)
@@ -318,15 +300,8 @@ def _refuse_where_nothing_is_claimed(account: Account, target: PrivacyTarget) ->
     claims, run = account.claims(), account.run
     refused = claims[target.against].loss
     if not isinstance(refused, NonPrivate):
-        if target.secret and (
-            why := why_no_secret(
-                run.mechanism,
-                claims[target.against],
-                run.cohort_size,
-                run.num_clients,
-                run.sampling.participation,
-            )
-        ):
+        law, claim = run.sampling.law, claims[target.against]
+        if law.secret and (why := why_no_secret(run.mechanism, claim, law, run.num_clients)):
             raise ValueError(f"secret cohorts need {why}")
         return
     others = [who.value for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)]

@@ -1,6 +1,5 @@
 """One federated round in two halves: clients encode and pack, the server decodes, steps and records."""
 
-from lightning_fedq.privacy.run import Participation
 from lightning_fedq.rounds.broadcast import Broadcast
 from lightning_fedq.rounds.client import (
     BudgetSpentError,
@@ -32,7 +31,7 @@ from lightning_fedq.rounds.parts import (
     UpdateTransform,
     check_aggregation,
 )
-from lightning_fedq.rounds.plan import CohortKey, Cohorts, RoundPlan, RoundPlanner, round_half_up
+from lightning_fedq.rounds.plan import CohortKey, RoundPlan, RoundPlanner, round_half_up
 from lightning_fedq.rounds.record import RoundRecord, metric_name
 from lightning_fedq.rounds.server import RoundServer
 from lightning_fedq.rounds.statistics import Statistics
@@ -43,14 +42,12 @@ __all__ = [
     "BudgetSpentError",
     "ClientBudget",
     "CohortKey",
-    "Cohorts",
     "Deadline",
     "ForeignMessageError",
     "ForgedMessageError",
     "LateMessageError",
     "MalformedMessageError",
     "OptimizerFactory",
-    "Participation",
     "RefusedMessageError",
     "RepeatedMessageError",
     "RoundClient",

@@ -407,7 +407,7 @@ class RoundServer:
             variance = self._sum.noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
         self.in_last_sum = frozenset() if mean is None else frozenset(self._sum.received)
-        if self.planner.own_draws:
+        if self.planner.law.own_draws:
             record = record.of_secret_size(self.planner.cohort_size)
         self.total_uplink_bits += record.uplink_bits
         self.total_downlink_bits += record.downlink_bits
@@ -525,7 +525,7 @@ class RoundServer:
             "ledger": self.ledger.state_dict(),
             "optimizer": self._server_step.state_dict(),
             **({"released": list(self.released)} if self.released else {}),
-            **({"available": said} if (said := self.planner.said(self.round)) else {}),
+            **({"available": said} if (said := self.planner.digest(self.round)) else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -539,7 +539,7 @@ class RoundServer:
                 f"the state holds {state['weights'].numel()} weights in {len(state['radius'])} segments, the "
                 f"model {self.weights.numel()} in {len(self.segments)}; use the checkpoint's own model"
             )
-        if state.get("available", "") != self.planner.said(state["round"]):
+        if state.get("available", "") != self.planner.digest(state["round"]):
             raise ValueError(
                 "available names other clients for the rounds that were run than it did then; use the rule "
                 "of the checkpoint, or begin a new training"

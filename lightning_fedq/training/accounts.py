@@ -73,7 +73,7 @@ def described(
         threat=ThreatModel(
             secure_sum=secure_sum, plain_sum=plain_sum, num_byzantine=num_byzantine, secure_keys=secure_keys
         ),
-        charges=None if sampling.secret else charges,
+        charges=None if sampling.law.secret else charges,
         to_come=to_come,
     )
 
@@ -116,7 +116,7 @@ def run_so_far(federation: Federation, engine: RoundEngine, num_byzantine: int) 
     return replace(
         run,
         context=engine.charged_context(engine.coming_plan()),
-        charges=None if run.sampling.secret else engine.ledger.charges,
+        charges=None if run.sampling.law.secret else engine.ledger.charges,
         sampling=engine.planner.sampling(why_round_repeated(engine)),
     )
 
@@ -134,7 +134,7 @@ def why_round_repeated(engine: RoundEngine) -> str:
     return (
         f"S2, one draw a release: {charged} rounds were charged and {finished} are finished, so one was "
         "given up or the ledger holds another training; whether a round begins again may hang on the draw. "
-        "Begin a new Federated(cohorts='secret'), and add the epsilons of both"
+        "Begin a new Federated, and add the epsilons of both"
     )
 
 
@@ -190,7 +190,7 @@ class RunFigures:
         """Price the rounds again: parameters have joined or left."""
         federation, target = self._federation, self._federation.privacy_target
         self._costs = {}
-        if self._counted or federation.clients.cohorts == "secret":
+        if self._counted or federation.planner.law.secret:
             return  # a budget logs its own; and who was charged would tell who was drawn
         assert federation.engine is not None
         to_come = (self._trainer.max_epochs or 0) - self._trainer.current_epoch

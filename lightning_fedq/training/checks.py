@@ -116,29 +116,16 @@ def check_memory(algorithm: LocalAlgorithm, mechanism: Mechanism, parameters: in
 
 
 def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
-    """Refuse more rounds than there are disjoint cohorts, and say whom cohorts that take turns leave over.
+    """Refuse more rounds than there are cohorts, and say whom cohorts leave over.
 
     Args:
         rounds: How many there will be when the fit ends, earlier ones of the same server included.
 
     Raises:
-        ValueError: With the cohort size that would do; or if a rule of the user's names no cohort.
+        ValueError: With the cure; or if a rule of the user's names no cohort.
     """
-    planner.said(rounds)
-    rest = planner.num_clients % planner.cohort_size
-    if planner.participation == "cyclic" and rest:
-        rank_zero_info(
-            f"participation='cyclic' leaves {rest} of {planner.num_clients} clients over, which are never "
-            "asked; a clients_per_round that divides num_clients leaves nobody out"
-        )
-    if planner.num_rounds is None or rounds <= planner.num_rounds:
-        return
-    size = planner.num_clients // rounds
-    cure = f"clients_per_round={size} or fewer" if size else "fewer rounds"
-    raise ValueError(
-        f"participation='once' asks every client once at most: {rounds} rounds of {planner.cohort_size} "
-        f"clients need {rounds * planner.cohort_size}, there are {planner.num_clients}; use {cure}"
-    )
+    if said := planner.law.check_rounds(rounds, planner.num_clients):
+        rank_zero_info(said)
 
 
 def check_setup(trainer: Any, module: pl.LightningModule) -> None:

@@ -243,10 +243,10 @@ class FederatedFit(Rounds):
         done = 0 if loaded is not None else engine.round - trainer.current_epoch
         check_cohorts_last(federation.planner, done + (trainer.max_epochs or 0))
         check_statistics(federation, trainer, engine, done)
-        if federation.clients.cohorts == "known":  # a journal names the clients of every round
+        if not federation.planner.law.secret:  # a journal names the clients of every round
             keep_journal(trainer, engine.ledger, federation.seed is not None)
         if self.population.ranks is not None:
-            said = federation.planner.said(done + (trainer.max_epochs or 0))
+            said = federation.planner.digest(done + (trainer.max_epochs or 0))
             start = {**self.identity, "round": str(engine.round), "who is available": said}
             indices = self.population.holdings.client_indices
             agree_on_start(self.population.ranks, start, indices, federation.ledger)
@@ -329,7 +329,7 @@ class FederatedFit(Rounds):
         federation, trainer = self._federation, self._trainer
         if self.engine.statistics is not None:
             check_released(self.engine, str(self.records[-1].aborted) if self.records else "")
-        before, is_secret = self.side.clock.now, federation.clients.cohorts == "secret"
+        before, is_secret = self.side.clock.now, federation.planner.law.secret
         if is_secret:
             if not self._is_checked:
                 check_claim(federation, trainer)
@@ -411,7 +411,7 @@ class FederatedFit(Rounds):
             isinstance(population, SimulatedClients)
             and population.ranks is None
             and federation.batch_rule is None
-            and federation.clients.cohorts != "secret"
+            and not federation.planner.law.secret
             and self.engine.tampering is None
             and all(map(len, population.holdings.client_indices))
             and self._trainer.strategy.root_device.type == "cpu"

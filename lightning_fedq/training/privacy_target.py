@@ -71,7 +71,7 @@ class KeptTarget:
     def __init__(self, target: PrivacyTarget, asked: Mechanism) -> None:
         self.target, self.asked = target, asked
         self.found: Calibration | None = None
-        self._warned, self._colluders = False, 0
+        self._warned, self._colluders, self._secret = False, 0, False
 
     def calibrate(self, federated: Federation, dim: int, rounds: int, num_byzantine: int) -> Calibration:
         """Set the mechanism to the target for so many parameters and rounds.
@@ -81,6 +81,7 @@ class KeptTarget:
         """
         rounds = rounds if self.target.over == "run" else 1
         run = run_to_come(federated, self.asked, dim, rounds, num_byzantine)
+        self._secret = run.sampling.law.secret
         if self.target.against is Adversary.SECAGG_SERVER:
             self._colluders = account_of(self.target, run).num_corrupt - num_byzantine
         return calibrate(self.target, run)
@@ -144,7 +145,7 @@ class KeptTarget:
         if found is None:
             return ""
         per = "round" if self.target.over == "round" else f"{found.charges} rounds of a client"
-        per = f"{found.charges} released rounds" if self.target.secret else per
+        per = f"{found.charges} released rounds" if self._secret else per
         among = f", of a cohort {self._colluders} may collude" if self._colluders else ""
         return f"{self.target}{among}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
 
@@ -170,7 +171,7 @@ class KeptTarget:
         if self.target.over == "round":
             return
         ledger = federated.ledger
-        done = (ledger.rounds if self.target.secret else ledger.most_charged) if again else 0
+        done = (ledger.rounds if self._secret else ledger.most_charged) if again else 0
         if done + wanted > self.found.rounds:
             spent = f"{done} are charged and " if done else ""
             raise ValueError(
@@ -190,7 +191,7 @@ class KeptTarget:
         found, over_run = self.found, self.target.over == "run"
         byzantine = num_byzantine_of(trainer, federated.planner)
         run = whole_run(federated, engine, byzantine, found.rounds)
-        if not over_run or self.target.secret:
+        if not over_run or self._secret:
             spent = spent_on(self.target, run, found.rounds)
             if not self.target.met(spent):
                 whose = f"{found.rounds} rounds now spend" if over_run else "a round now spends"

@@ -368,7 +368,7 @@ class Rounds:
         expected = sum(len(stack.clients) for stack in self.coming_stacks())
 
         def tell(done: int) -> None:
-            for callback in listening if not self.engine.planner.own_draws else ():
+            for callback in listening if not self.engine.planner.law.own_draws else ():
                 callback.on_clients_done(self._trainer, done, expected)
 
         return tell

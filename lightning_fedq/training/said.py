@@ -132,7 +132,7 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
         return
     delta = delta_of(federated, trainer)
     report = replace(report_of(federated, trainer, delta), ended=stopped(trainer))
-    if not trainer.barebones and trainer.is_global_zero and federated.clients.cohorts != "secret":
+    if not trainer.barebones and trainer.is_global_zero and not federated.planner.law.secret:
         finite = of_all([(row.adversary, row.epsilon) for row in report.rows], report.masked)
         log_values(trainer, {**finite, "fed/delta": delta})
     yield f"privacy: {headline(report)}"
@@ -192,7 +192,7 @@ def clocks(trainer: pl.Trainer, federated: Federation) -> str:
     rounds run is named, by its class: all loggers, and every callback with a hook in rounds that is not
     known to be silent.
     """
-    if not federated.planner.own_draws:
+    if not federated.planner.law.own_draws:
         return ""
     home: Any = trainer
     found = [*home.loggers, *callbacks_of(trainer), home.profiler]
@@ -265,7 +265,7 @@ def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]
         )
     if federated.server.weighting == "samples":
         yield "How many samples every client holds: its weight in the mean, which the server knows."
-    if federated.clients.cohorts == "known":
+    if not federated.planner.law.secret:
         yield (
             "How long every round took, which depends on how much data clients hold: `seconds`, in "
             "metrics.csv."

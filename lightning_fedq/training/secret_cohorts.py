@@ -10,59 +10,39 @@ from typing import Any, NoReturn
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq.privacy.cohorts import CohortLaw
 from lightning_fedq.privacy.report import PrivacyReport
-from lightning_fedq.privacy.target import PrivacyTarget, check_secret
+from lightning_fedq.privacy.sampled import why_not_secret
+from lightning_fedq.privacy.target import PrivacyTarget, check_law
 from lightning_fedq.privacy.verdict import NO_GUARANTEE
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.training.accounts import delta_of, report_of, why_round_repeated
 from lightning_fedq.training.said import lengths_tell
-from lightning_fedq.training.settings import Clients, Local, Server
+from lightning_fedq.training.settings import Local, Server
 
 
-def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyTarget | None) -> bool:
-    """Return whether cohorts are secret.
-
-    Raises:
-        ValueError: If target and federation do not say the same, or something tells of the draw.
-    """
-    if clients.cohorts == "known":
-        check_secret("target", target is not None and target.secret, False)
-        return False
-    if seed is not None:
-        _refuse("S1, a secret draw", f"whoever knows seed={seed} knows every cohort", "use seed=None")
-    if clients.participation in ("once", "cyclic"):
-        what = f"participation={clients.participation!r} deals the clients out"
-        _refuse("S1, a fresh draw every round", what, "use participation='random'")
-    if target is not None and not target.secret:
-        _refuse(
-            "S5, clients without a limit of their own",
-            f"a target against {target.against.value} limits the charges of every client",
-            "use PrivacyTarget(adversary='outsider', cohorts='secret'), or no target",
-        )
-    return True
-
-
-def check_settings(planner: RoundPlanner, local: Local, server: Server, has_ledger: bool) -> None:
+def check_settings(
+    planner: RoundPlanner,
+    local: Local,
+    server: Server,
+    seed: int | None,
+    target: PrivacyTarget | None,
+    has_ledger: bool,
+) -> None:
     """Refuse settings under which the draw could be told, or does not amplify.
 
     Raises:
         ValueError: Naming the condition, with the cure.
     """
-    algorithm = local.algorithm
-    if planner.cohort_size == planner.num_clients:
-        what = f"all {planner.num_clients} clients take part in every round"
-        _refuse("S1, a draw", what, f"set clients_per_round below {planner.num_clients}")
-    if planner.dropout_probability > 0.0:
-        what = f"dropout_probability={planner.dropout_probability}"
-        _refuse("S3, everybody who is drawn answers", what, "use dropout_probability=0")
-    if planner.deadline is not None:
-        _refuse("S3, everybody who is drawn answers", f"{planner.deadline!r}", "leave deadline out")
-    if planner.own_draws:
-        _check_own_draws(planner, server)
-    if server.weighting != "uniform":
-        _refuse("S4, equal weights", f"weighting={server.weighting!r}", "use weighting='uniform'")
-    if server.aggregator is not None:
-        _refuse("S4, a plain mean", f"aggregator={server.aggregator!r}", "leave aggregator out")
+    algorithm, law = local.algorithm, planner.law
+    if seed is not None:
+        _refuse("S1, a secret draw", f"whoever knows seed={seed} knows every cohort", "use seed=None")
+    if target is not None:
+        check_law("target", target.against, target.over, law)
+    if why := why_not_secret(planner.sampling(), server.plain_sum, 0):
+        raise ValueError(f"secret cohorts need {why}, or known cohorts")
+    if law.own_draws:
+        _check_own_draws(law, server)
     if algorithm is not None and algorithm.remembers:
         what = f"clients of {type(algorithm).__name__} keep vectors from round to round"
         _refuse("S5, clients without memory", what, "use FedProx, or no algorithm")
@@ -92,20 +72,20 @@ def check_settings(planner: RoundPlanner, local: Local, server: Server, has_ledg
         )
 
 
-def _check_own_draws(planner: RoundPlanner, server: Server) -> None:
+def _check_own_draws(law: CohortLaw, server: Server) -> None:
     """Refuse what shows how many clients take part, or needs to know it."""
-    what = f"participation={planner.participation!r}"
+    fixed = f"FixedSize({law.size}, secret=True)"
     if server.secure_aggregation is not None:
         _refuse(
             "S11, noise of an adder who sees the sum of whoever is there",
-            f"{what} with secure aggregation, which opens no sum of few and shows who is missing",
-            "leave secure_aggregation out, or use participation='random'",
+            f"{law} with secure aggregation, which opens no sum of few and shows who is missing",
+            f"leave secure_aggregation out, or use {fixed}",
         )
     if server.target != "updates":
         _refuse(
             "S11, a divisor that does not follow who is there",
-            f"{what} with target={server.target!r}, whose sum is a model only if all its summands are there",
-            "use target='updates', or participation='random'",
+            f"{law} with target={server.target!r}, whose sum is a model only if all its summands are there",
+            f"use target='updates', or {fixed}",
         )
 
 
@@ -131,7 +111,7 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     held = federated.fit.population.holdings
     if why := why_round_repeated(engine):
         raise ValueError(f"secret cohorts need {why}")
-    if federated.planner.own_draws:
+    if federated.planner.law.own_draws:
         _check_fit_of_own_draws(federated)
     if num_byzantine_of(trainer, federated.planner) or engine.tampering is not None:
         _refuse("S4, clients that run the protocol", "some of them lie", "leave ByzantineClients out")
@@ -144,7 +124,9 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     if engine.ledger.limits is not None:
         what = "the ledger limits the charges of every client"
         _refuse(
-            "S5, clients without a limit of their own", what, "use PrivacyBudget(cohorts='secret'), or none"
+            "S5, clients without a limit of their own",
+            what,
+            "use PrivacyBudget(adversary='outsider'), or none",
         )
     if any(isinstance(callback, pl.callbacks.Timer) for callback in callbacks_of(trainer)):
         what = "max_time ends the run by a clock that clients move"
@@ -186,8 +168,8 @@ def check_claim(federated: Any, trainer: pl.Trainer) -> None:
     report: PrivacyReport = report_of(federated, trainer, delta_of(federated, trainer), "planned")
     row = report.secret
     if row is not None and row.verdict == NO_GUARANTEE:
-        raise ValueError(f"Federated(cohorts='secret'): {row.reason}")
+        raise ValueError(row.reason)
 
 
 def _refuse(condition: str, what: str, cure: str) -> NoReturn:
-    raise ValueError(f"secret cohorts need {condition}: {what}; {cure}, or cohorts='known'")
+    raise ValueError(f"secret cohorts need {condition}: {what}; {cure}, or known cohorts")

@@ -32,16 +32,14 @@ from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, PreviousMinMax, RangeRule
+from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, law_of
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.run import Available
+from lightning_fedq.privacy.run import check_colluders
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import (
     Broadcast,
-    CohortKey,
-    Cohorts,
     Deadline,
     OptimizerFactory,
-    Participation,
     RoundEngine,
     RoundPlanner,
     RoundRecord,
@@ -92,14 +90,11 @@ class Clients:
     """
 
     num_clients: Annotated[int, "an integer"]
-    clients_per_round: Annotated[int | None, "an integer, or None for everybody"]
-    participation: Participation
-    cohorts: Cohorts
+    cohort: Annotated[CohortLaw | int | None, "a law such as Cyclic(10), an integer, or None for everybody"]
     dropout_probability: Annotated[float, "a number in [0, 1)"]
     partition: Annotated[Partition, "a partition, such as IID() or Dirichlet(0.5)"]
     labels: Labels
     deadline: Annotated[Deadline | None, "Deadline(seconds, durations=...), or None"]
-    available: Annotated[Available | None, "a function of the round's number that returns clients, or None"]
 
     def __post_init__(self) -> None:
         check_fields(self, named=False)
@@ -113,16 +108,8 @@ class Clients:
         Raises:
             ValueError: If a number is out of its range.
         """
-        return RoundPlanner(
-            self.num_clients,
-            seed,
-            self.clients_per_round,
-            self.dropout_probability,
-            self.participation,
-            cohort_key=CohortKey() if self.cohorts == "secret" else None,
-            deadline=self.deadline,
-            available=self.available,
-        )
+        law = law_of(self.cohort)
+        return RoundPlanner(self.num_clients, seed, law, self.dropout_probability, deadline=self.deadline)
 
 
 @dataclass(frozen=True)
@@ -241,25 +228,20 @@ def check_together(
     check_aggregation(mechanism, size, server.weighting != "uniform", server.aggregator, secagg is not None)
     if secagg is not None:
         secagg.check(mechanism)
-        secagg.rules(planner.num_clients, size)  # refuses a cohort that does not suit
-        if secagg.max_corrupt and not secagg.active and planner.available is not None:
-            raise ValueError(
-                f"max_corrupt={secagg.max_corrupt:g} counts colluders as a draw from all clients has them, "
-                "and those whom available names may all collude; use SecAgg(active=True, ...), which counts "
-                "as many as there are, max_corrupt=0, or leave available out"
-            )
-    _check_algorithm(local.algorithm, clients, server)
+        # refuses a cohort that does not suit
+        check_colluders(planner.law, secagg.guarantee(planner.num_clients, size, 1).colluders)
+    _check_algorithm(local.algorithm, planner.law, server)
 
 
-def _check_algorithm(algorithm: LocalAlgorithm | None, clients: Clients, server: Server) -> None:
+def _check_algorithm(algorithm: LocalAlgorithm | None, law: CohortLaw, server: Server) -> None:
     """Refuse what does not go with a local algorithm whose clients remember."""
     if algorithm is None or not algorithm.remembers:
         return
     name = type(algorithm).__name__
-    if clients.participation == "once":
+    if isinstance(law, DisjointOnce):
         raise ValueError(
-            f"{name} corrects a client by its earlier rounds, and with participation='once' there is none; "
-            "use participation='random' or 'cyclic', or FedProx"
+            f"{name} corrects a client by its earlier rounds, and with {law} there is none; use "
+            "FixedSize(...), Cyclic(...), or FedProx"
         )
     if not server.plain_mean or server.target != "updates":
         raise ValueError(
@@ -341,15 +323,14 @@ class Federation:
     def identity(self) -> dict[str, str]:
         """Fingerprint that a checkpoint must agree with, in words."""
         clients, local, server = self.clients, self.local, self.server
-        rule = clients.available
         return {
             "mechanism": repr(self.mechanism),
             "num_clients": str(clients.num_clients),
             "clients_per_round": str(self.planner.cohort_size),
-            "participation": clients.participation,
+            "participation": self.planner.law.word,
             "dropout_probability": str(clients.dropout_probability),
             **({} if clients.deadline is None else {"deadline": repr(clients.deadline)}),
-            **({} if rule is None else {"available": getattr(rule, "__qualname__", type(rule).__name__)}),
+            **({"available": rule} if (rule := self.planner.law.rule_name) else {}),
             "weighting": server.weighting,
             "aggregator": repr(server.aggregator),
             "secure_aggregation": repr(server.secure_aggregation),

@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.options import change_setting
-from lightning_fedq.comparison.commands.compare import read_run
+from lightning_fedq.comparison.table import read_run
 from lightning_fedq.leakage.matching import Matching
 from lightning_fedq.leakage.study import Study
 from lightning_fedq.mechanisms.interface import Adversary

@@ -259,7 +259,7 @@ class _Bench:
             federation,
             _mechanism(method, lr * clip),
             None if plain else PrivacyTarget(epsilon, self.delta, Adversary.SECAGG_SERVER),
-            "random",
+            None,
             lr,
             1.0,
             seed,

@@ -46,7 +46,6 @@ from lightning_fedq.mechanisms import (
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.runs import save_figure
-from lightning_fedq.rounds import Participation
 from reproductions.bench import ImageData, Row, Rows
 from reproductions.useful.training import Federation, Run, train
 
@@ -101,7 +100,7 @@ class _View:
 
     adversary: Adversary
     over: Literal["run", "round"]
-    participation: Participation
+    cohort: Literal["once"] | None
     methods: tuple[str, ...]
     tuned: dict[str, str]
 
@@ -110,14 +109,14 @@ _VIEWS: dict[View, _View] = {
     "secagg": _View(
         Adversary.SECAGG_SERVER,
         "run",
-        "random",
+        None,
         (
             *("RotatedCoins", "GaussianNoise", "RotatedCoins, share 1/8", "DistributedDiscreteGaussian"),
             *("LDPQ", "RotatedCoins, paired", "PairedCoins", "AugCorBin"),
         ),
         {"vector": "RotatedCoins", "coordinate": "LDPQ"},
     ),
-    "outsider": _View(Adversary.OUTSIDER, "run", "random", ("AggregateGaussian",), {}),
+    "outsider": _View(Adversary.OUTSIDER, "run", None, ("AggregateGaussian",), {}),
     "once": _View(
         Adversary.SERVER,
         "run",
@@ -128,7 +127,7 @@ _VIEWS: dict[View, _View] = {
     "message": _View(
         Adversary.SERVER,
         "round",
-        "random",
+        None,
         ("RotatedAxes", "GaussianNoise", "CPA, some blocks"),
         {"direction": "RotatedAxes", "vector": "GaussianNoise", "coordinate": "CPA, some blocks"},
     ),
@@ -252,7 +251,7 @@ class _Bench:
             self.federation,
             _METHODS[name].make(clip, dim),
             target,
-            view.participation,
+            view.cohort,
             lr,
             spread * clip / math.sqrt(dim),
             seed,

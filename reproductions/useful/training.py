@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -24,8 +24,8 @@ from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
+from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, law_of
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import Participation
 from lightning_fedq.secagg import SecAgg
 from reproductions.cpa.data import Network, accuracy, network
 
@@ -119,12 +119,11 @@ def train(
     federation: Federation,
     mechanism: Mechanism,
     target: PrivacyTarget | None,
-    participation: Participation,
+    cohort: CohortLaw | Literal["once"] | None,
     lr: float,
     radius: float,
     seed: int,
     gradient_clip: float | None = None,
-    clients_per_round: int | None = None,
     server_optimizer: Any = None,
     masks: SecAgg = MASKS,
     broadcast_bits: int | None = None,
@@ -135,12 +134,11 @@ def train(
         federation: Who trains what.
         mechanism: Its free parameter is set by the target.
         target: None is a run without privacy.
-        participation: Everybody in every round, each client once, or cohorts that take turns.
+        cohort: Law of cohorts; "once" asks each client in one round, None everybody in every round.
         lr: Of the one local step.
         radius: Range of mechanisms that clip coordinates.
         seed: Of model, split, data order and coins; the claims are those of the same run with secure keys.
         gradient_clip: Largest norm of a client's gradient, for mechanisms that don't clip.
-        clients_per_round: Size of cohorts that take turns.
         server_optimizer: Of the server; None applies the mean.
         masks: How sums are masked, and who colludes.
         broadcast_bits: Of a parameter on its way down; None are floats.
@@ -148,17 +146,15 @@ def train(
     start = time.process_time()
     gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
     clients, rounds = federation.num_clients, federation.rounds
-    once, in_turn = participation == "once", participation == "cyclic"
+    law = DisjointOnce(clients // rounds) if cohort == "once" else law_of(cohort)
     masked = target is not None and target.against is Adversary.SECAGG_SERVER
-    cohort = clients // rounds if once else (clients_per_round or clients)
     data = federation.data(seed)
     federated = Federated(
         mechanism,
         clients,
-        clients_per_round=cohort if once or in_turn else None,
-        participation=participation,
+        cohort=law,
         local_steps=1,
-        clients_per_step=min(STACK, cohort),
+        clients_per_step=min(STACK, law.size_of(clients)),
         ranges=FixedRange(radius),
         secure_aggregation=masks if masked else None,
         seed=seed,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_fedq import DisjointOnce
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
 from lightning_fedq.callbacks import Federated
@@ -138,7 +139,7 @@ def test_it_is_the_paper_s(kind, clients_per_step):
 def test_of_drawn_cohorts(kind):
     """The server's vector follows from the mean update, with the cohort's share of all clients."""
     algorithm, strength = ALL[kind]
-    found, federated = train(algorithm, clients_per_round=2, rounds=6)
+    found, federated = train(algorithm, cohort=2, rounds=6)
     cohorts = [federated.planner.plan(r, FedAvg()).survivors for r in range(6)]
     assert len(set(cohorts)) > 2
     torch.testing.assert_close(found, reference(kind, strength, 6, cohorts), atol=5e-6, rtol=1e-5)
@@ -166,9 +167,7 @@ def test_clients_keep_nothing_of_a_round_that_was_given_up(kind, stops):
     """Two of four in each cohort: the next one does not write over what it left."""
     algorithm, strength = ALL[kind]
     module, rounds = Module(), 6
-    federated = Federated(
-        FedAvg(), CLIENTS, algorithm=algorithm, seed=0, clients_per_round=2, clients_per_step=1
-    )
+    federated = Federated(FedAvg(), CLIENTS, algorithm=algorithm, seed=0, cohort=2, clients_per_step=1)
     gives_up = GivesUp(federated, stops)
     if stops:
         with pytest.raises(ArithmeticError, match="for a test"):
@@ -235,11 +234,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        (
-            {"algorithm": SCAFFOLD(), "clients_per_round": 1, "participation": "once"},
-            ValueError,
-            "there is none",
-        ),
+        ({"algorithm": SCAFFOLD(), "cohort": DisjointOnce(1)}, ValueError, "there is none"),
         ({"algorithm": SCAFFOLD(), "server_lr": 0.5}, ValueError, "plain mean update"),
         ({"algorithm": FedDyn(), "weighting": "samples"}, ValueError, "plain mean update"),
         ({"algorithm": FedDyn(), "target": "weights"}, ValueError, "plain mean update"),

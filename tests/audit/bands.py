@@ -16,6 +16,7 @@ import torch
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
+from lightning_fedq.privacy.cohorts import Cyclic
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 
 _COORDINATES = 30_000
@@ -43,7 +44,7 @@ def audit_band(mechanism: Mechanism, clip_norm: float, seed: int = 0) -> list[st
     apart = mechanism.separation
     planners: dict[str, RoundPlanner] = {"everybody in every round": _Early(2, seed)}
     if apart > 1:
-        planners["cohorts that take turns"] = RoundPlanner(2 * apart, seed, 2, participation="cyclic")
+        planners["cohorts that take turns"] = RoundPlanner(2 * apart, seed, Cyclic(2))
     differs = []
     for name, planner in planners.items():
         start = torch.zeros(_COORDINATES)

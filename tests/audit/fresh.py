@@ -43,6 +43,7 @@ from lightning_fedq.mechanisms import BandedGaussian, DistributedDiscreteGaussia
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.mechanisms.registry import mechanism_class
+from lightning_fedq.privacy.cohorts import CohortLaw, Cyclic, FixedSize, Poisson
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.rounds.server import RoundServer
 from lightning_fedq.secagg import Aggregation, SecAgg
@@ -126,7 +127,7 @@ class Watch:
                 self.saw(key, "self mask" if other is None else "pair mask", f"{pair}")
         elif code.co_name == "ring_order":
             self.saw(key, "order of the ring", "everybody")
-        elif code.co_qualname == "CohortKey._stream":
+        elif code.co_qualname == "CohortKey.stream":
             self.saw(key, "cohort", f"{own['purpose']} {own['place']}", ahead=True)
         elif code.co_qualname == "DPSGD._stream":
             self.saw(key, "DPSGD", f"{own['purpose']} {own['client']} {own['step']}")
@@ -194,8 +195,8 @@ def play_rounds(mechanism: Mechanism, secagg: SecAgg | None, new_keys: Callable[
     """Two rounds through a real engine, the first of them after an attempt that was given up."""
     clients = _cohort_size(mechanism)
     handed = mechanism.separation
-    planner = RoundPlanner(clients * handed, PLAN_SEED, clients,
-                           participation="cyclic" if handed > 1 else "random")  # fmt: skip
+    law = Cyclic(clients) if handed > 1 else FixedSize(clients)
+    planner = RoundPlanner(clients * handed, PLAN_SEED, law)
     engine = RoundEngine(
         mechanism,
         planner,
@@ -264,9 +265,8 @@ def _samples() -> list[pl.Callback]:
     return [DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-3), fed]
 
 
-def _secret(mechanism: Mechanism, **settings: Any) -> list[pl.Callback]:
-    return [Federated(mechanism, 8, clients_per_round=_CLIENTS, cohorts="secret",
-                      diagnostics=False, **settings)]  # fmt: skip
+def _secret(mechanism: Mechanism, law: CohortLaw) -> list[pl.Callback]:
+    return [Federated(mechanism, 8, cohort=law, diagnostics=False)]
 
 
 FITS: dict[str, tuple[Callable[[], list[pl.Callback]], tuple[str, ...]]] = {
@@ -276,9 +276,12 @@ FITS: dict[str, tuple[Callable[[], list[pl.Callback]], tuple[str, ...]]] = {
     ),
     "DP-SGD of clients": (_samples, ("private", "DPSGD", "draws of a step")),
     "DP-SGD alone": (lambda: _samples()[:1], ("DPSGD", "draws of a step")),
-    "secret cohorts": (lambda: _secret(GaussianNoise(1.0, 1.0)), ("private", "cohort")),
+    "secret cohorts": (
+        lambda: _secret(GaussianNoise(1.0, 1.0), FixedSize(_CLIENTS, secret=True)),
+        ("private", "cohort"),
+    ),
     "clients that draw for themselves": (
-        lambda: _secret(BandedGaussian(1.0, 1.0, band=1), participation="poisson"),
+        lambda: _secret(BandedGaussian(1.0, 1.0, band=1), Poisson(_CLIENTS)),
         ("server", "cohort"),
     ),
 }

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from lightning_fedq import FixedSize
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
@@ -37,7 +38,7 @@ class ChargesSurvivorsOnly(RoundEngine):
 
 def uncharged(kind=RoundEngine, ledger=None):
     """Rounds and attempts that a client was asked in, less those that it is charged for."""
-    planner = RoundPlanner(9, 0, 5, dropout_probability=0.3)
+    planner = RoundPlanner(9, 0, FixedSize(5), dropout_probability=0.3)
     engine = kind(LDPQ(1.0), planner, SeededKeys(0), torch.zeros(4), [4], FixedRange(1.0), ledger=ledger)
     asked = Counter()
     for round in range(12):

@@ -66,7 +66,7 @@ def test_a_round_is_noisy_clipped_steps_on_samples_of_each_clients_own_data():
 
 @pytest.mark.parametrize("dpsgd_first", [False, True])
 def test_every_client_pays_for_its_own_steps_at_its_own_rate(dpsgd_first):
-    private, fed = dpsgd(seed=None), federation(clients_per_round=2, seed=4)
+    private, fed = dpsgd(seed=None), federation(cohort=2, seed=4)
     both = (private, fed) if dpsgd_first else (fed, private)
     _, trainer = fit(*both, max_epochs=5)
     rounds = [sum(c in fed.planner.plan(r, fed.mechanism).cohort for r in range(5)) for c in range(3)]
@@ -169,12 +169,12 @@ def histories(private):
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_resumed_with_seeds_is_bit_identical_also_from_mid_round(tmp_path):
     private = dpsgd()
-    whole, _ = fit(federation(clients_per_round=2), private, Saves(tmp_path), max_epochs=3)
+    whole, _ = fit(federation(cohort=2), private, Saves(tmp_path), max_epochs=3)
     paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
     assert len(paths) >= 18
     for path in (paths[1], paths[8], paths[-2]):
         again = dpsgd()
-        resumed, _ = fit(federation(clients_per_round=2), again, ckpt=path, max_epochs=3)
+        resumed, _ = fit(federation(cohort=2), again, ckpt=path, max_epochs=3)
         assert torch.equal(weights_of(resumed), weights_of(whole)), path.stem
         assert histories(again) == histories(private), path.stem
 

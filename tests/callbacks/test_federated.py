@@ -46,9 +46,7 @@ def test_is_federated_averaging(clients_per_step):
 
 
 def test_unequal_clients_cohorts_and_dropouts():
-    fed = federated(
-        10, clients_per_round=6, dropout_probability=0.3, partition=Dirichlet(0.5), clients_per_step=4
-    )
+    fed = federated(10, cohort=6, dropout_probability=0.3, partition=Dirichlet(0.5), clients_per_step=4)
     module, trainer = run(fed, max_epochs=4)
     torch.testing.assert_close(weights_of(module), by_hand(fed, 4), atol=1e-6, rtol=1e-5)
     assert len(fed.records) == 4
@@ -155,10 +153,8 @@ def test_optimiser_state_does_not_leak_between_clients():
         run(federated(clients_per_step=n), Classifier(optimizer=momentum))[0] for n in (1, 4)
     )
     torch.testing.assert_close(weights_of(alone), weights_of(side_by_side), atol=1e-6, rtol=1e-5)
-    one = run(
-        federated(1, clients_per_round=1, local_steps=1, clients_per_step=1), Classifier(optimizer=momentum)
-    )[0]
-    plain = run(federated(1, clients_per_round=1, local_steps=1, clients_per_step=1),
+    one = run(federated(1, cohort=1, local_steps=1, clients_per_step=1), Classifier(optimizer=momentum))[0]
+    plain = run(federated(1, cohort=1, local_steps=1, clients_per_step=1),
                 Classifier(optimizer=lambda p: torch.optim.SGD(p, lr=0.1)))[0]  # fmt: skip
     assert torch.equal(weights_of(one), weights_of(plain))
 

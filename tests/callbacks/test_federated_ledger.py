@@ -215,7 +215,7 @@ LIES = {"fraction": 0.5, "attack": "ones"}
 @pytest.mark.parametrize(
     ("first", "then", "words"),
     [
-        ({"clients_per_round": 2}, {}, r"clients_per_round = 2 \(here 6\)"),
+        ({"cohort": 2}, {}, r"clients_per_round = 2 \(here 6\)"),
         ({}, {"secure_aggregation": SecAgg()}, r"secure_aggregation = None \(here SecAgg\("),
         (
             {"secure_aggregation": SecAgg()},
@@ -257,7 +257,7 @@ def test_liars_of_past_rounds_still_hide_nobody(tmp_path):
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_charges_of_masks_for_the_share_of_a_cohort_are_not_priced_by_those_of_the_run(tmp_path):
     """Earlier versions wrote down the settings alone, from which another graph follows now."""
-    drawn = {"secure_aggregation": SecAgg(max_corrupt=0.2), "clients_per_round": 4}
+    drawn = {"secure_aggregation": SecAgg(max_corrupt=0.2), "cohort": 4}
     fed, path = federated(**drawn), tmp_path / "then.ckpt"
     first = trainer(fed, epochs=1)
     first.fit(Linear())
@@ -286,7 +286,7 @@ def test_charges_of_masks_for_the_share_of_a_cohort_are_not_priced_by_those_of_t
 
 
 def test_a_journal_of_masks_for_the_share_of_a_cohort_is_refused(tmp_path):
-    then, now = federated(secure_aggregation=SecAgg(max_corrupt=0.2), clients_per_round=4), Ledger(6, "m")
+    then, now = federated(secure_aggregation=SecAgg(max_corrupt=0.2), cohort=4), Ledger(6, "m")
     trainer(then, epochs=1).fit(Linear())
     now.agree(then.ledger.terms)
     terms = {**then.ledger.terms, "secure_aggregation": repr(SecAgg(max_corrupt=0.2))}
@@ -308,7 +308,7 @@ def test_a_mechanism_without_a_claim_has_no_price():
     fed = federated(FedAvg())
     trainer(fed, ByzantineClients(0.5, "sign_flip"), epochs=1).fit(Linear())
     trainer(fed, epochs=1).fit(Linear())
-    trainer(federated(FedAvg(), ledger=fed.ledger, clients_per_round=2, seed=1), epochs=1).fit(Linear())
+    trainer(federated(FedAvg(), ledger=fed.ledger, cohort=2, seed=1), epochs=1).fit(Linear())
     assert fed.ledger.rounds == 3
 
 

@@ -149,7 +149,7 @@ def test_cohorts_and_dropouts_under_a_limit_validate_once_after_every_round():
         def on_validation_start(self, trainer, module):
             validated.append(len(fed.records))
 
-    for settings in ({"clients_per_round": 4}, {"dropout_probability": 0.4}):
+    for settings in ({"cohort": 4}, {"dropout_probability": 0.4}):
         fed = federated(clients_per_step=2, **settings)
         validated.clear()
         module, _ = run(fed, Count(), max_epochs=6, limit_train_batches=1, num_sanity_val_steps=0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import yaml
 
+from lightning_fedq import Cyclic, DisjointOnce
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedAxes
@@ -23,8 +24,7 @@ def federation(**settings):
         **{
             "mechanism": RotatedAxes(1.0, 1.0),
             "num_clients": 20,
-            "clients_per_round": 4,
-            "participation": "once",
+            "cohort": DisjointOnce(4),
             "clients_per_step": 1,
             "privacy": SERVER,
             **settings,
@@ -40,7 +40,7 @@ def test_the_whole_budget_goes_into_one_round():
     assert federated.mechanism.epsilon == pytest.approx(4.0, abs=0.01)  # what delta buys is little
     assert federated.ledger.charges.tolist() == [1] * 20
     assert int(federated.ledger.limits.max()) == 1
-    many = federation(participation="random")
+    many = federation(cohort=4)
     trained(many, rounds=5)
     assert many.calibration is not None and many.calibration.charges > 1
     assert many.mechanism.epsilon < 2.0
@@ -48,14 +48,14 @@ def test_the_whole_budget_goes_into_one_round():
 
 def test_more_rounds_than_there_are_cohorts_are_refused_with_the_cure():
     federated = federation()
-    match = r"6 rounds of 4 clients need 24, there are 20; use clients_per_round=3 or fewer"
+    match = r"6 rounds of 4 clients need 24, there are 20; use DisjointOnce\(3\) or fewer"
     with pytest.raises(ValueError, match=match):
         trained(federated, rounds=6)
     assert federated.ledger.rounds == 0
     with pytest.raises(ValueError, match=r"30 rounds .* there are 20; use fewer rounds"):
-        trained(federation(clients_per_round=1), rounds=30)
-    with pytest.raises(ValueError, match=r"participation must be one of .*allocated, got 'twice'"):
-        federation(participation="twice")
+        trained(federation(cohort=DisjointOnce(1)), rounds=30)
+    with pytest.raises(TypeError, match=r"cohort must be a law such as Cyclic\(10\), .*; got 'twice'"):
+        federation(cohort="twice")
 
 
 def test_a_fit_that_goes_on_counts_the_cohorts_that_have_been_asked():
@@ -96,7 +96,7 @@ def test_a_budget_ends_with_the_cohorts_too():
     trained(federated, rounds=5, callbacks=[budget])
     assert len(federated.records) == 5
     one = budget.epsilon_spent
-    again = federation(privacy=None, mechanism=GaussianNoise(1.0, 5.0), participation="random")
+    again = federation(privacy=None, mechanism=GaussianNoise(1.0, 5.0), cohort=4)
     trained(again, rounds=5, callbacks=[PrivacyBudget(50.0, 1e-3, "server")])
     assert again.ledger.most_charged > 1
     assert 0.0 < one < 20.0
@@ -120,7 +120,7 @@ def test_a_seeded_run_resumes_to_the_same_end_and_other_participation_is_refused
         assert torch.equal(one, other)
     assert again.ledger.charges.tolist() == [1] * 20
     with pytest.raises(ValueError, match=r"participation = once \(here random\)"):
-        trained(federation(seed=1, participation="random"), rounds=5, ckpt_path=path)
+        trained(federation(seed=1, cohort=4), rounds=5, ckpt_path=path)
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
@@ -138,6 +138,10 @@ def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(tmp_p
     assert [record.round for record in again.records] == [0, 1, 3] + ([4] if spare else [])
 
 
+def written_law(name):
+    return {"class_path": f"lightning_fedq.{name}", "init_args": {"size": 4}}
+
+
 def written(folder, rounds, mechanism, args, **settings):
     """A configuration of 20 clients, four a round; its path."""
     federated = {
@@ -145,7 +149,6 @@ def written(folder, rounds, mechanism, args, **settings):
         "init_args": {
             "mechanism": {"class_path": f"lightning_fedq.mechanisms.{mechanism}", "init_args": args},
             "num_clients": 20,
-            "clients_per_round": 4,
             **settings,
         },
     }
@@ -160,13 +163,13 @@ def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path):
 
     privacy = {"epsilon": 4.0, "delta": 1e-3, "adversary": "server"}
     axes = {"epsilon": 1.0, "clip_norm": 1.0}
-    config = written(tmp_path, 5, "RotatedAxes", axes, participation="once", privacy=privacy)
+    config = written(tmp_path, 5, "RotatedAxes", axes, privacy=privacy, cohort=written_law("DisjointOnce"))
     report = report_of_config(config, None, 1e-3, False)
     assert 3.99 < report.row(Adversary.SERVER).epsilon_run <= 4.0
 
 
 def in_turn(**settings):
-    return federation(participation="cyclic", **settings)
+    return federation(cohort=Cyclic(4), **settings)
 
 
 @pytest.mark.parametrize(("rounds", "most"), [(5, 1), (6, 2), (12, 3)])
@@ -189,14 +192,14 @@ def test_who_is_left_over_is_said(clients, said, caplog):
 
 
 @pytest.mark.parametrize(
-    ("participation", "rounds", "most", "words"),
+    ("law", "rounds", "most", "words"),
     [
-        ("once", 5, 1, "Cohorts are disjoint and public: a client is asked in one round at most"),
-        ("cyclic", 12, 3, "take turns: a client is asked in 3 rounds at most"),
+        (DisjointOnce(4), 5, 1, "Cohorts are disjoint and public: a client is asked in one round at most"),
+        (Cyclic(4), 12, 3, "take turns: a client is asked in 3 rounds at most"),
     ],
 )
-def test_reports_to_come_and_of_the_end_agree(tmp_path, participation, rounds, most, words):
-    folder, federated = RunFolder("run", str(tmp_path), delta=1e-3), federation(participation=participation)
+def test_reports_to_come_and_of_the_end_agree(tmp_path, law, rounds, most, words):
+    folder, federated = RunFolder("run", str(tmp_path), delta=1e-3), federation(cohort=law)
     trained(federated, rounds=rounds, callbacks=[folder])
     assert words in (tmp_path / "run" / "privacy.md").read_text()
     context = context_of(federated.mechanism, tuple(range(4)), (5,))
@@ -245,7 +248,7 @@ def test_fedq_privacy_counts_turns(tmp_path):
     from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
 
     gaussian = {"noise_multiplier": 2.0, "clip_norm": 1.0}
-    config = written(tmp_path, 12, "GaussianNoise", gaussian, participation="cyclic")
+    config = written(tmp_path, 12, "GaussianNoise", gaussian, cohort=written_law("Cyclic"))
     of_config = report_of_config(config, None, 1e-3, False)
     federated = in_turn(privacy=None, mechanism=GaussianNoise(1.0, 2.0))
     trainer = trained(federated, rounds=1)

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_fedq as fedq
+from lightning_fedq import FixedSize
 from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
@@ -107,9 +108,9 @@ def test_warn_goes_on():
 
 
 def test_a_cohort_spends_for_its_members_only():
-    fed, limit = federated(clients_per_round=2), budget(1.2)
+    fed, limit = federated(cohort=2), budget(1.2)
     fed.planner = RoundPlanner(
-        6, 2, clients_per_round=2
+        6, 2, FixedSize(2)
     )  # else, with chance 0.2, one client is in three rounds running
     trainer(fed, limit).fit(Linear())
     assert int(fed.engine.ledger.charges.max()) == limit.affordable

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_fedq import FixedSize
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder, WandbRounds
 from lightning_fedq.callbacks.of_trainer import engine_of
@@ -104,9 +105,9 @@ def test_the_same_in_mlflow(tmp_path):
 
 
 def test_a_table_of_whose_updates_were_not_finite_tells_who_was_drawn(tmp_path):
-    settings = {"cohorts": "secret", "diagnostics": False, "local_steps": 2}
+    settings = {"diagnostics": False, "local_steps": 2}
     mechanism = GaussianNoise(clip_norm=0.5, noise_multiplier=1.0)
-    fed = Federated(mechanism, 8, clients_per_round=4, clients_per_step=1, **settings)
+    fed = Federated(mechanism, 8, cohort=FixedSize(4, secret=True), clients_per_step=1, **settings)
     logger = pl.loggers.WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
     with pytest.raises(ValueError, match="WandbRounds writes what follows from the data of the drawn"):
         make_trainer(fed, WandbRounds(), max_epochs=1, logger=logger).fit(Classifier(), datamodule=Digits(80))

@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_fedq import FixedSize
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
 from lightning_fedq.commands.privacy import report_of_checkpoint
@@ -42,8 +43,8 @@ class Wide(pl.LightningModule):
 
 def unequal(epsilon=UNEQUAL, plan_seed=3, **settings):
     """Ten clients, two a round; which ones follows from a public seed, the keys come from the system."""
-    fed = Federated(CPA(epsilon=epsilon), 10, clients_per_round=2, clients_per_step=1, **settings)
-    fed.planner = RoundPlanner(10, plan_seed, clients_per_round=2)
+    fed = Federated(CPA(epsilon=epsilon), 10, cohort=2, clients_per_step=1, **settings)
+    fed.planner = RoundPlanner(10, plan_seed, FixedSize(2))
     return fed
 
 
@@ -124,7 +125,7 @@ def test_a_client_without_any_protection_is_not_hidden(tmp_path):
 
 
 def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path):
-    fed = Federated(LDPQ(0.01), 10, clients_per_round=2, clients_per_step=1)
+    fed = Federated(LDPQ(0.01), 10, cohort=2, clients_per_step=1)
     limit = PrivacyBudget(50.0, 1e-5, Adversary.SERVER, on_exhausted="warn")
     run = trainer(fed, limit, RunFolder("run", str(tmp_path)), epochs=15)
     run.fit(Wide())
@@ -166,7 +167,7 @@ class FailsAtTheEnd(pl.Callback):
 
 
 def test_repeated_attempts_of_one_cohort_are_counted_on_that_cohort(tmp_path):
-    fed = Federated(LDPQ(0.01), 10, clients_per_round=2, clients_per_step=1)
+    fed = Federated(LDPQ(0.01), 10, cohort=2, clients_per_step=1)
     for _ in range(6):
         with pytest.raises(RuntimeError, match="the disk is full"):
             trainer(FailsAtTheEnd(), fed).fit(Wide())

@@ -186,7 +186,9 @@ def test_each_client_once_is_what_is_pasted(monkeypatch):
     problem = Problem(1000, 7850, 30, target)
     option = plan(problem, {"RotatedAxes": candidates(7850)["RotatedAxes"]})[0]
     settings = yaml.safe_load(command.to_yaml(option, problem, 2.0))
-    assert settings["participation"] == "once" and settings["clients_per_round"] == 33
+    assert settings["cohort"]["class_path"].endswith(".DisjointOnce") and settings["cohort"]["init_args"] == {
+        "size": 33
+    }
     assert settings["mechanism"]["init_args"]["clip_norm"] == 2.0
 
 
@@ -204,6 +206,10 @@ def configured(folder, callbacks=(), **settings):
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
     return str(path)
+
+
+def written(law, size, **more):
+    return {"class_path": f"lightning_fedq.{law}", "init_args": {"size": size, **more}}
 
 
 def pasted(capsys, *arguments):
@@ -253,17 +259,17 @@ def test_liars_hide_nobody(tmp_path, capsys, monkeypatch):
 def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, monkeypatch):
     target = PrivacyTarget(8.0, 1e-5, "outsider")
     settings = {"GaussianNoise": candidates(100)["GaussianNoise"]}
-    drawn, in_turn = (Problem(60, 100, 40, target, clients_per_round=20, in_turn=i) for i in (False, True))
+    drawn, in_turn = (Problem(60, 100, 40, target, law=law) for law in (fedq.FixedSize(20), fedq.Cyclic(20)))
     mechanism = settings["GaussianNoise"]
-    charges = [planned_charges(one.run(mechanism, 20, "random"), False) for one in (in_turn, drawn)]
+    charges = [planned_charges(one.run(mechanism), False) for one in (in_turn, drawn)]
     assert charges[0] == 14 < charges[1]
     noise = [plan(problem, settings)[0].mechanism.noise_multiplier for problem in (in_turn, drawn)]
     assert noise[0] < noise[1]
     only(monkeypatch, "GaussianNoise")
-    config = configured(tmp_path, clients_per_round=20, participation="cyclic")
+    config = configured(tmp_path, cohort=written("Cyclic", 20))
     printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
-    assert "60 clients, 20 a round in turn" in " ".join(printed.split())
-    assert "participation: cyclic" in printed and "clients_per_round: 20" in printed  # as it was planned
+    assert "60 clients, 20 a round by Cyclic(size=20)" in " ".join(printed.split())
+    assert "cohorts.Cyclic\n" in printed and "size: 20" in printed  # as it was planned
     two = Problem(20, 650, 2, PrivacyTarget(8.0, 1e-5, "outsider"))  # of four rounds, three cohorts
     everybody_twice = plan(two, settings)[0].mechanism.noise_multiplier
     assert found["noise_multiplier"] == pytest.approx(everybody_twice, rel=1e-3)
@@ -280,15 +286,24 @@ def test_clients_whom_a_rule_names_pay_for_all_rounds_in_which_they_are_named(tm
     """Twenty of sixty in every round have no lottery: the plan of twenty clients alone."""
     only(monkeypatch, "GaussianNoise")
     here = f"{federations.__name__}.first_twenty"
-    config = configured(tmp_path, clients_per_round=20, available=here)
+    config = configured(tmp_path, cohort=written("Available", 20, rule=here))
     printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
     alone = Problem(20, 650, 4, PrivacyTarget(8.0, 1e-5, "outsider"))
     everybody = plan(alone, {"GaussianNoise": candidates(650)["GaussianNoise"]})[0].mechanism
     assert found["noise_multiplier"] == pytest.approx(everybody.noise_multiplier, rel=1e-3)
-    assert "60 clients, 20 a round of those whom available names" in " ".join(printed.split())
+    assert "60 clients, 20 a round by Available(" in " ".join(printed.split())
     only(monkeypatch, "RotatedAxes")  # nobody is dealt out
     printed, _ = pasted(capsys, config, "--epsilon", "8", "--adversary", "server")
     assert "once" not in printed
+
+
+def test_a_secret_draw_from_those_whom_a_rule_names_is_refused(tmp_path, capsys):
+    config = configured(
+        tmp_path, cohort=written("Available", 20, rule=f"{federations.__name__}.first_twenty")
+    )
+    assert main([config, "--epsilon", "2", "--adversary", "outsider", "--secret"]) == 2
+    words = "secret cohorts need S1, a draw from all clients, got Available(first_twenty, 20)"
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_every_argument_of_federated_is_planned_with():
@@ -300,9 +315,9 @@ def test_every_argument_of_federated_is_planned_with():
 def test_the_noise_that_is_planned_is_what_the_run_finds(name):
     """One fact, two homes: `Problem`, of numbers, and the `Run` of a federation."""
     settings, model = FEDERATIONS[name], Classifier(MLP(8, [4], 3))
-    whom = ["outsider"] if name == "cohorts" else ["outsider", "client"]
+    whom = ["outsider"] if name == "cohort, secret" else ["outsider", "client"]
     for adversary in (*whom, *(["secagg_server"] if "secure_aggregation" in settings else [])):
-        target = PrivacyTarget(8.0, 1e-5, adversary, cohorts=settings.get("cohorts", "known"))
+        target = PrivacyTarget(8.0, 1e-5, adversary)
         federated, trainer = federation(name, 4, privacy=target)
         sizes, masks = sizes_for(trainer, federated, model), federated.server.secure_aggregation
         found = federated.calibrated(sizes["params"], 4, num_byzantine_of(trainer, federated.planner))
@@ -314,30 +329,30 @@ def test_the_noise_that_is_planned_is_what_the_run_finds(name):
 def test_cohorts_are_drawn_from_all_clients(tmp_path, capsys, monkeypatch):
     """A cohort of 20 of 60: everybody once is 15 a round, not 5; and nobody pays for all of 40 rounds."""
     only(monkeypatch, "RotatedAxes")
-    config = configured(tmp_path, clients_per_round=20)
+    config = configured(tmp_path, cohort=20)
     printed, _ = pasted(capsys, config, "--epsilon", "8", "--adversary", "server")
-    assert "60 clients, 20 a round" in printed and "clients_per_round: 15" in printed
+    assert "60 clients, 20 a round" in printed and "size: 15" in printed
     target = PrivacyTarget(8.0, 1e-5, "outsider")
     several = {"GaussianNoise": candidates(100)["GaussianNoise"]}
     some, everybody = (
-        plan(Problem(clients, 100, 40, target, clients_per_round=20), several)[0] for clients in (200, 20)
+        plan(Problem(clients, 100, 40, target, law=fedq.FixedSize(20)), several)[0] for clients in (200, 20)
     )
     assert some.mechanism.noise_multiplier < 0.6 * everybody.mechanism.noise_multiplier
-    with pytest.raises(ValueError, match=r"clients_per_round must be in \[1, clients = 20\], got 30"):
-        Problem(20, 100, 40, target, clients_per_round=30)
+    with pytest.raises(ValueError, match=r"cohorts must be of 1 to num_clients = 20 clients, got FixedSize"):
+        Problem(20, 100, 40, target, law=fedq.FixedSize(30))
 
 
 def test_who_takes_part_is_pasted_as_it_was_planned(tmp_path, capsys, monkeypatch):
-    """Sums of everybody are planned. With what was pasted, a configuration of "once" kept its cohorts."""
+    """Cohorts of the configuration are planned, and stay."""
     only(monkeypatch, "GaussianNoise")
-    config = configured(tmp_path, participation="once", clients_per_round=15)
+    config = configured(tmp_path, cohort=written("DisjointOnce", 15))
     assert main([config, "--epsilon", "8", "--adversary", "outsider"]) == 0
     printed = capsys.readouterr().out
     settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
-    assert settings["participation"] == "random" and settings["clients_per_round"] is None
+    assert settings["cohort"]["init_args"] == {"size": 15}
 
 
-SECRET = [*SMALL, "--delta", "1e-4", "--adversary", "outsider", "--cohorts", "secret"]
+SECRET = [*SMALL, "--delta", "1e-4", "--adversary", "outsider", "--secret"]
 
 
 def test_secret_cohorts_take_less_noise_and_the_others_epsilon_is_said(capsys, monkeypatch):
@@ -349,9 +364,9 @@ def test_secret_cohorts_take_less_noise_and_the_others_epsilon_is_said(capsys, m
         "never learns who took part" in printed and "towards an outsider who learns who took part" in printed
     )
     noises = []
-    for cohorts in ("secret", "known"):
-        target = PrivacyTarget(8.0, 1e-4, "outsider", cohorts=cohorts)
-        problem = Problem(60, 100, 5, target, clients_per_round=6)
+    for secret in (True, False):
+        target = PrivacyTarget(8.0, 1e-4, "outsider")
+        problem = Problem(60, 100, 5, target, law=fedq.FixedSize(6, secret=secret))
         (option,) = plan(problem, {"GaussianNoise": candidates(100)["GaussianNoise"]})
         noises.append(option.mechanism.noise_multiplier)
     assert noises[0] < 0.6 * noises[1]
@@ -360,10 +375,11 @@ def test_secret_cohorts_take_less_noise_and_the_others_epsilon_is_said(capsys, m
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ([], "S1, a draw: clients_per_round below 60"),
+        ([], "S1, a draw from all clients, got Everybody"),
+        (["--clients_per_round", "60"], "S1, a draw: all 60"),
         (["--clients_per_round", "6", "--dropout_probability", "0.1"], "S3, .*dropout_probability=0"),
         (["--clients_per_round", "6", "--adversary", "server"], "adversary='outsider'"),
-        (["--clients_per_round", "6", "--over", "round"], "over='run'"),
+        (["--clients_per_round", "6", "--over", "round"], "over the run"),
     ],
 )
 def test_plans_that_secret_cohorts_do_not_go_with_are_refused(capsys, more, words):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedq import cli
+from lightning_fedq import Available, cli
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
@@ -188,7 +188,9 @@ def trained(folder, delta=1e-5, rounds=1, **settings):
 
 
 @pytest.mark.filterwarnings("ignore:round . was aborted")  # which is charged like any other
-@pytest.mark.parametrize("name", [name for name in FEDERATIONS if name not in ("cohorts", "statistics")])
+@pytest.mark.parametrize(
+    "name", [name for name in FEDERATIONS if name not in ("cohort, secret", "statistics")]
+)
 def test_a_checkpoint_says_what_its_run_says_so_far_and_of_rounds_to_come(name, tmp_path):
     """Where a rule names who is there, a checkpoint does not know whom: everybody in every round."""
     federated, trainer = federation(name, 2, check_isolation=False)
@@ -212,7 +214,7 @@ def test_a_checkpoint_says_what_its_run_says_so_far_and_of_rounds_to_come(name, 
 
 def test_rounds_to_come_add_to_those_that_were_charged(tmp_path):
     """A client that was drawn in all rounds so far has paid for them, whatever a lottery would say."""
-    path, page = trained(tmp_path, rounds=2, clients_per_round=3, available=lambda round: range(3))
+    path, page = trained(tmp_path, rounds=2, cohort=Available(lambda round: range(3), 3))
     said = float(page["rows"][0]["epsilon"])
     of = {rounds: report_of_checkpoint(path, rounds, 1e-5, secagg=False) for rounds in (2, 3)}
     assert of[2].rows[0].epsilon == pytest.approx(said) and of[3].rows[0].epsilon > 1.2 * said
@@ -277,9 +279,11 @@ def test_the_figures_on_samples_count_what_the_journal_knows_and_say_what_they_l
 
 def test_a_configuration_with_secret_cohorts_has_their_row(capsys):
     changes = {
-        "Federated.cohorts": "secret",
         "Federated.num_clients": 200,
-        "Federated.clients_per_round": 10,
+        "Federated.cohort": {
+            "class_path": "lightning_fedq.FixedSize",
+            "init_args": {"size": 10, "secret": True},
+        },
         "GaussianNoise.noise_multiplier": 2.0,
         "Federated.diagnostics": False,
         "Federated.seed": None,

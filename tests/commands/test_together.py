@@ -86,7 +86,7 @@ def of_sums(**settings):
 def test_chances_of_all_runs_are_paid_from_delta():
     """Union bound: what is left of delta is for the sum of the losses."""
     who = Adversary.SECAGG_SERVER
-    run, account = of_sums(clients_per_round=50)
+    run, account = of_sums(cohort=50)
     paid = 1e-5 - account.available(account.claims()[who])
     assert 0.0 < run.chances[who] == paid < 1e-6, "colluders of a drawn cohort"
     assert composed([(run, 3)], who, 1e-5) == account.epsilon(who, 3, secret=False)

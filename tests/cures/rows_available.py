@@ -3,8 +3,7 @@
 import itertools
 
 import lightning_fedq as fedq
-from lightning_fedq.rounds import RoundPlanner
-from tests.cures.rows import fed, row
+from tests.cures.rows import row
 from tests.training.test_available import checkpoint, fit, halves, made
 
 COUNT = itertools.count()
@@ -16,20 +15,14 @@ def colluding(rule=halves, **settings):
 
 
 row(
-    "available names from whom known cohorts are drawn, and {} of all clients; use",
-    lambda: fed(num_clients=20, available=halves, participation="cyclic"),
-    made,
-    lambda: fed(num_clients=20, participation="cyclic"),
-)
-row(
-    "available must name at least clients_per_round = {} of the clients 0 to {}",
+    "{} must name at least {} of the clients 0 to {}",
     lambda: made(lambda round: range(4)),
-    lambda: made(lambda round: range(4), clients_per_round=4),
+    lambda: made(lambda round: range(4), size=4),
 )
 row(
-    "available named other clients for round {} when it was asked again; let it follow",
-    lambda: RoundPlanner(20, 0, 5, available=lambda round: range(5 + next(COUNT))).named(0),
-    lambda: RoundPlanner(20, 0, 5, available=lambda round: range(5 + round)).named(0),
+    "{} named other clients for round {} when it was asked again; let the rule follow",
+    lambda: fedq.Available(lambda round: range(5 + next(COUNT)), 5).named(0, 20),
+    lambda: fedq.Available(lambda round: range(5 + round), 5).named(0, 20),
 )
 row(
     "counts colluders as a draw from all clients has them, and those whom",

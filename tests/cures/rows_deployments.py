@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from lightning_fedq import Cyclic
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Langevin
 from lightning_fedq.callbacks.of_trainer import engine_of
@@ -22,7 +23,7 @@ from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.rounds import RoundServer
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import row
-from tests.cures.rows_rounds import TURNS, handed
+from tests.cures.rows_rounds import handed
 from tests.cures.rows_training import Chooses
 from tests.flower.halves import Halves
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits
@@ -137,7 +138,7 @@ def handing_on(told):
     """A round of a server that says who hands noise on, or that is of a version that does not."""
     whole = RoundServer.task
     task = whole if told else lambda self: replace(whole(self), hand_over=None)
-    cycle = {**TURNS, "clients_per_round": CLIENTS, "num_clients": 2 * CLIENTS}
+    cycle = {"cohort": Cyclic(CLIENTS), "num_clients": 2 * CLIENTS}
     with mock.patch.object(RoundServer, "task", task):
         again(halves(handed(), **cycle))
 

@@ -12,7 +12,7 @@ from lightning_fedq.flower.settings import check_deployable, time_limit
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.target import calibrate
-from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
+from lightning_fedq.rounds.plan import RoundPlanner
 from tests.cures.rows import dpsgd, fed, fit, row
 from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
 from tests.cures.rows_training import monitor
@@ -24,24 +24,16 @@ LIMIT = fedq.Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
 BUDGET = fedq.PrivacyBudget(1000.0, 1e-3, "server")
 SERVER = fedq.PrivacyTarget(80.0, delta=1e-3, adversary="server")
-SECRET = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
+SECRET = fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider")
 
 
 def secret(**settings):
-    given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
+    given = {"cohort": fedq.FixedSize(2, secret=True), "diagnostics": False, "clients_per_step": 1}
     return fedq.Federated(fedq.GaussianNoise(1.0, 1.0), 8, **{**given, **settings})
 
 
-def own_draws(participation, **settings):
-    given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
-    adder = fedq.BandedGaussian(1.0, 1.0, band=1)
-    return fedq.Federated(adder, 8, participation=participation, **{**given, **settings})
-
-
 def known(**settings):
-    return fedq.Federated(
-        fedq.GaussianNoise(1.0, 1.0), 8, clients_per_round=2, clients_per_step=1, **settings
-    )
+    return fedq.Federated(fedq.GaussianNoise(1.0, 1.0), 8, cohort=2, clients_per_step=1, **settings)
 
 
 def no_rounds():
@@ -249,56 +241,21 @@ row(
     lambda: calibrate(replace(SERVER, over="round"), no_rounds()),
 )
 row(
-    "Privacy{}(cohorts='secret') counts on cohorts that stay secret, these are known; set",
-    lambda: known(privacy=SECRET),
-    lambda: fit(secret(privacy=SECRET), max_epochs=2),
-    lambda: known(privacy=fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider")),
-)
-row(
-    "Privacy{}(cohorts='secret') counts on cohorts that stay secret, these are known; set",
-    lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
-    lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
-    lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "outsider")),
-)
-row(
-    "secret cohorts need S5, clients without a limit of their own: this budget limits the charges of",
+    "secret cohorts need S5, clients without a limit of their own: a {} of a {} against {} limits",
+    lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "server")),
     lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "outsider")),
-    lambda: fit(secret(), fedq.PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
-    lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "outsider")),
-)
-row(
-    "cohorts='secret' needs adversary='outsider' and clients, got {} and unit={}; leave cohorts out",
-    lambda: fedq.PrivacyBudget(50.0, 1e-3, "server", cohorts="secret"),
     lambda: fit(known(), fedq.PrivacyBudget(50.0, 1e-3, "server")),
 )
 row(
-    "cohorts='secret' needs adversary='outsider', got {}: server and clients see who takes part; leave",
-    lambda: fedq.PrivacyTarget(8.0, delta=1e-3, adversary="server", cohorts="secret"),
-    lambda: fit(known(privacy=fedq.PrivacyTarget(80.0, delta=1e-3, adversary="server"))),
-)
-row(
-    "cohorts='secret' needs over='run', got over='round'; leave one of them out",
-    lambda: fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round", cohorts="secret"),
+    "secret cohorts need S5, clients without a limit of their own: a {} of a {} against {} limits",
+    lambda: secret(privacy=replace(SECRET, over="round")),
     lambda: fit(secret(privacy=SECRET)),
-    lambda: fit(known(privacy=fedq.PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round"))),
+    lambda: fit(known(privacy=replace(SECRET, over="round"))),
 )
 row(
-    "secret cohorts are drawn anew every round from the clients of a simulation, got {}; use",
-    lambda: RoundPlanner(8, 0, 2, participation="cyclic", cohort_key=CohortKey()),
-    lambda: RoundPlanner(8, 0, 2, participation="random", cohort_key=CohortKey()),
-    lambda: RoundPlanner(8, 0, 2, participation="cyclic"),
-)
-row(
-    "participation={} has every client draw for itself, which is worth something while nobody learns who",
-    lambda: own_draws("poisson", cohorts="known"),
-    lambda: fit(own_draws("poisson")),
-    lambda: fit(known()),
-)
-row(
-    "participation='allocated' gives every client one round of a block of num_clients /",
-    lambda: own_draws("allocated", clients_per_round=3),
-    lambda: fit(own_draws("allocated", clients_per_round=2)),
-    lambda: fit(own_draws("poisson", clients_per_round=3)),
+    "secret cohorts are of the clients of a simulation, got real clients and {}; use secret=False",
+    lambda: RoundPlanner(8, 0, fedq.FixedSize(2, secret=True), real_clients=True),
+    lambda: RoundPlanner(8, 0, fedq.FixedSize(2), real_clients=True),
 )
 row("a federation with secret cohorts is not", lambda: resumed(whole=True), lambda: resumed(whole=False))
 row(

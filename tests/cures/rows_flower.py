@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from lightning_fedq import FixedSize
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
 from lightning_fedq.callbacks import DPSGD, Federated, Langevin
 from lightning_fedq.commands.flower import _address, _secret
@@ -71,9 +72,9 @@ row(
     lambda: check_deployable(fed()),
 )
 row(
-    "cohorts='secret' are for simulations: a network shows which clients are asked, so anybody who",
-    lambda: check_deployable(private(clients_per_round=2, cohorts="secret", diagnostics=False)),
-    lambda: check_deployable(private(clients_per_round=2)),
+    "secret cohorts are for simulations: a network shows which clients are asked, so anybody who",
+    lambda: check_deployable(private(cohort=FixedSize(2, secret=True), diagnostics=False)),
+    lambda: check_deployable(private(cohort=2)),
 )
 row(
     "takes as many steps of every client, and a server that does not see what they hold has to know how",

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from lightning_fedq import Cyclic
 from lightning_fedq.callbacks import ByzantineClients
 from lightning_fedq.data.models.backbones import CNN2
 from lightning_fedq.functional.blocks.codeword import sign_words, word_table
@@ -215,9 +216,9 @@ row(
     lambda: allowed_hits(100000, 1000, 0.05, 0.95),
 )
 row(
-    "noise is handed on between cohorts that are dealt out once, and these are drawn anew every round;",
-    lambda: fed(clients_per_round=2).planner.successors(0),
-    lambda: fed(clients_per_round=2, participation="cyclic").planner.successors(0),
+    "noise is handed on between cohorts that are dealt out once, got {}; use",
+    lambda: fed(cohort=2).planner.successors(0),
+    lambda: fed(cohort=Cyclic(2)).planner.successors(0),
 )
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from lightning_fedq import Cyclic, FixedSize, Poisson
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, QSGD, SIGM, LayeredGaussian, SignRR, TopK
 from lightning_fedq.mechanisms.interface import Neighbours
@@ -18,7 +19,7 @@ from tests.one_round import context_of, decode, encode, updates_for
 from tests.secagg.test_terms import Unbounded
 
 TARGET = PrivacyTarget(0.5, delta=1e-5, adversary="secagg_server")
-CYCLE = {"participation": "cyclic", "clients_per_round": 4}
+CYCLE = {"cohort": Cyclic(4)}
 PUBLIC = PublicRandomness(SeededKeys(0), 0)
 
 
@@ -65,10 +66,9 @@ def words(count):
     return np.random.default_rng(0).integers(0, 2**64, count, dtype=np.uint64)
 
 
-def secret(neighbours, loss=None, participation="random"):
-    loss = loss or GaussianLoss(1.0)
-    sizes = {"drawn": 1, "population": 10, "rounds": 2}
-    return secret_epsilon(loss, 1e-5, neighbours=neighbours, participation=participation, **sizes)
+def secret(neighbours, loss=None, law=None):
+    loss, law = loss or GaussianLoss(1.0), law or FixedSize(1, secret=True)
+    return secret_epsilon(loss, 1e-5, law=law, num_clients=10, rounds=2, neighbours=neighbours)
 
 
 def of_outsiders(mechanism):
@@ -137,10 +137,15 @@ row(
     lambda: secret(of_outsiders(LayeredGaussian(1.0, 1.0))),
 )
 row(
-    "secret cohorts with participation={} have no account for a {} in {} parts and {} of {} clients:",
-    lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "poisson"),
-    lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), "random"),
-    lambda: secret(Neighbours.SUBSTITUTION, GaussianLoss(1.0), "poisson"),
+    "{} has no account for a {} in {} parts, only for a trusted adder's Gaussian noise; use",
+    lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0), Poisson(1)),
+    lambda: secret(Neighbours.SUBSTITUTION, LaplaceLoss(1.0)),
+    lambda: secret(Neighbours.SUBSTITUTION, GaussianLoss(1.0), Poisson(1)),
+)
+row(
+    "{} is no secret draw, which would amplify; use",
+    lambda: secret(Neighbours.SUBSTITUTION, law=FixedSize(1)),
+    lambda: secret(Neighbours.SUBSTITUTION, law=FixedSize(1, secret=True)),
 )
 row(
     "the loss of a round holds a mass of {} too much above 0 for one that dominates both orders; pass",

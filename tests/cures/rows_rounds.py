@@ -38,7 +38,7 @@ def handed(**settings):
     )
 
 
-TURNS = {"participation": "cyclic", "clients_per_round": 2}
+TURNS = {"cohort": fedq.Cyclic(2)}
 row(
     "has no noise bound > 0, so there is nothing to weight by; use weighting='uniform'",
     lambda: fit(fed(fedq.FedAvg(), weighting="inverse_variance")),
@@ -133,13 +133,6 @@ row(
     lambda: fed(fedq.BandedGaussian(1.0, 1.0, band=2)),
     lambda: fit(fed(fedq.BandedGaussian(1.0, 1.0, band=2), **TURNS)),
     lambda: fit(fed(fedq.BandedGaussian(1.0, 1.0, band=1))),
-)
-row(
-    "clients that take part once make {} cohorts of {}, and round {} needs one more; take smaller",
-    lambda: fed(participation="once", clients_per_round=2).planner.cohort(2),
-    lambda: fed(participation="once", clients_per_round=1).planner.cohort(2),
-    lambda: fed(participation="cyclic", clients_per_round=2).planner.cohort(2),
-    lambda: fed(participation="random", clients_per_round=2).planner.cohort(2),
 )
 row(
     "secure keys can't be copied or pickled: both owners would draw the same secret coins; make a new",

@@ -18,7 +18,7 @@ from tests.training.test_own_draws import own
 from tests.training.test_privacy_target import Line, loader
 from tests.training.test_secret_cohorts import NOISE, TARGET, fitted, secret
 
-AGAINST = fedq.PrivacyTarget(80.0, 1e-3, "outsider")
+AGAINST = fedq.PrivacyTarget(80.0, 1e-3, "client")
 
 
 def fits(*callbacks, mechanism=NOISE, fit=None, make=secret, **settings):
@@ -93,38 +93,30 @@ def condition(words, refused, *cures, **always):
         settings = {**always, **more}
         return lambda: fits(*given, **settings) if isinstance(given, tuple) else fits(**{**settings, **given})
 
-    row(words, run(refused), *map(run, cures), run(refused, cohorts="known"))
+    row(words, run(refused), *map(run, cures), run(refused, cohort=4))
 
 
 # ---- settings ---------------------------------------------------------------------------------------
 condition("S1, a secret draw: whoever knows seed={} knows every", {"seed": 3}, {"seed": None})
-condition(
-    "S1, a fresh draw every round: participation={} deals the clients out",
-    {"participation": "once"},
-    {"participation": "random"},
-)
 row(
-    "S5, clients without a limit of their own: a target against {} limits the charges of every client",
+    "S5, clients without a limit of their own: a {} of a {} against {} limits the charges of every client",
     lambda: fits(privacy=AGAINST),
     lambda: fits(privacy=TARGET),
     fits,
-    lambda: fits(privacy=AGAINST, cohorts="known"),
+    lambda: fits(privacy=AGAINST, cohort=4),
+)
+row(
+    "secret cohorts need S1, a draw: all {} clients take part in every round; take a size below",
+    lambda: fits(cohort=fedq.FixedSize(20, secret=True)),
+    lambda: fits(cohort=fedq.FixedSize(19, secret=True)),
+    lambda: fits(cohort=20),
 )
 condition(
-    "S1, a draw: all {} clients take part in every round; set clients_per_round below",
-    {"clients_per_round": 20},
-    {"clients_per_round": 19},
+    "secret cohorts need {}, or known cohorts", {"dropout_probability": 0.1}, {"dropout_probability": 0.0}
 )
-condition("{}; use dropout_probability=0", {"dropout_probability": 0.1}, {"dropout_probability": 0.0})
-condition(
-    "S3, everybody who is drawn answers: {}; leave deadline out", {"deadline": fedq.Deadline(9.0, 1.0)}, {}
-)
-condition("S4, equal weights: weighting={}; use", {"weighting": "samples"}, {"weighting": "uniform"})
-condition(
-    "S4, a plain mean: aggregator={}; leave aggregator out",
-    {"aggregator": fedq.RobustAggregation("median")},
-    {},
-)
+condition("secret cohorts need {}, or known cohorts", {"deadline": fedq.Deadline(9.0, 1.0)}, {})
+condition("secret cohorts need {}, or known cohorts", {"weighting": "samples"}, {"weighting": "uniform"})
+condition("secret cohorts need {}, or known cohorts", {"aggregator": fedq.RobustAggregation("median")}, {})
 condition(
     "S5, clients without memory: clients of {} keep vectors from round to round; use FedProx, or no",
     {"algorithm": fedq.SCAFFOLD()},
@@ -167,25 +159,26 @@ row(
     "S9, a ledger of this one training: a ledger was handed on; leave ledger out, and add the epsilons of",
     lambda: fits(ledger=Ledger(20, repr(NOISE))),
     fits,
-    lambda: fits(ledger=Ledger(20, repr(NOISE)), cohorts="known"),
+    lambda: fits(ledger=Ledger(20, repr(NOISE)), cohort=4),
 )
 # ---- clients that draw for themselves; where cohorts are known, there are none ------------------------
-ADDER = {"make": own, "mechanism": fedq.BandedGaussian(1.0, 2.0, band=1), "participation": "poisson"}
+ADDER = {"make": own, "mechanism": fedq.BandedGaussian(1.0, 2.0, band=1)}
 MASKED = ADDER | {"secure_aggregation": fedq.SecAgg(run="accounted")}
 WEIGHTS = ADDER | {"target": "weights"}
-KNOWN = {"mechanism": NOISE, "participation": "random", "cohorts": "known"}
+FIXED = {"mechanism": NOISE, "cohort": fedq.FixedSize(4, secret=True)}
+KNOWN = {"mechanism": NOISE, "cohort": 4}
 row(
     "with secure aggregation, which opens no sum of few and shows who is missing; leave",
     lambda: fits(**MASKED),
     lambda: fits(**ADDER),
-    lambda: fits(**MASKED | {"mechanism": NOISE, "participation": "random"}),
+    lambda: fits(**MASKED | FIXED),
     lambda: fits(**MASKED | KNOWN),
 )
 row(
     "with target={}, whose sum is a model only if all its summands are there; use target='updates'",
     lambda: fits(**WEIGHTS),
     lambda: fits(**WEIGHTS | {"target": "updates"}),
-    lambda: fits(**WEIGHTS | {"mechanism": NOISE, "participation": "random"}),
+    lambda: fits(**WEIGHTS | FIXED),
     lambda: fits(**WEIGHTS | KNOWN),
 )
 row(
@@ -221,14 +214,14 @@ row(
     "S5, clients without memory: loaders of clients' own, and streams, go on where they were left; give",
     lambda: fits(fit={"data": own_loaders()}),
     lambda: fits(fit={"data": FederatedDataModule(loader().dataset, batch_size=1)}),
-    lambda: fits(fit={"data": own_loaders()}, cohorts="known"),
+    lambda: fits(fit={"data": own_loaders()}, cohort=4),
 )
 row(
-    "the ledger limits the charges of every client; use PrivacyBudget(cohorts='secret')",
+    "the ledger limits the charges of every client; use PrivacyBudget(adversary='outsider')",
     lambda: fits(Limits()),
-    lambda: fits(fedq.PrivacyBudget(9.0, 1e-3, "outsider", cohorts="secret")),
+    lambda: fits(fedq.PrivacyBudget(9.0, 1e-3, "outsider")),
     fits,
-    lambda: fits(Limits(), cohorts="known"),
+    lambda: fits(Limits(), cohort=4),
 )
 condition(
     "max_time ends the run by a clock that clients move; use max_epochs",
@@ -239,13 +232,13 @@ row(
     "let steps and loss scales follow the cohort; use automatic optimisation and 32-true",
     lambda: fits(fit={"module": ByHand()}),
     lambda: fits(fit={"module": Line(), "precision": "32-true"}),
-    lambda: fits(fit={"module": ByHand()}, cohorts="known"),
+    lambda: fits(fit={"module": ByHand()}, cohort=4),
 )
 row(
     "so how long a round takes tells of who was drawn; set local_steps",
     lambda: fits(fit={"data": loader(23)}),
     lambda: fits(fit={"data": loader(23)}, local_steps=1),
-    lambda: fits(fit={"data": loader(23)}, cohorts="known"),
+    lambda: fits(fit={"data": loader(23)}, cohort=4),
 )
 condition(
     "messages of {} have lengths that depend on updates; take a fixed code, or secure aggregation",

@@ -20,6 +20,7 @@ def folder_of_one():
 
 
 SECRET = ("--params", "100", "--rounds", "5", "--delta", "1e-4", "--adversary", "outsider")
+DRAWN = ("--secret", "--clients_per_round", "6")
 
 
 def report(**settings):
@@ -37,10 +38,15 @@ def limited(limit, rounds):
 
 CHARGES = torch.tensor([1] * 8)
 row(
-    "secret cohorts need {}; or leave cohorts out",
-    lambda: plan(*SECRET, "--cohorts", "secret"),
-    lambda: plan(*SECRET, "--cohorts", "secret", "--clients_per_round", "6"),
-    lambda: plan(*SECRET),
+    "secret cohorts need {}; or plan for known ones",
+    lambda: plan(*SECRET, *DRAWN, "--dropout_probability", "0.1"),
+    lambda: plan(*SECRET, *DRAWN),
+    lambda: plan(*SECRET, "--dropout_probability", "0.1"),
+)
+row(
+    "secret cohorts need S1, a draw from all clients, got {}; use",
+    lambda: plan(*SECRET, "--secret"),
+    lambda: plan(*SECRET, *DRAWN),
 )
 row(
     "{} holds no config.yaml; give folders of runs that `fedq fit` began",

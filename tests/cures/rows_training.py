@@ -182,7 +182,7 @@ row(
     lambda: chain(aggregate()),
     lambda: chain(fedq.FedAvg()),
 )
-row("a missing client bends the drift;", lambda: chain(clients_per_round=2, clients_per_step=2), chain)
+row("a missing client bends the drift;", lambda: chain(cohort=2, clients_per_step=2), chain)
 row(
     "broadcast_bits rounds what clients are sent, and buffers (here {}) would not stay what they are",
     lambda: fit(fed(broadcast_bits=8), module=with_norm()),
@@ -266,9 +266,9 @@ row(
     lambda: fit(fed(), averaged("WeightAveraging"), module=with_norm(), max_epochs=3),
 )
 row(
-    "participation='once' asks every client once at most: {} rounds of {} clients need {}, there are",
-    lambda: fit(fed(participation="once", clients_per_round=2), max_epochs=3),
-    lambda: fit(fed(participation="once", clients_per_round=1), max_epochs=3),
+    "{} asks every client once at most: {} rounds of {} clients need {}, there are",
+    lambda: fit(fed(cohort=fedq.DisjointOnce(2)), max_epochs=3),
+    lambda: fit(fed(cohort=fedq.DisjointOnce(1)), max_epochs=3),
 )
 row(
     "limit_train_batches = {} leaves clients {} without a batch",
@@ -278,15 +278,13 @@ row(
     lambda: fit(fed(num_clients=1), limit_train_batches=0.2),
 )
 row(
-    "corrects a client by its earlier rounds, and with participation='once' there is none; use",
-    lambda: fed(algorithm=fedq.SCAFFOLD(), participation="once", clients_per_round=2),
+    "corrects a client by its earlier rounds, and with {} there is none; use",
+    lambda: fed(algorithm=fedq.SCAFFOLD(), cohort=fedq.DisjointOnce(2)),
     *(
-        lambda way=way: fit(
-            fed(algorithm=fedq.SCAFFOLD(), local_steps=2, participation=way, clients_per_round=2)
-        )
-        for way in ("random", "cyclic")
+        lambda way=way: fit(fed(algorithm=fedq.SCAFFOLD(), local_steps=2, cohort=way))
+        for way in (2, fedq.Cyclic(2))
     ),
-    lambda: fit(fed(algorithm=fedq.FedProx(0.1), participation="once", clients_per_round=2)),
+    lambda: fit(fed(algorithm=fedq.FedProx(0.1), cohort=fedq.DisjointOnce(2))),
 )
 row(
     "works with the plain mean update; leave out server_lr, server_optimizer, aggregator, weighting and",

@@ -56,7 +56,7 @@ def weights_of(clients, num_workers=0, **settings):
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_they_train_as_data_sets_that_are_always_open(stack, workers):
-    settings = {"clients_per_step": stack, "clients_per_round": 6}
+    settings = {"clients_per_step": stack, "cohort": 6}
     always = weights_of([Shard(client) for client in range(CLIENTS)], workers, **settings)
     turns = [ClientData(lambda client=client: Shard(client), SIZES[client]) for client in range(CLIENTS)]
     assert torch.equal(weights_of(turns, workers, **settings), always)
@@ -68,7 +68,7 @@ def test_no_more_are_open_than_train_side_by_side():
 
     weights_of(turns(), clients_per_step=3)
     assert Shard.most <= 4, "a stack, and what was tried before the first round"
-    weights_of(turns(), clients_per_step=1, clients_per_round=4)
+    weights_of(turns(), clients_per_step=1, cohort=4)
     assert Shard.most <= 2 and len(set(Shard.opened)) <= 9
     drawn = set(Shard.opened)
     data = FederatedDataModule(clients=turns(), batch_size=4)

@@ -34,7 +34,7 @@ REFUSED = {
     "a data set that is dealt out to be measured on": "a real client has its own only",
     "leakage": "LeakageMonitor works on the clients of a simulation",
     "Langevin": "Langevin works on the clients of a simulation",
-    "secret cohorts": "cohorts='secret' are for simulations",
+    "secret cohorts": "secret cohorts are for simulations",
     "liars": "ByzantineClients works on the clients of a simulation",
 }
 """Features that a deployment refuses, and a part of its words."""

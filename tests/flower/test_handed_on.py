@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedq import Cyclic
 from lightning_fedq._lightning import pl
 from lightning_fedq.flower.federated_server import Cohort
 from lightning_fedq.keys.randomness import SeededKeys
@@ -18,7 +19,7 @@ from tests.flower.loop import LoopGrid, clients, deployment, federated, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:round .* client|node |train. :UserWarning")
 LOUD = HandedOnGaussian(clip_norm=0.01, local_sigma=20.0, granularity=0.05, num_cohorts=2)
-TURNS = {"clients_per_round": 2, "participation": "cyclic"}
+TURNS = {"cohort": Cyclic(2)}
 
 
 class Models(pl.Callback):

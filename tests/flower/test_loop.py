@@ -11,6 +11,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from lightning_fedq import Cyclic, DisjointOnce
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.models import MLP
 from lightning_fedq.flower.federated_server import FederatedServer
@@ -38,11 +39,9 @@ COIN = CorBin(epsilon=4.0, shared_bits=5)
         (COIN, {}),
         pytest.param(LDPQ(epsilon=4.0), {"target": "weights", "server_lr": 0.5}, marks=slow),
         pytest.param(AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05), {}, marks=slow),
-        pytest.param(CPA(epsilon=2.0), {"clients_per_round": 3}, marks=slow),
+        pytest.param(CPA(epsilon=2.0), {"cohort": 3}, marks=slow),
         pytest.param(
-            BandedGaussian(clip_norm=2.0, noise_multiplier=0.02, band=2),
-            {"clients_per_round": 2, "participation": "cyclic"},
-            marks=slow,
+            BandedGaussian(clip_norm=2.0, noise_multiplier=0.02, band=2), {"cohort": Cyclic(2)}, marks=slow
         ),
         pytest.param(COIN, {"secure_aggregation": SecAgg()}, marks=slow),
     ],
@@ -192,12 +191,11 @@ def test_a_cohort_that_cannot_be_met(tmp_path):
         deployment(make(), 1, tmp_path, patience=0.2).run(LoopGrid(apps, homes[:3]))
 
 
-CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
+CARRIED = {"mechanism", "num_clients", "cohort", "local_epochs", "local_steps"}
 CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
 CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy", "local"}
 CARRIED |= {"shared", "constraints", "broadcast_bits", "evaluate_clients", "client_metrics", "statistics"}
-CARRIED |= {"available"}
-REFUSED = {"dropout_probability", "cohorts"}
+REFUSED = {"dropout_probability"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "check_isolation"}
 
 
@@ -210,9 +208,7 @@ def test_every_setting_of_a_simulation_has_its_place():
 def test_settings_reach_the_server(tmp_path):
     spent = Ledger(4, repr(COIN))
     spent.charge([0, 1, 2, 3], 0)
-    fed = federated(
-        COIN, clients_per_round=2, participation="once", ledger=spent, server_lr=0.5, buffers="frozen"
-    )
+    fed = federated(COIN, cohort=DisjointOnce(2), ledger=spent, server_lr=0.5, buffers="frozen")
     server = FederatedServer(fed, None, None)
     assert server.server == replace(fed.server, diagnostics=False)
     for name in ("buffers", "local_epochs", "local_steps"):

@@ -180,7 +180,7 @@ def swa():
 
 
 ROUNDS = 3  # two of four clients each: one comes back at the latest in the third
-SOME = {"clients_per_round": 2}
+SOME = {"cohort": 2}
 STEPS = {"local_steps": 3}
 KEEPS = {
     "local biases, some": (module, {"local": ["*.bias"], **SOME}, dict),

@@ -163,7 +163,7 @@ def test_what_no_probability_can_do_is_said_and_the_training_goes_on():
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_resumed_is_bit_identical_also_from_mid_round(tmp_path):
     def both():
-        return federation(clients_per_round=3), LeakageBudget(probe=8, attempts=200, every_n_rounds=2)
+        return federation(cohort=3), LeakageBudget(probe=8, attempts=200, every_n_rounds=2)
 
     fed, budget = both()
     whole, _ = fit(fed, budget, Saves(tmp_path), max_epochs=4)

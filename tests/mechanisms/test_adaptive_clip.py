@@ -140,7 +140,7 @@ def lognormal(count=CLIENTS, median=1.0):
 @pytest.mark.parametrize("first", [0.1, 10.0])
 def test_the_clip_goes_to_the_quantile_from_ten_times_off(inside, first):
     scaled = replace(inside, clip_norm=first)
-    options = {"planner": RoundPlanner(2 * CLIENTS, 3, CLIENTS, participation="cyclic")}
+    options = {"planner": RoundPlanner(2 * CLIENTS, 3, fedq.Cyclic(CLIENTS))}
     norms = lognormal(2 * CLIENTS)
     _, rounds = engine_of(fedq.AdaptiveClip(scaled, quantile=0.5), norms, **options)
     clips = [record.radius_min for record in rounds(40)]  # a noisy share may cross by chance, half-way

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from lightning_fedq import Cyclic, DisjointOnce
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
@@ -162,14 +163,14 @@ def test_claims_are_towards_those_who_see_models_and_compose_to_one_gaussian():
 
 def test_cohorts_that_come_back_too_early_are_refused_with_the_cure():
     mechanism = BandedGaussian(1.0, 1.0, 4)
-    with pytest.raises(ValueError, match="use participation='cyclic' and clients_per_round=5 or fewer, or a"):
-        Federated(mechanism, 20, clients_per_round=4)
-    with pytest.raises(ValueError, match=r"here it may be 3; use .*clients_per_round=5 .* a band of 3"):
-        Federated(mechanism, 20, clients_per_round=6, participation="cyclic")
+    with pytest.raises(ValueError, match=r"use Cyclic\(5\) or fewer, or a"):
+        Federated(mechanism, 20, cohort=4)
+    with pytest.raises(ValueError, match=r"here it may be 3; use .*5.* a band of 3"):
+        Federated(mechanism, 20, cohort=Cyclic(6))
     with pytest.raises(ValueError, match="here it may be 1; use a band of 1"):
         Federated(mechanism, 3)
-    for participation in ("once", "cyclic"):
-        Federated(mechanism, 20, clients_per_round=5, participation=participation)
+    for law in (DisjointOnce(5), Cyclic(5)):
+        Federated(mechanism, 20, cohort=law)
 
 
 # ---- what the server releases, and when it begins anew ---------------------------------------------------
@@ -219,7 +220,7 @@ def largest_mu(engine, rounds, client):
 
 def test_released_models_tell_what_is_claimed_and_no_more():
     mechanism = BandedGaussian(1.0, 1.0, 3)
-    engine = engine_of(mechanism, RoundPlanner(6, 0, 2, participation="cyclic"), 30_000)
+    engine = engine_of(mechanism, RoundPlanner(6, 0, Cyclic(2)), 30_000)
     mu, turns = largest_mu(engine, 8, engine.planner.cohort(0)[0])
     assert turns == 3 and int(engine.ledger.most_charged) == 3
     assert mu == pytest.approx(math.sqrt(3), rel=0.02)
@@ -228,21 +229,21 @@ def test_released_models_tell_what_is_claimed_and_no_more():
 def test_a_band_longer_than_the_separation_is_caught(monkeypatch):
     """The plant: without a new block where somebody is early, more is told than the ledger charges."""
     monkeypatch.setattr(RoundEngine, "_somebody_is_early", lambda *_: False)
-    engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, 2), 30_000)
+    engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, Cyclic(2)), 30_000)
     mu, turns = largest_mu(engine, 8, 0)
     assert turns == 4 == int(engine.ledger.charges[0])
     assert mu > 1.2 * math.sqrt(4)
 
 
 def test_where_somebody_is_early_the_noise_begins_anew():
-    engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, 2), 30_000)
+    engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, Cyclic(2)), 30_000)
     mu, turns = largest_mu(engine, 8, 0)
     assert turns == 4 and mu <= 1.02 * math.sqrt(4)
 
 
 def test_dropouts_are_zeros_and_the_noise_of_the_sum_stays():
     mechanism = BandedGaussian(1.0, 0.5, 2)
-    planner = RoundPlanner(40, 3, 20, dropout_probability=0.3, participation="cyclic")
+    planner = RoundPlanner(40, 3, Cyclic(20), dropout_probability=0.3)
     engine = engine_of(mechanism, planner, 3000)
     update = torch.full((3000,), 0.5 / math.sqrt(3000))
     for round in range(4):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedq import Cyclic, DisjointOnce
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.functional.hadamard import padded_size
@@ -31,7 +32,7 @@ Array = np.ndarray
 
 
 def turns(clients=12, size=4, **settings):
-    return RoundPlanner(clients, 0, size, participation="cyclic", **settings)
+    return RoundPlanner(clients, 0, Cyclic(size), **settings)
 
 
 def in_steps(engine, released):
@@ -155,7 +156,7 @@ def test_a_round_that_was_aborted_hands_nothing_on():
 
 
 def test_where_somebody_is_early_the_noise_begins_anew():
-    engine = engine_of(small(5), Early(4, 0, 2, participation="cyclic"), 1 << 14)
+    engine = engine_of(small(5), Early(4, 0, Cyclic(2)), 1 << 14)
     square, number = told(engine, 8, 0)
     assert number == 4 and engine._since is not None and engine._since[0] >= 6
     assert square <= 1.03 * claimed(engine, 2, number)
@@ -164,13 +165,13 @@ def test_where_somebody_is_early_the_noise_begins_anew():
 def test_a_client_that_is_early_is_caught(monkeypatch):
     """The plant: no new block, and everybody is there in every second round, of the five that are claimed."""
     monkeypatch.setattr(RoundEngine, "_somebody_is_early", lambda *_: False)
-    engine = engine_of(small(50), Early(4, 0, 2, participation="cyclic"), 1 << 14)
+    engine = engine_of(small(50), Early(4, 0, Cyclic(2)), 1 << 14)
     square, number = told(engine, 16, 0)
     assert square > 1.2 * claimed(engine, 2, number)
 
 
 def banded():
-    return BandedGaussian(1.0, 1.0, 3), RoundPlanner(6, 0, 2, participation="cyclic")
+    return BandedGaussian(1.0, 1.0, 3), RoundPlanner(6, 0, Cyclic(2))
 
 
 def handed_on(**settings):
@@ -226,7 +227,7 @@ def test_a_vector_of_another_length_begins_a_block(kind):
 
 
 def test_the_last_disjoint_cohort_hands_on_to_nobody():
-    planner = RoundPlanner(12, 0, 4, participation="once")
+    planner = RoundPlanner(12, 0, DisjointOnce(4))
     engine = engine_of(small(), planner, 1 << 10)
     released = [play(engine) for _ in range(3)]
     assert np.corrcoef(released[1], released[2])[0, 1] < -0.3

@@ -16,6 +16,7 @@ import pytest
 import torch
 from scipy import stats
 
+from lightning_fedq import Cyclic, DisjointOnce, FixedSize
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
@@ -469,16 +470,14 @@ def test_senseless_settings_are_refused(settings, words):
 
 
 def test_hand_over_with_random_cohorts_is_refused_with_the_cure():
-    with pytest.raises(
-        ValueError, match="use participation='cyclic' and clients_per_round=5 or fewer, or Di"
-    ):
-        Federated(small(4), 20, clients_per_round=4)
-    with pytest.raises(ValueError, match=r"here it may be 3; use .*clients_per_round=5 .* num_cohorts=3"):
-        Federated(small(4), 20, clients_per_round=6, participation="cyclic")
-    with pytest.raises(ValueError, match="drawn anew every round; use participation='cyclic'"):
-        RoundPlanner(20, 0, 5).successors(0)
-    for participation in ("once", "cyclic"):
-        Federated(small(4), 20, clients_per_round=5, participation=participation)
+    with pytest.raises(ValueError, match=r"use Cyclic\(5\) or fewer, or Di"):
+        Federated(small(4), 20, cohort=4)
+    with pytest.raises(ValueError, match=r"here it may be 3; use .*5.* num_cohorts=3"):
+        Federated(small(4), 20, cohort=Cyclic(6))
+    with pytest.raises(ValueError, match="dealt out once, got FixedSize"):
+        RoundPlanner(20, 0, FixedSize(5)).successors(0)
+    for law in (DisjointOnce(5), Cyclic(5)):
+        Federated(small(4), 20, cohort=law)
 
 
 @pytest.mark.parametrize("attempt", [0, 1])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_fedq import Cyclic, FixedSize
 from lightning_fedq.keys.randomness import RootKeys, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, BandedGaussian
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
@@ -105,7 +106,7 @@ def test_a_state_of_the_release_before_goes_on_unless_it_has_charges_beside_its_
 
 
 def test_the_engine_charges_the_cohort_before_anybody_answers():
-    server = engine(6, clients_per_round=4)
+    server = engine(6, law=FixedSize(4))
     plan = server.start()
     assert sorted(server.ledger.charges.nonzero().flatten().tolist()) == sorted(plan.cohort)
     assert server.ledger.most_charged == 1
@@ -123,10 +124,7 @@ def test_the_engine_refuses_to_start_a_round_twice():
 
 @pytest.mark.parametrize(
     ("mechanism", "planner"),
-    [
-        (LDPQ(0.5), RoundPlanner(6, 0)),
-        (BandedGaussian(1.0, 1.0, 3), RoundPlanner(6, 0, 2, participation="cyclic")),
-    ],
+    [(LDPQ(0.5), RoundPlanner(6, 0)), (BandedGaussian(1.0, 1.0, 3), RoundPlanner(6, 0, Cyclic(2)))],
 )
 def test_of_servers_that_take_turns_each_has_streams_of_its_own(mechanism, planner):
     """An old state put back, and another server with the same clients in between: no stream is used twice."""
@@ -163,11 +161,11 @@ def test_a_checkpoint_in_mid_round_charges_the_repeated_round_again():
 
 @pytest.mark.parametrize("killed_after", range(20))
 def test_a_run_killed_between_rounds_ends_bit_identically(killed_after):
-    straight = engine(clients_per_round=3, dropout_probability=0.3)
+    straight = engine(law=FixedSize(3), dropout_probability=0.3)
     play(straight, 20)
-    first = engine(clients_per_round=3, dropout_probability=0.3)
+    first = engine(law=FixedSize(3), dropout_probability=0.3)
     play(first, killed_after)
-    second = engine(clients_per_round=3, dropout_probability=0.3)
+    second = engine(law=FixedSize(3), dropout_probability=0.3)
     second.load_state_dict(first.state_dict())
     play(second, 20 - killed_after)
     assert torch.equal(second.weights, straight.weights)
@@ -254,19 +252,19 @@ def test_keys_from_a_seed_never_repeat_a_stream_from_another_model(tmp_path):
 
 def test_keys_from_the_system_pay_for_what_was_lost_and_for_its_repetition(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    first = engine(clients_per_round=3)
+    first = engine(law=FixedSize(3))
     first.ledger.keep(journal(path), repeatable=False)
     play(first, 2)
     state = first.state_dict()
     play(first, 2)
     first.start()
     lost = first.ledger.charges.clone()
-    second = resumed(state, path, repeatable=False, clients_per_round=3)
+    second = resumed(state, path, repeatable=False, law=FixedSize(3))
     assert torch.equal(second.ledger.charges, lost) and second.ledger.rounds == 5
     play(second, 4)
     assert second.ledger.rounds == 9 == lines(path)
     # once more from the same old checkpoint: both futures were sent
-    third = resumed(state, path, repeatable=False, clients_per_round=3)
+    third = resumed(state, path, repeatable=False, law=FixedSize(3))
     assert torch.equal(third.ledger.charges, second.ledger.charges)
     # and a run that is still alive takes in what the other one sends
     play(third, 1)
@@ -326,10 +324,10 @@ def test_a_longer_vector_is_on_the_disk_before_anybody_answers_for_it(tmp_path):
 def test_a_journal_knows_the_terms_of_what_was_lost(tmp_path):
     """A server that has no checkpoint reads its charges from the journal alone."""
     path = tmp_path / "ledger.jsonl"
-    first = engine(clients_per_round=2)
+    first = engine(law=FixedSize(2))
     first.ledger.keep(journal(path), repeatable=False)
     play(first, 2)
-    other, again = engine(), engine(clients_per_round=2)
+    other, again = engine(), engine(law=FixedSize(2))
     for server in (other, again):
         server.ledger.keep(journal(path), repeatable=False)
         assert server.ledger.rounds == 2

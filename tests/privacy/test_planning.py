@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from lightning_fedq import DisjointOnce
 from lightning_fedq.functional.divergences import gaussian_epsilon, randomized_response_epsilon
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import (
@@ -37,7 +38,7 @@ def test_the_setting_meets_the_target_and_little_more_would_not():
     assert [option.name for option in options] == ["CorBin", "LDP-FL", "FedAvg"]
     chosen = options[1].mechanism.epsilon
     assert options[1].epsilon <= 4.0
-    charges = 1 if options[1].participation == "once" else 10
+    charges = 1 if isinstance(options[1].law, DisjointOnce) else 10
     assert randomized_response_epsilon(1.003 * chosen, 1000 * charges, 1e-5) > 4.0
     # close pairs cancel: never worse than half the error of independent bits
     assert options[0].error < options[1].error / 1.9
@@ -87,7 +88,7 @@ def test_what_no_number_of_clients_brings_down_is_not_promised():
 def test_the_spec_s_table_of_a_server_that_sees_every_message():
     """Once each with the whole budget: E 31, R 3.5, poor; good from 33 c d clients, c = .133 at epsilon 8."""
     axes = plan(problem(1000, 7850, 30, 8.0, Adversary.SERVER), {"axes": RotatedAxes(1.0, 1.0)})[0]
-    assert axes.participation == "once"
+    assert isinstance(axes.law, DisjointOnce)
     assert axes.epsilon <= 8.0
     assert axes.error == pytest.approx(31.4, rel=0.02)
     assert axes.verdict == "poor"

@@ -4,6 +4,7 @@ from dataclasses import MISSING, fields, replace
 
 import pytest
 
+from lightning_fedq import Cyclic, DisjointOnce, FixedSize
 from lightning_fedq.mechanisms import LDPQ, FedAvg, RotatedAxes
 from lightning_fedq.privacy.collusion import NOBODY
 from lightning_fedq.privacy.planning import context_of
@@ -49,7 +50,12 @@ def test_nobody_changes_it(part):
         (NOBODY, {"fraction": -0.1}, r"max_corrupt must be in \[0, 1\), got -0.1"),
         (RUN.threat, {"num_byzantine": -1}, "num_byzantine must be >= 0, got -1"),
         (RUN, {"rounds": -1}, "rounds must be >= 0, got -1"),
-        (RUN, {"sampling": replace(RUN.sampling, num_clients=3)}, "num_clients >= the cohort .* got 3"),
+        (RUN.sampling, {"num_clients": 3}, "cohorts must be of 1 to num_clients = 3 clients"),
+        (
+            RUN,
+            {"sampling": replace(RUN.sampling, law=FixedSize(3))},
+            "a round of 4 clients is none of FixedSize",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(part, change, why):
@@ -69,9 +75,9 @@ def test_what_follows_from_a_run():
     assert (drawn.participation, drawn.horizon, drawn.most_rounds) == (0.25, 3, None)
     charged = replace(drawn, charges=[1, 2, 0, 0, 0, 0, 0, 0])
     assert (charged.participation, charged.horizon) == (1.0, 2)
-    turns = replace(drawn, sampling=replace(drawn.sampling, participation="cyclic"))
+    turns = replace(drawn, sampling=replace(drawn.sampling, law=Cyclic(4)))
     assert (turns.participation, turns.horizon, turns.most_rounds) == (1.0, 2, 2)
-    once = replace(drawn, sampling=replace(drawn.sampling, participation="once"))
+    once = replace(drawn, sampling=replace(drawn.sampling, law=DisjointOnce(4)))
     assert (once.horizon, once.most_rounds) == (1, 1)
     assert RUN.min_answers is None
     silent = replace(RUN, sampling=replace(RUN.sampling, may_be_silent=True))
@@ -83,13 +89,12 @@ def test_what_follows_from_a_run():
     [
         ("sampling", {"dropout_probability": 0.5}, "dropout_probability"),
         ("sampling", {"may_be_silent": True}, "clients"),
-        ("sampling", {"secret": True}, "cohorts"),
+        ("sampling", {"law": FixedSize(4, secret=True), "num_clients": 8}, "cohorts"),
         ("threat", {"secure_keys": False}, "keys"),
         ("threat", {"plain_sum": False}, "mean"),
         ("threat", {"secure_sum": None}, "secure_aggregation"),
         ("threat", {"secure_sum": SecAgg(active=True).guarantee(4, 4, 3)}, "secure_aggregation"),
         ("threat", {"num_byzantine": 1}, "num_byzantine"),
-        ("context", context_of(LDPQ(1.0), 3, 10), "clients_per_round"),
     ],
 )
 def test_what_a_price_hangs_on_is_a_term(part, change, name):
@@ -105,6 +110,10 @@ def test_what_a_price_hangs_on_is_a_term(part, change, name):
     }
     value = replace(getattr(RUN, part), **change) if isinstance(change, dict) else change
     after = replace(RUN, **{part: value}).terms
+    assert Run.ideal(LDPQ(1.0), context_of(LDPQ(1.0), 3, 10), 3, ASSUMED).terms == {
+        **before,
+        "clients_per_round": "3",
+    }
     assert {key for key in {**before, **after} if before.get(key) != after.get(key)} == {name}
 
 

@@ -10,6 +10,7 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
+from lightning_fedq import FixedSize
 from lightning_fedq.mechanisms.interface import Neighbours, Slack
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.grid import LossGrid, loss_grid
@@ -38,7 +39,9 @@ VECTORS = [
 
 def secret(loss, delta, drawn, population, rounds, **options):
     options.setdefault("neighbours", Neighbours.SUBSTITUTION)
-    return secret_epsilon(loss, delta, drawn=drawn, population=population, rounds=rounds, **options)
+    return secret_epsilon(
+        loss, delta, law=FixedSize(drawn, secret=True), num_clients=population, rounds=rounds, **options
+    )
 
 
 def response(epsilon):

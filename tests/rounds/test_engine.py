@@ -281,7 +281,7 @@ def test_receive_and_finish_need_an_open_round():
 
 
 def test_answers_are_expected_once_and_in_shape():
-    engine = make_engine(planner=RoundPlanner(5, 0, clients_per_round=3))
+    engine = make_engine(planner=RoundPlanner(5, 0, fedq.FixedSize(3)))
     plan = engine.start()
     client, stranger = plan.survivors[0], next(c for c in range(5) if c not in plan.cohort)
     engine.receive([client], torch.zeros(1, DIM))

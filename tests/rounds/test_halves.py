@@ -196,7 +196,7 @@ def refused(server, message, kind, words):
     "mechanism", [fedq.CorBin(2.0, 5), fedq.LayeredGaussian(8.0, 0.1), fedq.CPA(2.0)], ids=repr
 )
 def test_messages_that_are_refused_change_nothing(mechanism):
-    planner = RoundPlanner(CLIENTS, 3, clients_per_round=3)
+    planner = RoundPlanner(CLIENTS, 3, fedq.FixedSize(3))
     server, clients = deployed(mechanism, planner=planner)
     early = answers(server, clients, server.start())
     refused(server, b"", MalformedMessageError, "no answer of this protocol")
@@ -367,7 +367,7 @@ def test_the_log_of_another_client_is_refused(tmp_path):
 
 
 def test_a_client_refuses_a_round_without_it_or_of_another_model():
-    server, clients = deployed(fedq.LDPQ(1.0), planner=RoundPlanner(CLIENTS, 3, clients_per_round=3))
+    server, clients = deployed(fedq.LDPQ(1.0), planner=RoundPlanner(CLIENTS, 3, fedq.FixedSize(3)))
     plan = server.start()
     absent = next(c for c in range(CLIENTS) if c not in plan.cohort)
     with pytest.raises(ValueError, match=f"client {absent} is not in the cohort of round 0"):

@@ -2,16 +2,17 @@ import math
 
 import pytest
 
+from lightning_fedq import Cyclic, DisjointOnce, Everybody, FixedSize
 from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.rounds import RoundPlanner
 
 
 def test_a_plan_is_a_function_of_seed_and_round():
-    planner, again = (RoundPlanner(20, 7, clients_per_round=9, dropout_probability=0.3) for _ in range(2))
+    planner, again = (RoundPlanner(20, 7, FixedSize(9), dropout_probability=0.3) for _ in range(2))
     plans = [planner.plan(round, CorBin(1.0)) for round in range(4)]
     assert plans == [again.plan(round, CorBin(1.0)) for round in range(4)]
     assert len({plan.cohort for plan in plans}) == 4
-    assert RoundPlanner(20, 8, 9, 0.3).plan(0, CorBin(1.0)).cohort != plans[0].cohort
+    assert RoundPlanner(20, 8, FixedSize(9), 0.3).plan(0, CorBin(1.0)).cohort != plans[0].cohort
     for plan in plans:
         assert [len(group) for group in plan.groups] == [2, 2, 2, 2, 1]
         assert set(plan.survivors) == set(plan.cohort) - plan.dropped
@@ -47,9 +48,8 @@ def test_stream_seeds_differ_by_purpose_round_and_client():
     "arguments, words",
     [
         ((0, 0), "num_clients must be >= 1, got 0"),
-        ((3, 0, 4), "clients_per_round must be in \\[1, num_clients = 3\\], got 4"),
-        ((3, 0, None, 1.0), "dropout_probability must be in \\[0, 1\\), got 1.0"),
-        ((3, 0, None, 0.0, "twice"), "participation must be one of .*'allocated', got 'twice'"),
+        ((3, 0, FixedSize(4)), "cohorts must be of 1 to num_clients = 3 clients, got FixedSize"),
+        ((3, 0, Everybody(), 1.0), "dropout_probability must be in \\[0, 1\\), got 1.0"),
     ],
 )
 def test_senseless_planners_are_refused(arguments, words):
@@ -58,35 +58,41 @@ def test_senseless_planners_are_refused(arguments, words):
 
 
 def test_disjoint_cohorts_ask_everybody_once():
-    planner, again = (RoundPlanner(23, 7, 5, participation="once") for _ in range(2))
-    assert planner.num_rounds == 4 and RoundPlanner(23, 7, 5).num_rounds is None
+    planner, again = (RoundPlanner(23, 7, DisjointOnce(5)) for _ in range(2))
+    assert planner.num_rounds == 4 and RoundPlanner(23, 7, FixedSize(5)).num_rounds is None
     plans = [planner.plan(round, CorBin(1.0)) for round in range(4)]
     assert plans == [again.plan(round, CorBin(1.0)) for round in range(4)]
     asked = [client for plan in plans for client in plan.cohort]
     assert len(asked) == len(set(asked)) == 20
-    assert RoundPlanner(23, 8, 5, participation="once").plan(0, CorBin(1.0)).cohort != plans[0].cohort
-    with pytest.raises(ValueError, match=r"take part once make 4 cohorts of 5, and round 5 needs one more"):
+    assert RoundPlanner(23, 8, DisjointOnce(5)).plan(0, CorBin(1.0)).cohort != plans[0].cohort
+    with pytest.raises(
+        ValueError, match=r"5 rounds of 5 clients need 25, there are 23; use DisjointOnce\(4\) or fewer"
+    ):
         planner.plan(4, CorBin(1.0))
 
 
 def test_cyclic_cohorts_take_turns_and_nobody_comes_back_early():
-    planner = RoundPlanner(23, 7, 5, participation="cyclic")
-    once = RoundPlanner(23, 7, 5, participation="once")
-    assert planner.num_rounds is None and planner.num_cohorts == planner.separation == 4
+    planner = RoundPlanner(23, 7, Cyclic(5))
+    once = RoundPlanner(23, 7, DisjointOnce(5))
+    assert planner.num_rounds is None and planner.separation == 4
     cohorts = [planner.plan(round, CorBin(1.0)).cohort for round in range(14)]
     assert cohorts[:4] == [once.plan(round, CorBin(1.0)).cohort for round in range(4)]
     assert all(cohorts[round] == cohorts[round - 4] for round in range(4, 14))
     for rounds in range(15):
         asked = [client for cohort in cohorts[:rounds] for client in cohort]
-        assert max(map(asked.count, asked), default=0) == planner.most_rounds(rounds) == math.ceil(rounds / 4)
-    assert once.most_rounds(4) == 1 and RoundPlanner(23, 7, 5).most_rounds(4) is None
-    assert RoundPlanner(23, 7, 5).separation == 1
-    assert RoundPlanner(23, 7, participation="cyclic").separation == 1
+        assert (
+            max(map(asked.count, asked), default=0)
+            == planner.law.most_rounds(rounds, 23)
+            == math.ceil(rounds / 4)
+        )
+    assert once.law.most_rounds(4, 23) == 1 and FixedSize(5).most_rounds(4, 23) is None
+    assert RoundPlanner(23, 7, FixedSize(5)).separation == 1
+    assert RoundPlanner(23, 7, Cyclic(23)).separation == 1
 
 
 def test_every_client_is_dealt_into_every_disjoint_cohort_equally_often():
     """3,000 deals of 6 clients into 3 cohorts: each in a third of the times, within 5 standard errors."""
-    deals = [RoundPlanner(6, seed, 2, participation="once") for seed in range(3000)]
+    deals = [RoundPlanner(6, seed, DisjointOnce(2)) for seed in range(3000)]
     for round in range(3):
         counts = [0] * 6
         for planner in deals:

@@ -55,7 +55,7 @@ def least_chance(clients, cohort, corrupt, dropped, degree, threshold, lying, by
 
 def run_of(clients, cohort, secagg, mechanism, rounds=100, num_byzantine=0):
     return described(
-        RoundPlanner(clients, 0, cohort),
+        RoundPlanner(clients, 0, fedq.FixedSize(cohort)),
         mechanism,
         50,
         rounds=rounds,

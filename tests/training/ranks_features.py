@@ -280,7 +280,7 @@ def _folder(folder, **options):
 _STEPS = torch.optim.lr_scheduler
 _WITHIN_ROUNDS = ("checkpoints every step", "checkpoints by time")
 _REFUSED_ON_RANKS = {"a metric object": "metric object that clients update"}
-TURNS = {"clients_per_round": CLIENTS // 2, "participation": "cyclic"}
+TURNS = {"cohort": fedq.Cyclic(CLIENTS // 2)}
 SURVEY = {"statistics": fedq.Statistics(12, 2.0)}
 HANDED_ON = fedq.HandedOnGaussian(
     clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2
@@ -311,9 +311,9 @@ FEATURES = {
     "fixed features": Feature(OnFeatures),
     "fixed features in stacks": Feature(OnFeatures, federated={"clients_per_step": 3}),
     "a model that is sent in few bits": Feature(federated={"broadcast_bits": 5}),
-    "cohorts": Feature(federated={"clients_per_round": 3}),
-    "cohorts smaller than the ranks": Feature(federated={"clients_per_round": 2}),
-    "each client once": Feature(federated={"clients_per_round": 2, "participation": "once"}),
+    "cohorts": Feature(federated={"cohort": 3}),
+    "cohorts smaller than the ranks": Feature(federated={"cohort": 2}),
+    "each client once": Feature(federated={"cohort": fedq.DisjointOnce(2)}),
     "dropouts": Feature(federated={"dropout_probability": 0.5}),
     "dropouts, one mean": Feature(mechanism=fedq.FedAvg(), federated={"dropout_probability": 0.5}),
     "weights by samples": Feature(federated={"weighting": "samples", "partition": fedq.Dirichlet(1.0)}),
@@ -382,14 +382,14 @@ FEATURES = {
         callbacks=lambda f: [fedq.DPSGD(1.0, 1.0, delta=0.01, seed=0)],
         refused="DPSGD keeps every client's account",
     ),
-    "a layer of their own": Feature(federated={"local": ["head.*"], "clients_per_round": 4}),
+    "a layer of their own": Feature(federated={"local": ["head.*"], "cohort": 4}),
     "a layer of their own, in stacks": Feature(federated={"local": ["head.*"], "clients_per_step": 3}),
     "FedProx": Feature(federated={"algorithm": fedq.FedProx(0.1)}),
-    "FedDyn": Feature(federated={"algorithm": fedq.FedDyn(0.1), "clients_per_round": 4}),
-    "ErrorFeedback": Feature(federated={"algorithm": fedq.ErrorFeedback(0.1), "clients_per_round": 4}),
+    "FedDyn": Feature(federated={"algorithm": fedq.FedDyn(0.1), "cohort": 4}),
+    "ErrorFeedback": Feature(federated={"algorithm": fedq.ErrorFeedback(0.1), "cohort": 4}),
     "SCAFFOLD": Feature(_plain_sgd, federated={"algorithm": fedq.SCAFFOLD(), "local_steps": 2}),
     "SCAFFOLD, some": Feature(
-        _plain_sgd, federated={"algorithm": fedq.SCAFFOLD(), "local_steps": 2, "clients_per_round": 4}
+        _plain_sgd, federated={"algorithm": fedq.SCAFFOLD(), "local_steps": 2, "cohort": 4}
     ),
     "what clients measure": Feature(
         federated={
@@ -399,11 +399,11 @@ FEATURES = {
         }
     ),
     "clients that are available": Feature(
-        federated={"clients_per_round": 3, "available": lambda round: range(round % 2, CLIENTS, 2)}
+        federated={"cohort": fedq.Available(lambda round: range(round % 2, CLIENTS, 2), 3)}
     ),
-    "the client's number": Feature(Numbered, federated={"clients_per_round": 4}),
+    "the client's number": Feature(Numbered, federated={"cohort": 4}),
     "pictures in channels_last": Feature(Pictured, federated={"clients_per_step": 1}),
-    "memory of its own": Feature(Remembering, federated={"local": ["memory.*"], "clients_per_round": 4}),
+    "memory of its own": Feature(Remembering, federated={"local": ["memory.*"], "cohort": 4}),
     "statistics": Feature(Surveyed, federated=SURVEY),
     "statistics of drawn cohorts behind masks, twice": Feature(
         Surveyed,
@@ -412,7 +412,7 @@ FEATURES = {
             "statistics": fedq.Statistics(12, 2.0, rounds=2),
             "secure_aggregation": fedq.SecAgg(),
             "dropout_probability": 0.2,
-            "clients_per_round": 5,
+            "cohort": 5,
         },
     ),
     "statistics to a target, of quantised weights": Feature(
@@ -446,13 +446,13 @@ FEATURES = {
     ),
     "secret cohorts": Feature(
         mechanism=fedq.GaussianNoise(clip_norm=8.0, noise_multiplier=0.5),
-        federated={"cohorts": "secret", "seed": None, "clients_per_round": 3, "diagnostics": False},
+        federated={"cohort": fedq.FixedSize(3, secret=True), "seed": None, "diagnostics": False},
         refused="S1, a secret draw",
     ),
     "liars": Feature(
         callbacks=lambda f: [fedq.ByzantineClients(0.3, "sign_flip")], refused="clients that lie"
     ),
-    "CPA over rounds": Feature(mechanism=fedq.CPA(epsilon=1.0), federated={"clients_per_round": 3}),
+    "CPA over rounds": Feature(mechanism=fedq.CPA(epsilon=1.0), federated={"cohort": 3}),
     "noise over rounds": Feature(
         mechanism=fedq.BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2), federated=TURNS
     ),

@@ -25,9 +25,9 @@ def halves(round):
     return range(10) if round % 2 else range(10, 20)
 
 
-def made(rule=halves, mechanism=COINS, **settings):
-    given = {"clients_per_round": 5, "check_isolation": False, **settings}
-    return fedq.Federated(mechanism, 20, available=rule, **given)
+def made(rule=halves, mechanism=COINS, size=5, **settings):
+    law = size if rule is None else fedq.Available(rule, size)
+    return fedq.Federated(mechanism, 20, cohort=law, **{"check_isolation": False, **settings})
 
 
 def fit(federated, *callbacks, rounds=4, ckpt_path=None):
@@ -41,17 +41,19 @@ def fit(federated, *callbacks, rounds=4, ckpt_path=None):
     "kind", [tuple, set, list, np.array, torch.tensor, lambda named: iter(sorted(named, reverse=True))]
 )
 def test_cohorts_are_drawn_from_those_that_are_named(kind):
-    planner = RoundPlanner(20, 3, 5, available=lambda round: kind(list(halves(round))))
+    planner = RoundPlanner(20, 3, fedq.Available(lambda round: kind(list(halves(round))), 5))
     for round in range(6):
         assert set(planner.cohort(round)) <= set(halves(round))
-    plain = RoundPlanner(20, 3, 5, available=lambda round: range(20))
-    assert [plain.cohort(r) for r in range(9)] == [RoundPlanner(20, 3, 5).cohort(r) for r in range(9)]
+    plain = RoundPlanner(20, 3, fedq.Available(lambda round: range(20), 5))
+    assert [plain.cohort(r) for r in range(9)] == [
+        RoundPlanner(20, 3, fedq.FixedSize(5)).cohort(r) for r in range(9)
+    ]
 
 
 def test_of_those_everybody_is_drawn_as_often_as_the_others():
     """500 rounds of 5 of 10, both halves in turns: counts are binomial, std 11.2; a false alarm beyond 60 has
     chance 2e-6 for all 20 clients."""
-    planner = RoundPlanner(20, 7, 5, available=halves)
+    planner = RoundPlanner(20, 7, fedq.Available(halves, 5))
     counts = np.bincount([client for round in range(1000) for client in planner.cohort(round)], minlength=20)
     assert abs(counts - 250).max() < 60
 
@@ -99,11 +101,7 @@ def test_a_target_is_met_with_a_rule():
 @pytest.mark.parametrize(
     ("rule", "error", "words"),
     [
-        (
-            lambda round: range(4),
-            ValueError,
-            "must name at least clients_per_round = 5 of the clients 0 to 19",
-        ),
+        (lambda round: range(4), ValueError, "must name at least 5 of the clients 0 to 19"),
         (lambda round: range(16, 21), ValueError, "take a smaller cohort"),
         (lambda round: range(-1, 5), ValueError, "take a smaller cohort"),
         (lambda round: [0, 0, 1, 2, 3, 4], ValueError, "each once, got 6 for round 0"),
@@ -120,18 +118,10 @@ def test_a_rule_that_names_no_cohort_is_refused_before_anybody_is_charged(rule, 
     assert ledger.rounds == 0
 
 
-@pytest.mark.parametrize(
-    "settings", [{"participation": "once"}, {"participation": "cyclic"}, {"cohorts": "secret"}]
-)
-def test_what_counts_on_the_draw_is_refused(settings):
-    with pytest.raises(ValueError, match="available names from whom known cohorts are drawn"):
-        made(**settings)
-
-
 def test_colluders_count_as_many_as_there_are_or_it_is_refused():
     coins = fedq.RotatedCoins(clip_norm=1.0, epsilon=1.0)
     few = {"max_corrupt": 0.1, "max_dropout": 0.0}
-    with pytest.raises(ValueError, match="those whom available names may all collude"):
+    with pytest.raises(ValueError, match="names may all collude"):
         made(mechanism=coins, secure_aggregation=fedq.SecAgg(**few))
     made(mechanism=coins, secure_aggregation=fedq.SecAgg())
     federated = made(mechanism=coins, secure_aggregation=fedq.SecAgg(**few, active=True))

@@ -144,7 +144,7 @@ def test_every_argument_has_one_place_and_a_kind():
     arguments = set(signature(Federated.__init__).parameters) - {"self", "local"} | {"patterns"}
     places = [one.name for kind in (Protection, Clients, Local, Server) for one in fields(kind)]
     assert sorted(places) == sorted(arguments)
-    words = {"participation", "cohorts", "labels", "buffers", "patterns", "client_metrics", "shared"}
+    words = {"labels", "buffers", "patterns", "client_metrics", "shared"}
     words |= {"constraints", "target", "weighting", "diagnostics"}  # words, and what has a check of its own
     assert {name for name, _ in KINDS} == set(places) - words
     Federated(LDPQ(1.0), np.int64(4), dropout_probability=np.float64(0.1), seed=np.int32(1))

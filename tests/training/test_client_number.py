@@ -50,7 +50,7 @@ def fit(module, *callbacks, rounds=3, **settings):
 
 
 def test_a_callback_that_crosses_clients_hears_who_trains():
-    fed, trainer = fit(Classifier(), notes := Notes(), clients_per_round=3, clients_per_step=1)
+    fed, trainer = fit(Classifier(), notes := Notes(), cohort=3, clients_per_step=1)
     expected = []
     for round in range(3):
         for client in fed.planner.cohort(round):

@@ -115,7 +115,7 @@ def test_a_rate_that_follows_from_a_client_s_data_goes_with_the_client(interval,
 
 
 @pytest.mark.parametrize("clients_per_step", [1, 3])
-@pytest.mark.parametrize("partition", [{}, {"partition": Dirichlet(0.5), "clients_per_round": 3}])
+@pytest.mark.parametrize("partition", [{}, {"partition": Dirichlet(0.5), "cohort": 3}])
 def test_a_schedule_by_step_is_every_client_s_own(clients_per_step, partition):
     fed = federated(clients_per_step=clients_per_step, **partition)
     weights, _ = run(fed, Falling(), max_epochs=4)
@@ -160,7 +160,7 @@ def test_a_recipe_may_ask_how_many_steps_there_will_be():
             schedule = OneCycleLR(optimizer, 0.5, total_steps=self.steps, cycle_momentum=False)
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
-    fed, module = federated(clients_per_round=3, partition=Dirichlet(0.5)), OneCycle()
+    fed, module = federated(cohort=3, partition=Dirichlet(0.5)), OneCycle()
     weights, trainer = run(fed, module, max_epochs=4, accumulate_grad_batches=2)
     assert module.batches == max(-(-len(held) // BATCH) for held in fed.client_indices)
     steps = -(-module.batches // 2)

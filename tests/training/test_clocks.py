@@ -11,7 +11,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import RoundProgressBar
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.said import clocks, outcome
-from tests.training.test_own_draws import OWN, own
+from tests.training.test_own_draws import own
 from tests.training.test_privacy_target import Line, loader
 from tests.training.test_secret_cohorts import NOISE, secret, trainer_of
 
@@ -69,12 +69,12 @@ class Starts(pl.Callback):
     on_train_start = on_train_end = on_fit_end = on_fit_start
 
 
-def world(size, folder, monkeypatch, participation):
+def world(size, folder, monkeypatch):
     """A run in whose rounds so many clients take part, and seconds between rounds for each that stamps."""
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: list(range(size)))
     stamping = [Stamps(), OfOnesOwn(), Files(folder / "files")]
-    federated = own(participation, clients_per_step=1)
-    budget = PrivacyBudget(99.0, 1e-3, "outsider", cohorts="secret")
+    federated = own(clients_per_step=1)
+    budget = PrivacyBudget(99.0, 1e-3, "outsider")
     run = RunFolder("run", folder, delta=1e-3, show=False)
     trainer = trainer_of(
         *(federated, budget, run, RoundProgressBar(), Starts(), *stamping[1:]),
@@ -90,12 +90,9 @@ def world(size, folder, monkeypatch, participation):
     return trainer, federated, run.path, seconds
 
 
-@pytest.mark.parametrize("participation", OWN)
-def test_whatever_tells_few_from_many_is_named_on_the_page_and_at_the_end(
-    participation, tmp_path, monkeypatch, caplog
-):
+def test_whatever_tells_few_from_many_is_named_on_the_page_and_at_the_end(tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.INFO):
-        worlds = [world(size, tmp_path / str(size), monkeypatch, participation) for size in (FEW, MANY)]
+        worlds = [world(size, tmp_path / str(size), monkeypatch) for size in (FEW, MANY)]
     for few, many in zip(worlds[0][-1], worlds[1][-1], strict=True):
         assert many - few > 0.8 * STEP * (MANY - FEW)  # a time for each client: no other step sleeps
     said = [line for line in caplog.messages if line.startswith("Condition S8 holds towards nobody")]
@@ -119,13 +116,13 @@ class Loud(PrivacyBudget):
 
 
 def test_a_run_that_writes_nothing_names_nothing_and_a_subclass_is_not_its_parent():
-    budget = {"epsilon": 9.0, "delta": 1e-3, "adversary": "outsider", "cohorts": "secret"}
-    quiet = (own("poisson"), PrivacyBudget(**budget), Starts(), pl.callbacks.EarlyStopping("val_loss"))
+    budget = {"epsilon": 9.0, "delta": 1e-3, "adversary": "outsider"}
+    quiet = (own(), PrivacyBudget(**budget), Starts(), pl.callbacks.EarlyStopping("val_loss"))
     said = clocks(trainer_of(*quiet), quiet[0])
     assert "sees how long the run took" in said
     assert "(Loud)" in clocks(trainer_of(quiet[0], Loud(**budget)), quiet[0])
 
 
-@pytest.mark.parametrize("federated", [secret(), secret(NOISE, cohorts="known")])
+@pytest.mark.parametrize("federated", [secret(), secret(NOISE, cohort=4)])
 def test_where_a_cohort_has_a_size_there_is_nothing_to_name(federated):
     assert clocks(trainer_of(federated, OfOnesOwn(), logger=Stamps()), federated) == ""

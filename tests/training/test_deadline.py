@@ -102,10 +102,7 @@ def test_between_real_clients_it_is_the_time_to_answer():
     [
         ({"deadline": SLOW, "dropout_probability": 0.1}, "both say who does not answer"),
         ({"deadline": fedq.Deadline(30.0, [1.0, 2.0])}, "has 2 entries, and there are 6 clients"),
-        (
-            {"deadline": SLOW, "cohorts": "secret", "clients_per_round": 3, "diagnostics": False},
-            "S3, everybody",
-        ),
+        ({"deadline": SLOW, "cohort": fedq.FixedSize(3, secret=True), "diagnostics": False}, "S3, everybody"),
         ({"deadline": 30.0}, r"deadline must be Deadline\(seconds"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
-from lightning_fedq import mechanisms as m
+from lightning_fedq import Cyclic, Everybody, FixedSize, mechanisms as m
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
@@ -127,7 +127,7 @@ def test_a_budget_says_what_is_no_epsilon_of_this_run(run, seed, tmp_path):
 
 
 def test_secret_cohorts_log_no_epsilon(tmp_path):
-    settings = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False}
+    settings = {"cohort": FixedSize(4, secret=True), "diagnostics": False}
     values = logged(tmp_path, Federated(GaussianNoise(1.0, 1.0), 20, local_steps=1, **settings))
     assert not [name for name in values if "epsilon" in name or "delta" in name]
     assert values["fed/megabytes_up"] > 0
@@ -193,20 +193,17 @@ CASES = [(kind, who) for kind in ALL if kind not in COINS[1:] for who in views(k
 @pytest.mark.parametrize(("mechanism", "who"), CASES, ids=[f"{type(k).__name__}-{w.name}" for k, w in CASES])
 def test_the_plan_says_what_the_run_reports(mechanism, who):
     in_turn = isinstance(mechanism, IN_TURN)
-    cohort = CLIENTS // 2 if in_turn else None
+    law = Cyclic(CLIENTS // 2) if in_turn else Everybody()
     target = PrivacyTarget(4.0, DELTA, who)
-    problem = Problem(CLIENTS, PARAMS, ROUNDS, target, clients_per_round=cohort, in_turn=in_turn)
+    problem = Problem(CLIENTS, PARAMS, ROUNDS, target, law=law)
     (option,) = plan(problem, {"it": mechanism})
     if option.mechanism is None:  # with its reason: shared bits, or no sum behind masks
         assert option.reason
         return
     assert option.epsilon <= 4.0
-    settings = {"clients_per_round": cohort, "participation": "cyclic"} if in_turn else {}
-    if option.participation == "once":
-        settings = {"clients_per_round": CLIENTS // ROUNDS, "participation": "once"}
     masked = problem.behind_masks
     federated = Federated(
-        option.mechanism, CLIENTS, secure_aggregation=SecAgg() if masked else None, **settings
+        option.mechanism, CLIENTS, cohort=option.law, secure_aggregation=SecAgg() if masked else None
     )
     trainer = make_trainer(federated, max_epochs=ROUNDS)
     torch.manual_seed(0)

@@ -83,7 +83,7 @@ def test_is_the_papers_loop(way, clients_per_step):
 
 @pytest.mark.parametrize("clients_per_step", [1, 2])
 def test_in_drawn_cohorts_a_client_waits_with_its_own(clients_per_step):
-    fed = federated(clients_per_round=2, clients_per_step=clients_per_step)
+    fed = federated(cohort=2, clients_per_step=clients_per_step)
     module = fit(fed, rounds=5)
     cohorts = [fed.planner.plan(r, fedq.FedAvg()).survivors for r in range(5)]
     assert len(set(cohorts)) > 2

@@ -275,7 +275,7 @@ def test_a_round_with_more_dropouts_than_were_calibrated_for_is_given_up():
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ({"clients_per_round": 8}, r"clients_per_round = 16 \(here 8\)"),
+        ({"cohort": 8}, r"clients_per_round = 16 \(here 8\)"),
         ({"dropout_probability": 0.3}, r"dropout_probability = 0.0 \(here 0.3\)"),
         ({"secure_aggregation": None}, r"secure_aggregation = SecAgg.* \(here None\)"),
     ],
@@ -288,7 +288,7 @@ def test_a_smaller_cohort_more_dropouts_and_no_masks_are_refused_when_a_run_goes
         def on_train_epoch_end(self, trainer, pl_module):
             trainer.save_checkpoint(path)
 
-    settings = {"seed": 1, "clients": 20, "clients_per_round": 16}
+    settings = {"seed": 1, "clients": 20, "cohort": 16}
     trained(federation(**settings), rounds=1, callbacks=[Save()])
     again = federation(**{**settings, **changed})
     with pytest.raises(ValueError, match=match):
@@ -302,7 +302,7 @@ def test_a_cohort_that_shrinks_in_memory_is_paid_for_fewer_rounds():
     trained(federated, rounds=3)
     kept, engine = federated.kept_target, federated.engine
     assert int(engine.ledger.limits.max()) == 3
-    engine.planner = federated.planner = replace(federated.planner, clients_per_round=12)
+    engine.planner = federated.planner = replace(federated.planner, law=fedq.FixedSize(12))
     trainer = pl.Trainer(callbacks=[federated], logger=False, enable_checkpointing=False, accelerator="cpu")
     kept.limit(engine, federated, trainer)
     assert int(engine.ledger.limits.max()) == 1
@@ -326,7 +326,7 @@ def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target,
         said = _in_words(kept._noise_over_signal(federated, 7850, 30))
     unit = replace(mechanism, clip_norm=1.0) if hasattr(mechanism, "clip_norm") else mechanism
     (option,) = plan(Problem(clients, 7850, 30, target), {"it": unit})
-    if option.participation == "every round":
+    if option.law == fedq.Everybody():
         assert f"R = {option.ratio:.3g} ({option.verdict})" in said
     assert f"({words})" in said
 

@@ -20,7 +20,7 @@ from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.privacy.secret_row import CONDITIONS
-from lightning_fedq.rounds import CohortKey, RoundPlanner
+from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.training.accounts import report_of
 from lightning_fedq.training.secret_cohorts import check_processes
 from tests.described import page as markdown, privacy_report
@@ -28,11 +28,11 @@ from tests.digits_run import make_trainer
 from tests.training.test_privacy_target import Line, loader
 
 NOISE = fedq.GaussianNoise(1.0, 1.0)
-TARGET = fedq.PrivacyTarget(2.0, 1e-3, "outsider", cohorts="secret")
+TARGET = fedq.PrivacyTarget(2.0, 1e-3, "outsider")
 
 
 def secret(mechanism=NOISE, clients=20, **settings):
-    given = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False} | settings
+    given = {"cohort": fedq.FixedSize(4, secret=True), "diagnostics": False} | settings
     return fedq.Federated(mechanism, clients, **given)
 
 
@@ -51,28 +51,27 @@ def fitted(federated, *callbacks, rounds=3, module=None, data=None, **settings):
 
 
 def test_cohorts_are_known_unless_asked():
-    assert fedq.Federated(NOISE, 20, clients_per_round=4).planner.cohort_key is None
-    assert fedq.PrivacyTarget(1.0, 1e-5, "outsider").cohorts == "known"
+    assert fedq.Federated(NOISE, 20, cohort=4).planner.key is None
 
 
 def test_a_secret_cohort_does_not_follow_from_the_seed():
-    one, other = (RoundPlanner(1000, 7, 10, cohort_key=CohortKey()) for _ in range(2))
+    one, other = (RoundPlanner(1000, 7, fedq.FixedSize(10, secret=True)) for _ in range(2))
     assert one.cohort(0) != other.cohort(0)  # false alarm below 1e-23
-    assert one.cohort(0) != RoundPlanner(1000, 7, 10).cohort(0)
+    assert one.cohort(0) != RoundPlanner(1000, 7, fedq.FixedSize(10)).cohort(0)
     assert one.cohort(0) == one.cohort(0)
 
 
 def test_every_attempt_has_a_draw_of_its_own():
-    planner = RoundPlanner(1000, 7, 10, cohort_key=CohortKey())
+    planner = RoundPlanner(1000, 7, fedq.FixedSize(10, secret=True))
     drawn = [planner.plan(round, NOISE, attempt).cohort for round in range(3) for attempt in range(3)]
     assert len(set(drawn)) == 9
-    known = RoundPlanner(1000, 7, 10)
+    known = RoundPlanner(1000, 7, fedq.FixedSize(10))
     assert known.plan(1, NOISE, 1) == known.plan(1, NOISE, 0)
 
 
 def test_every_client_is_drawn_equally_often():
     """Chi-square at 1e-6: false alarm once in a million runs."""
-    planner = RoundPlanner(12, 0, 3, cohort_key=CohortKey())
+    planner = RoundPlanner(12, 0, fedq.FixedSize(3, secret=True))
     counts = torch.zeros(12)
     for round in range(4000):
         counts[planner.cohort(round)] += 1
@@ -83,16 +82,15 @@ def test_every_client_is_drawn_equally_often():
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_the_key_can_not_be_copied_and_is_not_printed(how):
-    planner = RoundPlanner(12, 0, 3, cohort_key=CohortKey())
-    assert "cohort_key" not in repr(planner)
+    planner = RoundPlanner(12, 0, fedq.FixedSize(3, secret=True))
+    assert "key" not in repr(planner)
     with pytest.raises(TypeError, match="can't be copied"):
-        how(planner.cohort_key)
+        how(planner.key)
 
 
-@pytest.mark.parametrize("change", [{"participation": "cyclic"}, {"real_clients": True}])
-def test_a_planner_deals_no_secret_cohorts_and_has_no_real_clients(change):
-    with pytest.raises(ValueError, match="cohorts='known'"):
-        RoundPlanner(12, 0, 3, cohort_key=CohortKey(), **change)
+def test_real_clients_have_no_secret_cohorts():
+    with pytest.raises(ValueError, match="secret=False"):
+        RoundPlanner(12, 0, fedq.FixedSize(3, secret=True), real_clients=True)
 
 
 # ---- the epsilon --------------------------------------------------------------------------------------
@@ -105,10 +103,17 @@ def test_the_row_is_the_theorem_about_the_sum():
     claim = next(c for c in NOISE.claims(federated.engine.context(federated.engine.coming_plan()))
                  if c.adversary is Adversary.OUTSIDER)  # fmt: skip
     options = {"neighbours": claim.neighbours, "slack": claim.slack}
-    assert row.epsilon_run == secret_epsilon(claim.loss, 1e-3, drawn=4, population=20, rounds=3, **options)
+    assert row.epsilon_run == secret_epsilon(
+        claim.loss, 1e-3, law=fedq.FixedSize(4, secret=True), num_clients=20, rounds=3, **options
+    )
     # four clients add 2 C each, and one of them can change the sum by 2 C
     by_hand = secret_epsilon(
-        GaussianLoss(2.0), 1e-3, drawn=4, population=20, rounds=3, neighbours=Neighbours.SUBSTITUTION
+        GaussianLoss(2.0),
+        1e-3,
+        law=fedq.FixedSize(4, secret=True),
+        num_clients=20,
+        rounds=3,
+        neighbours=Neighbours.SUBSTITUTION,
     )
     assert by_hand <= row.epsilon_run <= 1.01 * by_hand
     assert row.cohorts == "secret" and len(CONDITIONS) == 10
@@ -127,7 +132,7 @@ def test_the_row_is_smaller_than_the_known_one_and_others_stay():
 
 
 def test_without_secret_cohorts_there_is_no_such_row():
-    federated = fedq.Federated(NOISE, 20, clients_per_round=4)
+    federated = fedq.Federated(NOISE, 20, cohort=4)
     trainer = fitted(federated)
     report = report_of(federated, trainer, 1e-3)
     assert report.secret is None and "cohorts secret" not in markdown(report)
@@ -148,9 +153,8 @@ def test_a_target_is_met_and_spends_rounds(mechanism):
 
 def test_a_target_with_secret_cohorts_takes_less_noise():
     noises = []
-    for cohorts, settings in (("secret", {}), ("known", {"cohorts": "known"})):
-        target = fedq.PrivacyTarget(2.0, 1e-3, "outsider", cohorts=cohorts)
-        federated = secret(privacy=target, **settings)
+    for settings in ({}, {"cohort": 4}):
+        federated = secret(privacy=TARGET, **settings)
         fitted(federated, rounds=5)
         noises.append(federated.mechanism.noise_multiplier)
     assert noises[0] < 0.5 * noises[1]
@@ -159,7 +163,7 @@ def test_a_target_with_secret_cohorts_takes_less_noise():
 @pytest.mark.parametrize("on_exhausted", ["stop", "raise"])
 def test_a_budget_counts_rounds_and_not_charges(on_exhausted):
     federated = secret()
-    budget = fedq.PrivacyBudget(2.0, 1e-3, "outsider", on_exhausted, cohorts="secret")
+    budget = fedq.PrivacyBudget(2.0, 1e-3, "outsider", on_exhausted)
     trainer = trainer_of(federated, budget, rounds=50)
     if on_exhausted == "raise":
         with pytest.raises(RuntimeError, match=f"allows {'[0-9]+'} rounds"):
@@ -173,7 +177,7 @@ def test_a_budget_counts_rounds_and_not_charges(on_exhausted):
     assert row.epsilon_run == pytest.approx(budget.epsilon_spent) and row.epsilon_run <= 2.0
     context = federated.engine.context(federated.engine.coming_plan())
     claim = next(c for c in NOISE.claims(context) if c.adversary is Adversary.OUTSIDER)
-    options = {"drawn": 4, "population": 20, "neighbours": claim.neighbours}
+    options = {"law": fedq.FixedSize(4, secret=True), "num_clients": 20, "neighbours": claim.neighbours}
     more = secret_epsilon(claim.loss, 1e-3, rounds=rounds + 1, **options)
     assert more > 2.0
 
@@ -268,11 +272,9 @@ def test_no_journal_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"participation": "cyclic"}, "S1, .*participation='cyclic'"),
-        ({"clients_per_round": None}, "S1, .*clients_per_round below 20"),
+        ({"cohort": fedq.FixedSize(20, secret=True)}, "S1, .*size below 20"),
         ({"privacy": fedq.PrivacyTarget(2.0, 1e-3, "server")}, "S5, .*limits the charges"),
         ({"client_metrics": "shared"}, "S8, .*client_metrics='none'"),
-        ({"cohorts": "hidden"}, "one of known, secret, got 'hidden'"),
     ],
 )
 def test_other_values_that_break_a_condition_are_refused_by_name(settings, words):
@@ -281,11 +283,11 @@ def test_other_values_that_break_a_condition_are_refused_by_name(settings, words
         secret(**settings)
 
 
-REFUSED = {"seed", "participation", "clients_per_round", "dropout_probability", "deadline", "privacy"}
+REFUSED = {"seed", "cohort", "dropout_probability", "deadline", "privacy"}
 REFUSED |= {"weighting", "aggregator", "algorithm", "buffers", "local", "evaluate_clients", "check_isolation"}
-REFUSED |= {"diagnostics", "client_metrics", "ledger", "available"}
+REFUSED |= {"diagnostics", "client_metrics", "ledger"}
 REFUSED |= {"secure_aggregation", "target"}  # where clients draw for themselves
-TAKEN = {"mechanism", "num_clients", "cohorts", "partition", "labels", "local_epochs", "local_steps"}
+TAKEN = {"mechanism", "num_clients", "partition", "labels", "local_epochs", "local_steps"}
 TAKEN |= {"clients_per_step", "ranges", "server_lr", "server_optimizer", "shared", "constraints"}
 TAKEN |= {"broadcast_bits", "statistics"}
 
@@ -313,7 +315,7 @@ def test_a_mechanism_whose_rounds_do_not_amplify_is_refused(mechanism, words):
 
 
 def test_correlated_noise_is_refused():
-    with pytest.raises(ValueError, match="participation='cyclic'"):  # as with any random cohorts
+    with pytest.raises(ValueError, match="Cyclic"):  # as with any random cohorts
         secret(fedq.BandedGaussian(1.0, 1.0, band=3))
     with pytest.raises(ValueError, match="DistributedDiscreteGaussian"):
         secret(fedq.HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5))
@@ -365,7 +367,7 @@ def test_a_run_is_not_resumed(tmp_path):
     trainer = fitted(secret())
     path = tmp_path / "run.ckpt"
     trainer.save_checkpoint(path)
-    for cohorts in ({}, {"cohorts": "known"}):
+    for cohorts in ({}, {"cohort": 4}):
         with pytest.raises(ValueError, match=r"is not resumed.*add the epsilons"):
             trainer_of(secret(**cohorts), rounds=5).fit(Line(), loader(), ckpt_path=path)
 
@@ -384,7 +386,6 @@ def test_several_processes_are_refused():
         ({"num_byzantine": 1}, "S4, .*ByzantineClients"),
         ({"secure_keys": False}, "S1, .*seed=None"),
         ({"secret_cohorts": "S2, one draw"}, "S2, one draw"),
-        ({"num_clients": 4}, "S1, .*clients_per_round below 4"),
     ],
 )
 def test_a_report_states_no_such_epsilon_where_a_condition_fails(change, words):

@@ -259,7 +259,7 @@ def test_weights_are_refused():
 
 def test_a_cohort_that_does_not_suit_is_refused():
     with pytest.raises(ValueError, match="needs a cohort of 2 or more to hide in, got 1"):
-        fedq.Federated(fedq.LDPQ(1.0), CLIENTS, clients_per_round=1, secure_aggregation=fedq.SecAgg())
+        fedq.Federated(fedq.LDPQ(1.0), CLIENTS, cohort=1, secure_aggregation=fedq.SecAgg())
     with pytest.raises(ValueError, match=r"threshold must be in \[5, 8\]"):
         fedq.Federated(fedq.LDPQ(1.0), CLIENTS, secure_aggregation=fedq.SecAgg(threshold=3))
 

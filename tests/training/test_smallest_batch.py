@@ -56,7 +56,7 @@ def test_is_refused_by_name_with_the_cure(module):
 
 def test_of_clients_that_are_drawn_late():
     with pytest.raises(ValueError, match=r"clients 3, 4 has 1 of 4"):
-        run(normed(), Digits(48, 4), clients_per_round=1)
+        run(normed(), Digits(48, 4), cohort=1)
 
 
 def test_whatever_deals_out():

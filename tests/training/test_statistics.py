@@ -45,7 +45,7 @@ class Plain(Net):
 
 
 def fit(net, *callbacks, rounds=3, mechanism=GAUSSIAN, ckpt_path=None, **settings):
-    given = {"clients_per_round": 10, "statistics": FOUR, **settings}
+    given = {"cohort": 10, "statistics": FOUR, **settings}
     federated = fedq.Federated(mechanism, 20, **given)
     trainer = make_trainer(federated, *callbacks, max_epochs=rounds, enable_checkpointing=bool(callbacks))
     trainer.fit(net, datamodule=Digits(400), ckpt_path=ckpt_path)
@@ -57,7 +57,7 @@ BOUND, WEIGHTS = 0.4, 3.0 + torch.linspace(0.0, 1.0, 61)
 
 def released(mechanism, seed, vectors, target="updates", **server):
     """One round of statistics of twenty clients. Returns the engine."""
-    turns = (10, 0.0, "cyclic") if mechanism.separation > 1 else ()
+    turns = (fedq.Cyclic(10),) if mechanism.separation > 1 else ()
     planner, statistics = RoundPlanner(20, seed, *turns), Statistics(4, BOUND)
     args = mechanism, planner, SeededKeys(seed), WEIGHTS, [40, 21], PreviousMinMax()
     engine = RoundEngine(*args, statistics=statistics, diagnostics=False, target=target, **server)
@@ -119,7 +119,7 @@ def test_of_several_rounds_it_is_the_mean_and_the_noise_is_less():
 
 
 def test_without_noise_it_is_the_mean_of_the_clients():
-    federated, _ = fit(net := Net(), mechanism=fedq.FedAvg(), clients_per_round=None)
+    federated, _ = fit(net := Net(), mechanism=fedq.FedAvg(), cohort=None)
     torch.testing.assert_close(net.mean, digits()[0][:400].view(-1, 4, 16).mean((0, 2)))
     assert net.calls == 1 and [record.round for record in federated.records] == [0, 1, 2]
 
@@ -127,7 +127,7 @@ def test_without_noise_it_is_the_mean_of_the_clients():
 @pytest.mark.parametrize(
     ("mechanism", "settings"),
     [
-        (GAUSSIAN, {"participation": "cyclic"}),
+        (GAUSSIAN, {"cohort": fedq.Cyclic(10)}),
         (fedq.RotatedCoins(clip_norm=0.5, epsilon=0.5), {"secure_aggregation": fedq.SecAgg()}),
         (fedq.CorBin(epsilon=0.1), {}),
     ],
@@ -139,7 +139,7 @@ def test_it_is_charged_as_a_round_against_everybody(mechanism, settings):
     one, trainer = fit(Net(), **settings)
     other, plain = fit(Plain(), statistics=None, **settings)
     assert one.ledger.rounds == other.ledger.rounds == 4
-    if settings.get("participation"):
+    if settings.get("cohort"):
         assert one.ledger.charges.tolist() == other.ledger.charges.tolist() == [2] * 20
     rows, others = (report_of(*run, 1e-5).rows for run in ((one, trainer), (other, plain)))
     one.ledger.charges[:] = other.ledger.charges  # cohorts are drawn
@@ -205,16 +205,16 @@ def test_a_run_in_which_no_statistic_is_released_ends_with_words(rounds):
                 federated.engine.abort("too few for this test")
 
     net = Net()
-    federated = fedq.Federated(GAUSSIAN, 20, clients_per_round=10, statistics=Statistics(4, 0.3, rounds))
+    federated = fedq.Federated(GAUSSIAN, 20, cohort=10, statistics=Statistics(4, 0.3, rounds))
     with pytest.raises(RuntimeError, match=f"none of {rounds} rounds .* too few for this test; they stay"):
         make_trainer(federated, Aborts(), max_epochs=4).fit(net, datamodule=Digits(400))
     assert net.calls == 0 and federated.ledger.rounds == rounds
 
 
-@pytest.mark.parametrize("participation", ["random", "poisson", "allocated"])
-def test_secret_cohorts_tell_nobody_who_was_asked(participation, caplog):
+@pytest.mark.parametrize("law", [fedq.FixedSize(10, secret=True), fedq.Poisson(10)])
+def test_secret_cohorts_tell_nobody_who_was_asked(law, caplog):
     mechanism = fedq.BandedGaussian(0.5, 2.0, band=1)
-    settings = {"cohorts": "secret", "seed": None, "diagnostics": False, "participation": participation}
+    settings = {"cohort": law, "seed": None, "diagnostics": False}
     with caplog.at_level("INFO"):
         federated, trainer = fit(net := Net(), mechanism=mechanism, **settings)
     assert net.calls == 1 and "4 numbers released, noise of" in caplog.text
@@ -226,7 +226,7 @@ def test_secret_cohorts_tell_nobody_who_was_asked(participation, caplog):
 
 def test_own_draws_divide_by_the_expected_size_so_a_vector_is_centred():
     """The mean of a poisson cohort errs by who is there times the vector, and by nothing of a centred one."""
-    settings = {"participation": "poisson", "cohorts": "secret", "seed": None}
+    settings = {"cohort": fedq.Poisson(10), "seed": None}
     settings |= {"mechanism": fedq.BandedGaussian(0.5, 1e-3, band=1), "rounds": 2}
 
     class Far(Net):

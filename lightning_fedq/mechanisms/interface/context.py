@@ -58,7 +58,7 @@ class HandOver:
                 raise ValueError(
                     f"noise goes from a client of one round to one of the next, and client {client} with "
                     f"{other} are not one of this round's cohort and one of another; cohorts that take turns "
-                    "(participation='cyclic') are disjoint"
+                    "(cohort=Cyclic(...)) are disjoint"
                 )
 
 

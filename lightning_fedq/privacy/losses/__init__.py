@@ -10,7 +10,6 @@ The curve of a claim is the largest of the curves of its pairs, in both orders, 
 convex curves is the curve of some pair again, and that pair dominates every case.
 """
 
-from lightning_fedq.privacy.losses.allocation import AllocatedGaussianLoss
 from lightning_fedq.privacy.losses.divergences import ConcentratedLoss, RenyiLoss, concentrated_epsilon
 from lightning_fedq.privacy.losses.loss import Array, Law, Loss, NonPrivate, composed_mass
 from lightning_fedq.privacy.losses.noise import (
@@ -23,7 +22,6 @@ from lightning_fedq.privacy.losses.noise import (
 from lightning_fedq.privacy.losses.pairs import CoinSum, HiddenPair, PmfPairs
 
 __all__ = [
-    "AllocatedGaussianLoss",
     "Array",
     "CoinSum",
     "ConcentratedLoss",

@@ -160,8 +160,15 @@ class PoissonGaussianLoss(Loss):
 
     What is released is the sum of those who take part, each at most C long, and N(0, std^2 I), whoever is
     there. With m = C / std two updates are told apart no better than (1 - q) N(0, 1) + q N(m, 1) from (1 - q)
-    N(0, 1) + q N(-m, 1): a block of one round of the theorem in `losses.allocation`, in which the client's
-    round is hers with chance q. Others' coins are independent of hers, so the adversary may hold them.
+    N(0, 1) + q N(-m, 1).
+
+    Proof, std = 1. Others' coins are independent of hers: give them to the adversary and subtract what they
+    send. Over N(0, I) the densities are P = 1 - q + q L(x, y) and Q with x', for L(x, y) = exp(<x, y> -
+    |x|^2 / 2), so P - a Q = c + q L(x, y) - a q L(x', y). (i) Let a hyperplane through 0 have x and x' on one
+    side, s its reflection. F = c + q L(x, .) and g = a q L(x', .) are both larger on that side, so exchanging
+    g(y) and g(s y) does not lower the sum of [F - g]_+ over the two, by convexity: x' may be reflected until
+    it is -|x'| x / |x|. (ii) In one dimension {P > a Q} = {y > tau}; the value is maximal in tau, rises with
+    |x| and falls with P(N > tau + |x'|): both lengths become C. Rounds compose: their coins are independent.
 
     Not covered, and false: noise of the clients (one who is missing takes it away), a divisor or a length
     that follows who is there, cohorts of a fixed size.

@@ -85,8 +85,8 @@ def test_one_key_for_cohorts_of_all_rounds(monkeypatch):
     def stream(self, purpose, *place):
         return Stream(self._key)
 
-    stream.__code__ = stream.__code__.replace(co_qualname="CohortKey._stream")
-    monkeypatch.setattr(plans.CohortKey, "_stream", stream)
+    stream.__code__ = stream.__code__.replace(co_qualname="CohortKey.stream")
+    monkeypatch.setattr(plans.CohortKey, "stream", stream)
     wrong = judge([play_fit("secret cohorts", "first fit")])[1]
     assert any(text.startswith("cohort: a key is used for two things") for text in wrong)
 
