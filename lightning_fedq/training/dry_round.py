@@ -121,7 +121,9 @@ class DryWorker(ClientWorker):
     def _copy(self, stack: Stack) -> Client:
         client = self.begun(stack.training_seed, stack.clients)
         names = self.names
-        results = ToldResults(True, lambda name, value: names.setdefault(name))
+        # values refer to themselves, so that the Trainer's own way to reduce them would keep the client
+        reduce = lambda value, *args, **kwargs: value  # noqa: E731
+        results = ToldResults(True, lambda name, value: names.setdefault(name), reduce)
         client.trainer.fit_loop.epoch_loop._results = results
         return client
 

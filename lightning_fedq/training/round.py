@@ -9,7 +9,7 @@ that a round which is given up leaves nothing to put back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.clock import Clock, Taken
+from lightning_fedq.clients.constraints import Constraint
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.measuring import statistics_of
 from lightning_fedq.clients.personal import Packed
@@ -108,14 +109,15 @@ class ClientSide:
         self.clock = Clock(trainer, holdings.schedule.longest)
         module = trainer.lightning_module
         self.found = Found(Rehearsed.by_layers(module))
-        self.vector = self._vector(members)  # as the layers say, until a client has tried
+        # as the layers say, until a client has tried: patterns may be of what only training shows
+        self.vector = self._vector(members, local.constraints if to_try is None else None)
         if to_try is not None:
             dry = self.dry()
             self.found = dry.aside(lambda: first_steps(dry, to_try))
             self.found.check(module)
-            self.vector = self._vector(members)
+            self.vector = self._vector(members, local.constraints)
 
-    def _vector(self, members: Members | None) -> Vector:
+    def _vector(self, members: Members | None, constraints: Mapping[str, Constraint] | None) -> Vector:
         local = self._local
         return Vector(
             self._trainer.lightning_module,
@@ -125,7 +127,7 @@ class ClientSide:
             members,
             local.patterns,
             local.shared,
-            local.constraints,
+            constraints,
         )
 
     def dry(self, is_started: bool = False) -> DryWorker:

@@ -534,7 +534,7 @@ class SkipsTheFailedRound(fedq.RoundEngine):
 
     def abandon(self):
         if self.plan is not None:
-            self.ledger.charges[list(self.plan.cohort)] -= 1
+            self.ledger._known(self.ledger._id)[1][list(self.plan.cohort)] -= 1
         super().abandon()
 
 
