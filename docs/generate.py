@@ -58,57 +58,60 @@ PUBLIC: dict[str, tuple[str, ...]] = {
 """Names that are public beside those of `lightning_fedq` itself, by module. () is its `__all__`."""
 
 HOOKS = {
-    "homomorphic": ("must be said", "may `decode` be given the sum of the messages? Secure aggregation asks"),
-    "encode": ("must be written", "always"),
-    "decode": ("must be written", "always"),
-    "code": ("must be written", "always"),
-    "claims": ("must be written", "always; `NonPrivate` where there is nothing to promise"),
-    "fixed_cohort": ("False", "noise is shared out over the whole cohort in advance"),
+    "homomorphic": (
+        "required",
+        "always: can `decode` work on the sum of the messages? Secure aggregation needs it",
+    ),
+    "encode": ("required", "always"),
+    "decode": ("required", "always"),
+    "code": ("required", "always"),
+    "claims": ("required", "always; return `NonPrivate` for adversaries without a guarantee"),
+    "fixed_cohort": ("False", "clients divide the noise among the whole cohort in advance"),
     "clips_norm": (
         "False",
-        "`encode` holds updates to the l2 norm `clip_norm`, so that `AdaptiveClip` may move it",
+        "`encode` clips updates to the l2 norm `clip_norm`, and `AdaptiveClip` may change this norm",
     ),
-    "unbiased": ("True", "the decoded sum is meant to be off on average, for updates inside the range"),
-    "joint": ("False", "`decode` is no sum: a vote, a threshold"),
-    "order_free": ("`homomorphic`", "sums of floats are the same in whatever parts messages come"),
+    "unbiased": ("True", "the decoded sum is biased for updates inside the range"),
+    "joint": ("False", "`decode` is not a sum, but a vote or a threshold"),
+    "order_free": ("`homomorphic`", "floating-point sums do not depend on how messages are grouped"),
     "separation": ("1", "noise is correlated over rounds"),
-    "hands_on": ("False", "clients take back noise of the round before"),
+    "hands_on": ("False", "clients subtract noise of the previous round"),
     "noise_of_adder": (
         "False",
-        "noise is a trusted adder's alone, whoever sends (clients that draw for themselves)",
+        "a trusted server adds all noise, so clients may decide at random whether to take part",
     ),
-    "alike_clients": ("False", "who takes part shows in a release through updates only (secret cohorts)"),
-    "own_ranges": ("None", "the round's range follows a rule of the mechanism's own"),
-    "core": ("itself", "the mechanism stands around another one"),
-    "tolerated_dropouts": ("None", "claims about the sum are void with fewer answers"),
-    "message_code": ("`code`", "a message's code conditions on what client and server share"),
-    "grid": ("None", "the decoded sum comes from floats, whose low bits must not leave"),
+    "alike_clients": ("False", "a release depends on participation through updates only (secret cohorts)"),
+    "own_ranges": ("None", "the mechanism has its own rule for the range of a round"),
+    "core": ("itself", "the mechanism wraps another mechanism"),
+    "tolerated_dropouts": ("None", "claims about the sum fail if too few clients answer"),
+    "message_code": ("`code`", "the code of a message depends on randomness that client and server share"),
+    "grid": ("None", "the decoded sum is computed in floats, whose low bits must not be released"),
     "num_symbols": ("the dimension", "a message is longer or shorter than the update"),
-    "symbol_range": ("None", "symbols have tighter bounds than a fixed-length code says"),
+    "symbol_range": ("None", "symbols have tighter bounds than a fixed-length code implies"),
     "can_send": (
-        "by `symbol_range`",
-        "a server that knows a client's shared randomness can tell more of its message",
+        "from `symbol_range`",
+        "a server that knows a client's shared randomness can validate its message more strictly",
     ),
     "symbol_modulus": ("None", "symbols are residues, and sums are modular"),
-    "noise_variance": ("None", "there is a bound; adaptive ranges and plans use it"),
-    "mean_error": ("from `noise_variance`", "the error depends on how alike the updates are"),
-    "num_sent": ("`None`", "the largest coordinates of an update are sent, and no others"),
+    "noise_variance": ("None", "the variance has a public bound; adaptive ranges and plans use it"),
+    "mean_error": ("from `noise_variance`", "the error depends on how similar the updates are"),
+    "num_sent": ("`None`", "only the largest coordinates of an update are sent"),
     "longest_update": ("`None`", "whole updates are clipped by their norm"),
-    "clipped_to": ("the range, or a norm around 0", "values are clipped elsewhere"),
-    "covers_shorter": ("True", "a round may cost less for a longer vector"),
+    "clipped_to": ("the range, or a norm around 0", "values are clipped around another centre or distance"),
+    "covers_shorter": ("True", "a round can cost less privacy for a longer vector"),
     "gaussian_error": ("False", "the error of the decoded mean is exactly Gaussian"),
-    "group_sizes": ("all alone", "clients share randomness with each other"),
-    "level": ("None", "a `PrivacyTarget` could set `epsilon` or `noise_multiplier`"),
-    "at_level": ("by `level`", "a target sets more than that parameter"),
+    "group_sizes": ("no groups", "clients share randomness with each other"),
+    "level": ("None", "a `PrivacyTarget` can set `epsilon` or `noise_multiplier`"),
+    "at_level": ("from `level`", "a target sets more than this parameter"),
     "example": ("usual values", "parameters without a default have unusual names"),
-    "plan_settings": ("`example`", "several settings are worth a row of `fedq plan`, or none"),
-    "audit_cases": ("itself", "a claim is about whole vectors, or one word decides a symbol"),
-    "worst_pair": ("far outside on both sides", "a rotation or a selection turns the worst case round"),
-    "lever": ("None", "a lying client's reach is known"),
-    "without_noise": ("refused", "a Byzantine client can leave the coin out"),
-    "advice": ("more noise, fewer rounds", "something else helps more"),
-    "protection_groups": ("one group", "clients are protected differently"),
-    "claims_about": ("`claims`", "clients are protected differently"),
+    "plan_settings": ("`example`", "`fedq plan` should rank several settings, or none"),
+    "audit_cases": ("itself", "a claim is about whole vectors, or one random word decides a symbol"),
+    "worst_pair": ("far outside the range on both sides", "a rotation or a selection changes the worst case"),
+    "lever": ("None", "the maximum influence of one client is known"),
+    "without_noise": ("refused", "a Byzantine client can omit the randomised response"),
+    "advice": ("more noise, fewer rounds", "another change helps more"),
+    "protection_groups": ("one group", "clients have different guarantees"),
+    "claims_about": ("`claims`", "clients have different guarantees"),
 }
 """Default of each hook of `Mechanism`, and when to write it; `hooks` finds the examples."""
 
@@ -172,11 +175,11 @@ def mechanisms_table() -> str:
     runs = {path.stem: _uses(path) for path in configs().values() if path.stem.startswith("digits_")}
     shown = {f"digits_{name}" for name in fragments()}
     return _table(
-        ["mechanism", "what it is", "bits", "sum", "run it"],
+        ["mechanism", "description", "bits", "aggregatable", "run it"],
         (
             [
                 f"`{kind.__name__}`",
-                _first_line(kind),
+                _first_line(kind).replace("|", r"\|"),
                 f"{float(row['bits']):.2g}",
                 row["sum"],
                 ", ".join(f"`{run}`" for run, used in runs.items() if kind.__name__ in used and run in shown),
@@ -188,15 +191,15 @@ def mechanisms_table() -> str:
 
 
 def claims_table() -> str:
-    """Epsilon of a unit against each adversary."""
-    heads = ["mechanism", "bits", "sum", "lever", "unit", *(who.name.lower() for who in Adversary)]
-    return _table(
-        heads, ([row[head].replace("*", r"\*") for head in heads] for row in _described()), align="lr"
-    )
+    """Epsilon of a unit against each adversary, and how far one Byzantine client moves the sum."""
+    adversaries = [who.name.lower() for who in Adversary]
+    columns = ["mechanism", "unit", *adversaries, "lever"]
+    heads = ["mechanism", "unit", *(f"`{name}`" for name in adversaries), "max. influence"]
+    return _table(heads, ([row[name].replace("*", r"\*") for name in columns] for row in _described()))
 
 
 def adversaries_table() -> str:
-    """Column heads of the table of claims, in words."""
+    """The adversaries: their name in code, their name for readers, and what each of them sees."""
     rows = ([f"`{who.name.lower()}`", who.title, who.sees] for who in Adversary)
     return _table(["name in code and configurations", "name in tables and pictures", "sees"], rows)
 
@@ -226,7 +229,7 @@ def hooks_table() -> str:
     if set(names) != set(HOOKS):
         raise ValueError(f"HOOKS in docs/generate.py and Mechanism differ in {set(names) ^ set(HOOKS)}")
     return _table(
-        ["hook", "default", "write it when", "example"],
+        ["hook", "default", "implement it if", "example"],
         ([f"`{name}`", *HOOKS[name], _example(name)] for name in HOOKS),
     )
 
@@ -242,11 +245,11 @@ _BARE = re.compile(
 
 
 def _files(shipped: dict[str, Path]) -> str:
-    """What each is, and whether its first line says that it protects nothing."""
+    """The description of each, and whether its first line says that it protects nothing."""
     rows = ((name, _comment(path)) for name, path in shipped.items())
     return _table(
-        ["name", "what it is", "protects"],
-        ([f"`{name}`", _BARE.sub("", said), "nothing" if _BARE.search(said) else ""] for name, said in rows),
+        ["name", "description", "guarantee"],
+        ([f"`{name}`", _BARE.sub("", said), "none" if _BARE.search(said) else ""] for name, said in rows),
     )
 
 
@@ -264,7 +267,7 @@ def fragments_table() -> str:
 def commands_table() -> str:
     """What `fedq` can do."""
     every = {**cli.TRAINING, **cli.OTHERS}
-    return _table(["command", "what it does"], ([f"`fedq {name}`", text] for name, text in every.items()))
+    return _table(["command", "description"], ([f"`fedq {name}`", text] for name, text in every.items()))
 
 
 def _public() -> Iterator[tuple[str, list[str]]]:

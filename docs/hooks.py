@@ -1,6 +1,6 @@
 """MkDocs hooks: pages made from files outside of docs/, and links to them.
 
-* `CHANGELOG.md`, `SECURITY.md` and `benchmarks/README.md` become pages.
+* `CHANGELOG.md`, `CONTRIBUTING.md`, `SECURITY.md` and `benchmarks/README.md` become pages.
 * Scripts in `docs/tutorials/` can be downloaded; `make tutorials` has written their pages and notebooks.
 * A link from a page to one of those files, right where the repository is read, is right on the site too.
 """
@@ -18,6 +18,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
 }

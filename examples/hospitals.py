@@ -2,7 +2,7 @@
 
 Ten hospitals hold 144 images each (scikit-learn's digits stand for records). Four trainings, with the same
 model and rounds: without privacy; DP-SGD inside every hospital, which protects a patient's row; noise on the
-release, which protects a whole hospital; and both. docs/guides/hospitals.md has the table and says which is
+release, which protects a whole hospital; and both. docs/guides/dp_sgd.md has the table and says which is
 which.
 """
 

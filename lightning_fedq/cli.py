@@ -15,14 +15,14 @@ from lightning_fedq.commands.shown import help_of, refuse_unknown
 from lightning_fedq.commands.signature import run
 
 OTHERS = {
-    "configs": "list the runs and fragments that ship with the package; write one out to edit",
-    "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
-    "compare": "mechanisms at equal epsilon, with Opacus's beside them, or finished runs: table, picture",
-    "report": "write one HTML page about finished runs: who sees what, epsilon and bits by round",
-    "privacy": "say what a configuration, a checkpoint or a run protects; what several runs cost together",
-    "plan": "rank all mechanisms, calibrated to a target epsilon, by error: settings, bits, clients needed",
-    "flower": "real machines over Flower: write an app, run a site's client with its own code only",
-    "audit": "try to refute what mechanisms claim, yours, too, by simulation",
+    "configs": "list the shipped runs and fragments, or copy one to a file",
+    "mechanisms": "list all mechanisms: bits, aggregatable or not, epsilon by adversary, paper",
+    "compare": "compare mechanisms at equal epsilon, or finished runs, in a table and a picture",
+    "report": "write an HTML page about finished runs: adversaries, epsilon and bits by round",
+    "privacy": "print epsilon of a configuration, a checkpoint or a run, or of several runs together",
+    "plan": "calibrate all mechanisms to a target epsilon, and rank them by error: bits, clients needed",
+    "flower": "deploy over Flower: write an app, or run a site's client with installed code only",
+    "audit": "try to refute the claims of mechanisms, also your own, by simulation",
 }
 
 ROOMS = {"audit": "audit.", "compare": "comparison."}

@@ -480,7 +480,7 @@ def test_what_an_agent_runs_logs_to_wandb(tmp_path, monkeypatch):
     config = yaml.safe_load(configuration(tmp_path).read_text())
     config["trainer"]["callbacks"].append({"class_path": "lightning_fedq.callbacks.RunFolder"})
     Path("mine.yaml").write_text(yaml.safe_dump(config))
-    guide = (Path(__file__).parents[1] / "docs" / "guides" / "wandb_sweeps.md").read_text()
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "tune.md").read_text()
     sweep = yaml.safe_load(guide.partition("```yaml\n")[2].partition("```")[0])
     command = " ".join(sweep["command"]).replace("${args_no_hyphens}", "Federated.server_lr=0.5").split()
     for name in [name for name in os.environ if "WANDB" in name]:

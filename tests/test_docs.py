@@ -184,7 +184,7 @@ def test_messages_of_the_faq_are_those_of_the_library():
 
 BY_COMMAND = {"papers", "reproductions", "reproductions_cpa", "reproductions_exact"}
 """Pages whose rows name the command that prints them."""
-EXACT = {"corrections", "mechanisms", "privacy"}
+EXACT = {"composition", "corrections", "mechanisms", "threat_model"}
 """Pages whose figures are derived, or printed by tests of these pages."""
 
 

@@ -1,15 +1,16 @@
-"""Choose a mechanism for a budget
+"""Choose a mechanism for a privacy budget
 
-You have so many clients, so many parameters, and an epsilon that a client may spend over the whole
-run. Which mechanism leaves most of the signal, and how many clients would be enough? This page asks
-the planner, which trains nothing, and then tries its answer. It runs in about a minute.
+In this tutorial you choose a mechanism for a given epsilon, number of clients and number of parameters. You
+ask the planner, which trains nothing, and then test its answer in a training. The tutorial runs in about a
+minute.
 """
 
 # %%
-# ## The question
-# 479 clients hold two or three digits each and train a linear model of 650 parameters for 20 rounds. A client
-# may spend epsilon 8 over the run, towards a server that sees only sums and with which 2% of the
-# clients collude. `SecAgg(run="accounted")` counts masks instead of running them, which is enough to plan.
+# ## Describe the federation
+# 479 clients hold two or three digits each. They train a linear model of 650 parameters for 20 rounds. A
+# client may spend epsilon 8 over the run. The adversary is a server that sees sums only and colludes with
+# 2% of the clients. `SecAgg(run="accounted")` counts the masks and does not compute them, which is enough
+# for a plan.
 import logging
 import warnings
 
@@ -29,17 +30,19 @@ NAMES = ("GaussianNoise", "RotatedCoins", "RotatedCoins, share 1/8", "LDPQ", "Pa
 
 
 def problem(epsilon, clients=479):
-    """The federation, and what is asked of it."""
+    """Return the federation and its privacy target."""
     target = PrivacyTarget(epsilon, delta=1e-5, adversary="secagg_server")
     return Problem(clients, params=650, rounds=20, target=target, secure_aggregation=MASKS)
 
 
 # %%
-# ## The answer
-# Each mechanism is set to the budget; what differs is the noise that it then needs. *R* is that noise over
-# the signal of the whole run: up to 0.1 no loss was seen in trainings, 0.7 costs points, and above 4 hardly
-# anything is learnt. Bits are of one message, per parameter, masked. *Good from* is the number of clients at
-# which R would be 0.1. All mechanisms: `fedq plan digits_private --epsilon 8`.
+# ## Ask the planner
+# The planner calibrates each mechanism to the budget, so the mechanisms differ in the noise that they need.
+# *R* is the noise-to-signal ratio of the whole run. Trainings showed no loss up to an R of 0.1, and lost
+# points up to 0.7. Above 4 a model learns almost nothing. Bits are those of one masked message, per
+# parameter. *Good from* is the number of clients at which R would be 0.1.
+#
+# `fedq plan digits_private --epsilon 8` ranks all mechanisms.
 shown = {name: mechanism for name, mechanism in candidates(650).items() if name in NAMES}
 options = plan(problem(8.0), shown)
 print(f"{'':24} {'bits':>5} {'R':>7}  {'':16} good from")
@@ -50,9 +53,9 @@ for option in options:
     )
 
 # %%
-# ## Fewer epsilons, more clients
-# R falls with the square of the number of clients behind a sum, because each of them adds noise and all of
-# it hides everybody. So a tighter budget is a question of clients.
+# ## A smaller epsilon needs more clients
+# With secure aggregation, R falls with the square of the number of clients: every client adds noise, and
+# the sum of the noise protects all of them. You can therefore reach a smaller epsilon with more clients.
 sizes = [100, 200, 479, 1000, 2000]
 figure, axes = plt.subplots(figsize=(7, 3.8), layout="constrained")
 coins = {"RotatedCoins": shown["RotatedCoins"]}
@@ -62,22 +65,22 @@ for epsilon in (1.0, 2.0, 8.0):
     print(
         f"epsilon {epsilon:g}:", ", ".join(f"R {r:.2g} with {n}" for n, r in zip(sizes, ratios, strict=True))
     )
-axes.axhline(0.1, color="grey", linestyle=":", label="no loss seen below")
+axes.axhline(0.1, color="grey", linestyle=":", label="no loss seen below 0.1")
 axes.set(xscale="log", yscale="log", xlabel="clients", ylabel="R of RotatedCoins")
 axes.legend(fontsize="small")
 figure.savefig("clients_and_epsilon.png", dpi=150)
 
 # %%
-# ## Does it hold?
-# The best, a middling and the worst of the table in a training with the same budget. The rate is the same
-# for all; the target sets each mechanism, so nothing else has to be chosen.
+# ## Test the plan in a training
+# You now train with three of the mechanisms at the same budget: the second, the third and the last.
+# The learning rate is the same for all. The target sets the noise, so you choose nothing else.
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-for said in ("does not have many workers", "masking is accounted for only", "this run can hardly learn"):
-    warnings.filterwarnings("ignore", message=f".*{said}")
+for text in ("does not have many workers", "masking is accounted for only", "this run can hardly learn"):
+    warnings.filterwarnings("ignore", message=f".*{text}")
 
 
 def train(mechanism):
-    """Validation accuracy after 20 rounds at epsilon 8."""
+    """Return the validation accuracy after 20 rounds at epsilon 8."""
     federated = Federated(mechanism, num_clients=479, privacy=problem(8.0).target, secure_aggregation=MASKS)
     trainer = pl.Trainer(
         max_epochs=20,
@@ -93,9 +96,10 @@ def train(mechanism):
 
 for name in ("RotatedCoins", "LDPQ", "PairedCoins"):
     [option] = [option for option in options if option.name == name]
-    print(f"{name:14} R {option.ratio:5.2g}: {train(shown[name]):.3f} of the validation digits are right")
+    print(f"{name:14} R {option.ratio:5.2g}: validation accuracy {train(shown[name]):.3f}")
 
 # %%
-# The order is the planner's. R assumes how alike the clients' updates are (`fed/sim_homogeneity`, 0.3 by
-# default); the report of a run has R as it was seen. The table for other views and settings: [Choose a
+# The mechanism with the largest R has the lowest accuracy, as planned. Mechanisms with similar R can change
+# places from run to run. R is an estimate: it assumes how similar the clients' updates are
+# (`fed/sim_homogeneity`, 0.3 by default). For other adversaries and situations, see [Choose a
 # mechanism](../guides/choose_a_mechanism.md).

@@ -1,16 +1,15 @@
 """From simulation to two machines
 
-A simulation and a deployment share the mechanism, the keys' scheme, the bytes of a message and the
-half of a round that the server runs. On this page the two clients are programs of their own, with
-their own data and secret keys, and what passes between them and the server is bytes. Flower carries
-the same bytes between real machines. It runs in about half a minute.
+In this tutorial you run a federation whose two clients are separate programs with their own data and
+secret keys. Only bytes pass between the clients and the server. A real deployment uses the same code, and
+Flower carries the bytes between machines. The script takes about half a minute.
 """
 
 # %%
-# ## A client's program
-# It draws its keys, tells the server the public one, and waits for tasks. Whatever it trains on, its secret
-# key and its log of used streams stay with it; `RoundClient.answer` encodes the update and packs it. The
-# mechanism is that of the client's own code, never what the server says.
+# ## Write the client's program
+# The client draws its keys, sends its public key to the server, and waits for tasks. `RoundClient.answer`
+# encodes the update and packs it into bytes. The client's data, its secret key and its log of used random
+# streams never leave the client. The mechanism comes from the client's own code and not from the server.
 import struct
 import subprocess
 import sys
@@ -54,7 +53,7 @@ def receive():
 
 
 def trained(weights):
-    """Five steps on this client's own digits, of which nobody else has one."""
+    """Return the weights after five steps on this client's own digits."""
     matrix = weights[:640].reshape(64, 10).clone().requires_grad_()
     bias = weights[640:].clone().requires_grad_()
     optimizer = torch.optim.SGD([matrix, bias], lr=0.5)
@@ -82,8 +81,8 @@ while (task := receive()) is not None:
 Path("client.py").write_text(CLIENT)
 
 # %%
-# ## Two of them, and a line to each
-# Pipes stand for the network: four bytes of length, then the bytes of a message.
+# ## Start two clients
+# Pipes take the place of the network. Each message is its length in four bytes, followed by its content.
 processes = [
     subprocess.Popen([sys.executable, "client.py", str(c)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     for c in range(2)
@@ -91,24 +90,23 @@ processes = [
 
 
 def send(client, *parts):
-    """Send messages to a client."""
+    """Send parts of a message to a client."""
     for part in parts:
         processes[client].stdin.write(struct.pack("<I", len(part)) + part)
     processes[client].stdin.flush()
 
 
 def receive(client):
-    """Wait for a client's next message."""
+    """Return a client's next message."""
     (size,) = struct.unpack("<I", processes[client].stdout.read(4))
     return processes[client].stdout.read(size)
 
 
 # %%
-# ## Keys
-# Every client sends 32 bytes. The server keeps a secret of its own, and relays the public keys of those who
-# share a pair: `CorBin`'s two clients agree on a key that the server, which only relays, does not have.
-# (One that lies could relay a key of its own; signed keys are against that, see [the
-# deployment](../deployment.md).)
+# ## Exchange keys
+# Every client sends a public key of 32 bytes. `CorBin` pairs clients. The server relays the public keys
+# within a pair, so the two clients agree on a key that an honest server does not know. A malicious server
+# could relay its own key instead. Signed keys prevent this ([deployment](../deployment.md)).
 secrets = ServerSecrets.draw()
 roster = {client: receive(client) for client in range(2)}
 keys = HeldServerKeys(secrets, roster)
@@ -118,8 +116,9 @@ for client in range(2):
 print("public keys:", *(key.hex()[:12] + "..." for key in roster.values()))
 
 # %%
-# ## Rounds
-# The server draws the plan of a round, sends task and weights, and is given bytes. It never has an update.
+# ## Run the rounds
+# In each round the server draws a plan and sends the task and the weights. It receives bytes and never sees
+# an update.
 mechanism, start = CorBin(epsilon=4.0, shared_bits=5), torch.zeros(650)
 server = RoundServer(mechanism, RoundPlanner(2, 0), keys, start, [640, 10], AdaptiveRange())
 digits = load_digits()
@@ -127,7 +126,7 @@ held_out = torch.tensor(digits.data[1200:] / 16, dtype=torch.float32), torch.ten
 
 
 def accuracy(weights):
-    """Of the digits that no client has."""
+    """Return the accuracy on digits that no client has."""
     scores = held_out[0] @ weights[:640].reshape(64, 10) + weights[640:]
     return float((scores.argmax(1) == held_out[1]).float().mean())
 
@@ -150,11 +149,12 @@ axes.set(xlabel="round", ylabel="accuracy on held-out digits")
 figure.savefig("two_machines.png", dpi=150)
 
 # %%
-# ## What is left behind
-# A client's log has a line for every message, written before the message exists, so that no keystream ever
-# carries two payloads, whatever the server asks. The server's ledger has counted the same rounds. And the
-# accountant says what two clients without a crowd are: nothing useful is promised to them. A deployment is
-# private by its numbers, as a simulation is ([choose a mechanism for a budget](choose_for_a_budget.md)).
+# ## Check the logs and the guarantee
+# A client writes a line to its log before each message exists. Therefore no keystream encrypts two
+# messages, even if a malicious server asks twice. The server's ledger has counted the same rounds.
+#
+# The accountant reports no meaningful guarantee: two clients are too few. A deployment needs as many
+# clients as a simulation ([choose a mechanism for a budget](choose_for_a_budget.md)).
 for process in processes:
     process.stdin.close()
     process.wait()
@@ -167,15 +167,17 @@ for adversary in (Adversary.SERVER, Adversary.OUTSIDER):
     print(f"{row.title}: epsilon {row.epsilon_run:.3g}, {row.verdict}")
 
 # %%
-# ## Real machines
-# `fedq flower init my_app` writes an app whose module, data and settings stand in one file. Its two halves
-# are those of this page, with Lightning's `Trainer` on both sides, and Flower in place of the pipes:
+# ## Use real machines
+# `fedq flower init my_app` writes an app with the module, the data and the settings in one file. The app
+# uses the two halves of this page, with Lightning's `Trainer` on both sides, and Flower in place of the
+# pipes. These commands try it without encryption, and **protect nobody**: a plain SuperNode runs any code
+# that a run sends.
 #
 #     flower-superlink --insecure --disable-runtime-dependency-installation    # the server's machine
 #     flower-supernode --insecure --superlink HOST:8000 \
 #         --node-config 'partition-id=0 fedq-home="/a/folder"'                 # each client's machine
 #     flwr run my_app LINK --stream                                            # starts the rounds
 #
-# A seeded deployment ends with the weights of the seeded simulation, bit for bit: `make deploy-demo` compares
-# them on one machine, with TLS. What each machine needs: [From simulation to
-# deployment](../deployment.md).
+# On real machines follow [Deploy to real machines](../deployment.md), where each site runs only the code
+# that it has read. A seeded deployment ends with the weights of the seeded simulation, bit for bit. `make
+# deploy-demo` compares them on one machine, with TLS.

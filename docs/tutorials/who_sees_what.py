@@ -1,15 +1,15 @@
-"""Who sees what: one mechanism, six adversaries
+"""Six adversaries: what each one sees, and its epsilon
 
-"epsilon = 1" is half a sentence. The other half is whose epsilon it is (a coordinate's, a
-message's, a client's over the whole run), at which delta, and against whom. This page asks the
-accountant directly, without any training. It runs in a few seconds.
+After this tutorial you can read an epsilon of a privacy report. "epsilon = 1" is incomplete without
+three more facts: what it covers (a coordinate, a message, or a client over the whole run), the delta,
+and the adversary. The page asks the accountant directly, without training, and runs in a few seconds.
 """
 
 # %%
-# ## A round, as everybody knows it
-# `RoundContext` is public: the cohort in groups, the length of the update's segments, and the range
-# that updates are clipped to. Here 1,000 clients work alone, and a linear model on digits has 650
-# parameters.
+# ## Describe a round
+# `RoundContext` contains the public facts of a round: the cohort in groups, the lengths of the update's
+# segments, and the range to which updates are clipped. Here 1,000 clients share no random bits with each
+# other, and the model has 650 parameters (a linear model on digits).
 import matplotlib.pyplot as plt
 import torch
 
@@ -20,18 +20,19 @@ from lightning_fedq.privacy.run import ASSUMED, Run
 
 
 def context(num_clients, dim=650):
-    """One round of clients that share no randomness."""
+    """Return the context of a round of clients that share no randomness."""
     groups = tuple((client,) for client in range(num_clients))
     return RoundContext(0, groups, (dim,), center=torch.zeros(1), radius=torch.ones(1))
 
 
 # %%
-# ## One coin a coordinate
-# `LDPQ(epsilon=0.1)` sends one bit a coordinate, and each bit is a randomised response at epsilon
-# 0.1. Whoever sees a client's message sees 650 of them; whoever sees only the sum sees them among
-# those of 999 others. The verdict says in a word what the number is worth.
+# ## Ask for the epsilon of each adversary
+# `LDPQ(epsilon=0.1)` sends one bit per coordinate. Each bit is a randomised response with epsilon 0.1. An
+# adversary that sees a client's message sees 650 such bits. An adversary that sees only the sum sees them
+# mixed with the bits of 999 other clients. The verdict summarises the guarantee in a word. *Vacuous* means
+# that there is no meaningful guarantee.
 def stated(*sizes):
-    """The privacy report of 30 rounds in which everybody takes part, behind secure aggregation."""
+    """Return the report of 30 rounds with all clients and secure aggregation."""
     return privacy_report(Run.ideal(LDPQ(epsilon=0.1), context(*sizes), 30, secure_sum=ASSUMED), delta=1e-5)
 
 
@@ -43,10 +44,10 @@ for adversary in Adversary:
     )
 
 # %%
-# ## What helps is a crowd, what hurts is a long vector
-# Behind secure aggregation the coins of others hide a client, so its epsilon falls with the size of
-# the cohort; in the open it does not. And an epsilon of a coordinate is paid for every coordinate,
-# in every view.
+# ## Change the number of clients and parameters
+# With secure aggregation the other clients' random bits hide a client, so epsilon falls as the cohort
+# grows. Without it, the size of the cohort has no effect. A per-coordinate epsilon composes over all
+# coordinates, so epsilon grows with the number of parameters against every adversary.
 sizes, dims = [100, 200, 500, 1000, 2000, 5000], [10, 100, 1_000, 10_000, 100_000]
 settings = {
     "clients": (sizes, [(n, 650) for n in sizes]),
@@ -67,9 +68,9 @@ both[0].legend(fontsize="small")
 figure.savefig("epsilon_by_size.png", dpi=150)
 
 # %%
-# ## The page of a run
-# A run writes the same statement as `privacy.md`, one row per adversary, in words first ([how to
-# read it](../guides/read_the_privacy_page.md)). A mechanism that clips the whole update, and a
-# target in place of an epsilon, do better for networks: [Choose a
-# mechanism](../guides/choose_a_mechanism.md). The words of one row:
+# ## Read the privacy page of a run
+# A run writes the same report to `privacy.md`, one row per adversary ([how to read
+# it](../guides/read_the_privacy_page.md)). For neural networks, use a mechanism that clips the whole
+# update, and calibrate it to a target epsilon ([Choose a mechanism](../guides/choose_a_mechanism.md)). The
+# report explains each row in words:
 print(report.row(Adversary.SECAGG_SERVER).odds)

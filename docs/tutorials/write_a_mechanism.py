@@ -1,16 +1,18 @@
 """Write a mechanism: three levels with randomised response
 
-The package does not have this one: every coordinate is rounded at random to one of three levels,
-and the level goes through a three-way randomised response. It is built, used in a training, asked
-what it protects, and attacked. The rules are in [Write a mechanism](../writing_a_mechanism.md). It
-runs in about ten seconds.
+In this tutorial you write a new mechanism, test it, read its privacy report, attack its claim and train with
+it. The mechanism rounds every coordinate at random to one of three levels. The level then goes through a
+three-way randomised response. [Write a mechanism](../writing_a_mechanism.md) has all rules. The tutorial runs
+in about ten seconds.
 """
 
 # %%
-# ## The class
-# A mechanism is a frozen dataclass of parameters. Two rules carry the privacy claim: coins are
-# **integers compared with integers**, so the claim is computed from the probability that is really
-# attained; and every coin comes from a stream with a purpose, never from a global generator.
+# ## Write the class
+# A mechanism is a frozen dataclass of parameters. The privacy claim depends on two rules:
+#
+# * Decide random bits by **comparing integers**. The claim then follows from the probability that is really
+#   attained.
+# * Draw every random bit from a stream with a purpose, never from a global generator.
 import logging
 import math
 import warnings
@@ -51,7 +53,7 @@ class TernaryResponse(Mechanism):
         epsilon: Local budget per coordinate and round, > 0, in nats.
     """
 
-    homomorphic = True  # a sum of levels is all that `decode` needs
+    homomorphic = True  # `decode` needs the sum of the levels only
 
     epsilon: float
 
@@ -61,11 +63,11 @@ class TernaryResponse(Mechanism):
 
     @property
     def replaced(self):
-        """Words of 2^32 below which the level is replaced by a uniform one: rounded up, towards privacy."""
+        """Number of words of 2^32 that replace the level by a uniform one, rounded up for privacy."""
         return math.ceil(WORDS * LEVELS / (math.expm1(self.epsilon) + LEVELS))
 
     def encode(self, update, context, rand):
-        """See `Mechanism.encode`: a stack of rows, one client each."""
+        """See `Mechanism.encode`: one row per client."""
         rows = update.detach().reshape(len(rand.clients), context.dim).double()
         scaled = (rows - context.expand(context.center)) / context.expand(context.radius)
         place = (scaled.clamp(-1, 1) + 1).numpy()  # 0 to 2
@@ -94,16 +96,16 @@ class TernaryResponse(Mechanism):
         return FixedLength(2)
 
     def symbol_range(self, context, rand):
-        """Levels 0 to 2: secure aggregation takes its modulus from it."""
+        """Levels 0 to 2, from which secure aggregation computes its modulus."""
         return 0, LEVELS - 1
 
     def claims(self, context):
-        """Every two levels, against everybody; that others hide a client in the sum is not used."""
+        """Compare every two levels, for every adversary, without the noise of other clients."""
         other = self.replaced / WORDS / LEVELS
         rows = [tuple(1 - 2 * other if i == j else other for j in range(LEVELS)) for i in range(LEVELS)]
         pairs = tuple((p, q) for p in rows for q in rows if p != q)
         loss = PmfPairs(pairs, "three-way randomised response")
-        fresh = "coins are fresh in every round and come from keys that the adversary does not hold"
+        fresh = "random bits are fresh in every round and come from keys that the adversary does not have"
         return tuple(
             PrivacyClaim(who, loss, context.dim, assumptions=(fresh,), unit=Unit.COORDINATE)
             for who in Adversary
@@ -111,8 +113,8 @@ class TernaryResponse(Mechanism):
 
 
 # %%
-# ## Is it unbiased?
-# 20,000 clients hold the same ramp from -1.2 to 1.2; what lies outside the range is clipped.
+# ## Check the bias
+# 20,000 clients encode the same ramp from -1.2 to 1.2. Values outside the range are clipped.
 mechanism = TernaryResponse(epsilon=1.0)
 clients = range(20_000)
 round0 = RoundContext(0, tuple((c,) for c in clients), (61,), torch.zeros(1), torch.ones(1))
@@ -133,35 +135,37 @@ print(
 print(f"largest deviation from the clipped ramp: {(mean - ramp.clamp(-1, 1)).abs().max():.3f}")
 
 # %%
-# ## Does it keep the contract?
-# `check_mechanism` holds a mechanism against every rule that those of the package keep: replay from
-# the same streams, fresh coins, packing, bias, claims, pickling. It raises with what is broken.
+# ## Test the contract
+# `check_mechanism` tests every rule that the mechanisms of the package meet: repeatable messages, fresh
+# random bits, packing, bias, claims and pickling. It raises an error that names the broken rules.
 check_mechanism(mechanism)
-print("every rule is kept")
+print("all rules are met")
 
 # %%
-# ## What does it protect?
-# The report asks the claims; nothing has to be registered.
+# ## Read the privacy report
+# The report uses the claims of the class. You do not have to register the class. A message has 61
+# coordinates, so its epsilon is much larger than that of one coordinate. The verdict "vacuous" means that
+# the guarantee excludes nothing.
 row = privacy_report(Run.ideal(mechanism, round0, 1, secure_sum=None), delta=1e-5).row(Adversary.SERVER)
 print(
     f"a coordinate: {row.epsilon_unit:.6f}, a message of 61: {row.epsilon_round:.3g}, verdict: {row.verdict}"
 )
 
 # %%
-# ## Can the claim be refuted?
-# The audit plays whole rounds with the worst neighbours that it knows, and says *holds* only where
-# it came near enough to the claim to have seen a fault.
+# ## Attack the claim
+# The audit runs whole rounds with the worst pair of updates that it knows. The verdict is *holds* only if
+# the lower bound is close enough to the claim to detect a bug that doubles the privacy loss.
 for finding in audit(mechanism, draws=50_000):
     print(f"{finding.view:34} claim {finding.claim:.3f}, bound {finding.lower_bound:.3f}  {finding.verdict}")
 
 
 # %%
-# A mechanism that claims half of what it loses is found out:
+# The audit refutes a mechanism that claims half of its real epsilon:
 class Braggart(TernaryResponse):
     """Claims half of its epsilon."""
 
     def claims(self, context):
-        """Those of a mechanism that is more private than this one."""
+        """Return the claims of a more private mechanism."""
         return TernaryResponse(self.epsilon / 2).claims(context)
 
 
@@ -169,7 +173,7 @@ for finding in audit(Braggart(epsilon=1.0), draws=50_000):
     print(f"{finding.view:34} claim {finding.claim:.3f}, bound {finding.lower_bound:.3f}  {finding.verdict}")
 
 # %%
-# ## In a training
+# ## Train with it
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message=".*does not have many workers")
 fed = Federated(TernaryResponse(epsilon=2.0), num_clients=40, seed=0)
@@ -183,4 +187,4 @@ trainer = pl.Trainer(
 )
 pl.seed_everything(0, verbose=False)
 trainer.fit(Classifier(Linear(in_features=64), lr=0.5), datamodule=DigitsDataModule(batch_size=16))
-print(f"{trainer.callback_metrics['val_acc']:.3f} of the validation digits are right after 10 rounds")
+print(f"validation accuracy after 10 rounds: {trainer.callback_metrics['val_acc']:.3f}")

@@ -1,4 +1,4 @@
-"""What several runs cost the same clients together: towards whoever sees all of them, they compose."""
+"""Privacy cost of several runs with the same clients. Against an adversary that sees all, they compose."""
 
 import json
 import math

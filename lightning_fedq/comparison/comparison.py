@@ -433,7 +433,7 @@ class Comparison:
         return self.lines(out)
 
     def _settings(self, cell: Cell) -> dict[str, Any]:
-        """What the loggers of a cell are told of it."""
+        """Settings of a cell for its loggers."""
         return {
             "task": self.name,
             "mechanism": cell.row,

@@ -165,7 +165,7 @@ def calibrated_by(row: str) -> str:
 
 
 def spread_of(lines: Sequence[Line]) -> tuple[float, float]:
-    """Mean score and its deviation over seeds, NaN of one seed."""
+    """Mean score and its deviation over seeds. With one seed the deviation is NaN."""
     scores = [line["score"] for line in lines]
     return mean(scores), stdev(scores) if len(scores) > 1 else math.nan
 

@@ -141,7 +141,7 @@ class SampleAccounts:
         """Every account, in plain types.
 
         Args:
-            charges: Of this process, by client, where a journal may know more than this checkpoint.
+            charges: Charges of this process, by client, where a journal may know more than this checkpoint.
             at_start_of_round: Leave out the open round, which will be repeated bit for bit.
             round_taken_by: Clients for whom the open round counts as taken in full.
         """

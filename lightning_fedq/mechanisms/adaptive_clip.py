@@ -101,7 +101,7 @@ def _of_the_mechanism(name: str) -> Any:
 
 @dataclass(frozen=True)
 class AdaptiveClip(Mechanism):
-    """A mechanism that clips in l2, with a clip that follows a quantile of the updates' norms.
+    """Wrapper of an l2-clipping mechanism whose norm follows a quantile of the update norms.
 
     Args:
         mechanism: What hides the clipped update; its `clip_norm` is the clip of the first round. Better too

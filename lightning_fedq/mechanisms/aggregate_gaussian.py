@@ -36,7 +36,7 @@ _FEWEST_SCALE_BITS = 40
 
 @dataclass(frozen=True)
 class AggregateGaussian(CommonSteps):
-    """Homomorphic dithered quantiser whose mean error is exactly Gaussian (or Laplace, per coordinate).
+    """Homomorphic dithered quantiser with an exactly Gaussian mean error (or Laplace, per coordinate).
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.

@@ -26,7 +26,7 @@ from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, RoundCo
 
 @dataclass(frozen=True)
 class CorBin(OneBitMechanism):
-    """Correlated one-bit LDP quantiser in pairs: errors of a pair cancel.
+    """Correlated one-bit LDP quantiser: the errors of a pair of clients cancel.
 
     An odd client out works alone.
 
@@ -79,7 +79,7 @@ class CorBin(OneBitMechanism):
 
 @dataclass(frozen=True)
 class AugCorBin(CorBin):
-    """CorBin with a share of unpaired clients, whose coins hide the sum of the others.
+    """CorBin with a share of unpaired clients, whose random bits hide the sum of the others.
 
     A fresh public permutation of the cohort is drawn every round; its unpaired clients are known to all.
 

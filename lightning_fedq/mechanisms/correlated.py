@@ -33,7 +33,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class CorrelatedQuantization(Mechanism):
-    """Correlated stochastic quantiser to `levels` levels, errors cancel over the cohort. Not private.
+    """Correlated stochastic quantiser with `levels` levels, whose errors cancel in a cohort. Not private.
 
     Args:
         levels: k in [2, 256]; 2 is one bit a coordinate, k costs ceil(log2 k) bits.

@@ -93,7 +93,7 @@ _thresholds = lru_cache(maxsize=1 << 14)(coin_thresholds)
 
 @dataclass(frozen=True)
 class CPA(Mechanism):
-    """Nested lattice code with one bit per block and stage, each through randomised response.
+    """Nested lattice code: one bit per block and stage, each sent through randomised response.
 
     The constructor has many arguments because the paper, its repair and the authors' code differ in each.
 

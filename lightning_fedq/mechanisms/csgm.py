@@ -86,7 +86,7 @@ class _HiddenSelection(Loss):
 
 @dataclass(frozen=True)
 class CSGM(SubsampledMechanism):
-    """Coordinate subsampled Gaussian mechanism: stochastic rounding, Gaussian noise from the server.
+    """Subsampled coordinates with stochastic rounding, to which a trusted server adds Gaussian noise.
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.

@@ -63,7 +63,7 @@ BETA = math.exp(-0.5)
 
 @dataclass(frozen=True)
 class DistributedDiscreteGaussian(Mechanism):
-    """Distributed discrete Gaussian: noise at every client, sums modulo 2^bits.
+    """Distributed discrete Gaussian: every client adds noise, and sums are modulo 2^bits.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.

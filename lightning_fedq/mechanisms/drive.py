@@ -62,7 +62,7 @@ def _words(client: int, dim: int, rand: PublicRandomness) -> Words:
 
 @dataclass(frozen=True)
 class EDEN(ScaledLevels):
-    """Random rotation and a normal's best quantiser: 1 to 4 bits a coordinate. Not private.
+    """Random rotation and the best quantiser for a normal: 1 to 4 bits per coordinate. Not private.
 
     Args:
         bits: Bits a coordinate, 1 to 4.
@@ -133,7 +133,7 @@ class EDEN(ScaledLevels):
 
 @dataclass(frozen=True)
 class DRIVE(EDEN):
-    """Random rotation, then signs and one scale: one bit a coordinate. Not private.
+    """Random rotation, then signs and one scale: one bit per coordinate. Not private.
 
     References:
         Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, NeurIPS 2021

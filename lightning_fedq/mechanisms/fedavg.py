@@ -15,7 +15,7 @@ from lightning_fedq.wire.coding import FixedLength
 
 @dataclass(frozen=True)
 class FedAvg(Mechanism):
-    """Federated averaging of float32 updates: the baseline, nothing clipped, no privacy.
+    """Federated averaging of float32 updates: the baseline, without clipping or privacy.
 
     References:
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.

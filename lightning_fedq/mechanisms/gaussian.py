@@ -20,7 +20,7 @@ from lightning_fedq.mechanisms.bases.additive_noise import CoordinateNoise, Vect
 
 @dataclass(frozen=True)
 class GaussianNoise(VectorNoise):
-    """Gaussian mechanism on updates clipped in l2, sigma = 2 clip_norm noise_multiplier.
+    """Gaussian mechanism on l2-clipped updates, sigma = 2 clip_norm noise_multiplier.
 
     The factor 2 is the sensitivity under substitution: two clipped updates are up to 2 clip_norm apart.
 
@@ -46,7 +46,7 @@ class GaussianNoise(VectorNoise):
 
 @dataclass(frozen=True)
 class PerCoordinateGaussian(CoordinateNoise):
-    """Analytic Gaussian mechanism on each coordinate alone, (epsilon, delta)-DP in one round.
+    """Analytic Gaussian mechanism on each coordinate, (epsilon, delta)-DP in one round.
 
     Args:
         epsilon: Budget per coordinate and round, > 0, in nats.

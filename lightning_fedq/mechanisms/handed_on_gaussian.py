@@ -152,7 +152,7 @@ class HandedOnLoss(ConcentratedLoss):
 
 @dataclass(frozen=True)
 class HandedOnGaussian(DistributedDiscreteGaussian):
-    """Handed-on Gaussian: noise at every client that the next cohort takes back, sums modulo 2^bits.
+    """Clients add noise that the next cohort subtracts, and sums are modulo 2^bits.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.

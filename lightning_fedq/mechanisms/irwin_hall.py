@@ -134,7 +134,7 @@ class CommonSteps(ExactError):
 
 @dataclass(frozen=True)
 class IrwinHall(CommonSteps):
-    """Dithered quantiser with a common step: homomorphic, the mean error is exactly Irwin-Hall.
+    """Homomorphic dithered quantiser with a common step and an exact Irwin-Hall mean error.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.

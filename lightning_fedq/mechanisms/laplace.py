@@ -17,7 +17,7 @@ from lightning_fedq.mechanisms.interface import Mechanism
 
 @dataclass(frozen=True)
 class LaplaceNoise(VectorNoise):
-    """Laplace mechanism on updates clipped in l1, scale 2 clip_norm noise_multiplier.
+    """Laplace mechanism on l1-clipped updates, scale 2 clip_norm noise_multiplier.
 
     Args:
         clip_norm: Largest l1 norm of an update, > 0.
@@ -45,7 +45,7 @@ class LaplaceNoise(VectorNoise):
 
 @dataclass(frozen=True)
 class PerCoordinateLaplace(CoordinateNoise):
-    """Laplace mechanism on each coordinate alone, epsilon-DP in one round.
+    """Laplace mechanism on each coordinate, epsilon-DP in one round.
 
     Args:
         epsilon: Budget per coordinate and round, > 0, in nats.

@@ -93,7 +93,7 @@ def selected_quantizer(
 
 @dataclass(frozen=True)
 class LayeredGaussian(ExactError):
-    """Layered quantiser, client by client, whose mean error is exactly Gaussian.
+    """Layered quantiser at every client with an exactly Gaussian mean error.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.

@@ -17,7 +17,7 @@ from lightning_fedq.mechanisms.interface import PrivacyClaim, RoundContext
 
 @dataclass(frozen=True)
 class LDPQ(OneBitMechanism):
-    """Stochastic one-bit quantiser with randomised response, independent coins: epsilon-LDP (LDP-FL).
+    """One-bit stochastic quantiser with independent randomised response: epsilon-LDP (LDP-FL).
 
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.

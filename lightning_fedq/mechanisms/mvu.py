@@ -81,7 +81,7 @@ class MVUDesign:
 
     @cached_property
     def values(self) -> NDArray[np.float64]:
-        """What outputs stand for, in radii from the centre of the range."""
+        """Values of the outputs, in radii from the centre of the range."""
         return 2.0 * self.outputs - 1.0
 
     @cached_property
@@ -227,7 +227,7 @@ def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon:
 
 @dataclass(frozen=True)
 class MVU(Mechanism):
-    """Minimum-variance unbiased epsilon-LDP channel of a few levels on every coordinate.
+    """Minimum-variance unbiased epsilon-LDP channel with a few levels per coordinate.
 
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.

@@ -23,7 +23,7 @@ from lightning_fedq.mechanisms.interface import AuditCase, PrivacyClaim, RoundCo
 
 @dataclass(frozen=True)
 class NearOptimalUtility(AdditiveNoise):
-    """Gaussian noise at a measured leakage, on updates clipped in l2. Not differential privacy.
+    """Gaussian noise for a measured leakage, on l2-clipped updates. Not differential privacy.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0, in units of the update.

@@ -79,7 +79,7 @@ class _EveryoneHides(CoinSum):
 
 @dataclass(frozen=True)
 class PairedCoins(OneBitMechanism):
-    """One-bit LDP quantiser in pairs that share the rounding, not the coin: finite epsilon in every view.
+    """One-bit LDP quantiser in pairs that share the rounding only: finite epsilon for every adversary.
 
     An odd client works alone.
 

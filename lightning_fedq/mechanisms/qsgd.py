@@ -27,7 +27,7 @@ _BLOCK = 1 << 12
 
 @dataclass(frozen=True)
 class QSGD(ScaledLevels):
-    """Random rounding to multiples of |x| / s: a sign and log2(s + 1) bits a coordinate. Not private.
+    """Random rounding to multiples of |x| / s: sign and log2(s + 1) bits per coordinate. Not private.
 
     Args:
         levels: s, 1 to 32767: levels besides zero, on each side.
@@ -94,7 +94,7 @@ class QSGD(ScaledLevels):
 
 @dataclass(frozen=True)
 class TernGrad(QSGD):
-    """Random rounding to -s, 0 or s, s the largest coordinate: 2 bits a coordinate. Not private.
+    """Random rounding to -s, 0 or s, where s is the largest coordinate: 2 bits each. Not private.
 
     References:
         Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017

@@ -52,7 +52,7 @@ from lightning_fedq.wire.coding import FixedLength
 
 @dataclass(frozen=True)
 class RotatedAxes(Mechanism):
-    """One signed axis of a rotated update under one epsilon a message: 1 + log2(D) bits a client.
+    """One signed axis of a rotated update, with one epsilon per message: 1 + log2(D) bits per client.
 
     Args:
         epsilon: Local budget of one message, > 0 and finite, in nats.

@@ -81,7 +81,7 @@ _moments = lru_cache(maxsize=256)(hidden_coin_moments)
 
 @dataclass(frozen=True)
 class RotatedCoins(Mechanism):
-    """Rotated updates, clipped in l2, with one coin (or a few) a coordinate, for private sums.
+    """Rotated, l2-clipped updates with one randomised bit (or a few) per coordinate, for private sums.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.

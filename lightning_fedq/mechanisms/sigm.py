@@ -38,7 +38,7 @@ from lightning_fedq.wire.range_coding import ConditionalRange
 
 @dataclass(frozen=True)
 class SIGM(SubsampledMechanism):
-    """Subsampled individual Gaussian mechanism: some coordinates, the mean error is exactly Gaussian.
+    """Subsampled individual Gaussian mechanism: some coordinates, and an exactly Gaussian mean error.
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.

@@ -29,7 +29,7 @@ Aggregation = Literal["mean", "plain_mean", "majority"]
 
 @dataclass(frozen=True)
 class SignRR(OneBitMechanism):
-    """signSGD with randomised response: one epsilon-LDP sign a coordinate, mean or majority vote.
+    """signSGD with randomised response: one epsilon-LDP sign per coordinate, mean or majority vote.
 
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.

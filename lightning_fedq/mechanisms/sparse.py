@@ -73,7 +73,7 @@ class _Sparse(Mechanism):
 
 @dataclass(frozen=True)
 class TopK(_Sparse):
-    """The largest coordinates of every update, each with its place. Biased without memory. Not private.
+    """The largest coordinates of every update with their positions. Biased without memory. Not private.
 
     Args:
         share: Share of the coordinates that is sent, in (0, 1].
@@ -136,7 +136,7 @@ class TopK(_Sparse):
 
 @dataclass(frozen=True)
 class RandomK(_Sparse):
-    """The coordinates of a public random choice, the same for all clients of a round. Unbiased. Not private.
+    """Coordinates of a public random choice, the same for all clients of a round. Unbiased. Not private.
 
     Args:
         share: Share of the coordinates that is sent, in (0, 1].

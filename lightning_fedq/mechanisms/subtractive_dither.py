@@ -24,7 +24,7 @@ _CHUNK = 1 << 14
 
 @dataclass(frozen=True)
 class SubtractiveDither(Mechanism):
-    """Uniform quantiser with subtractive dither, 2^bits - 1 levels across the range. Not private.
+    """Uniform quantiser with subtractive dither and 2^bits - 1 levels in the range. Not private.
 
     Args:
         bits: Bits per coordinate, 2 to 16; the step is radius / (2^(bits - 1) - 1).

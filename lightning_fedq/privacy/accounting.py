@@ -222,7 +222,7 @@ def spent_together(kinds: Mapping[Rounds, int], delta: float) -> float:
 
 
 def _exact_epsilon(kinds: Mapping[Rounds, int], delta: float) -> float:
-    """What adds up in closed form does, and then all losses on one grid."""
+    """Epsilon of all rounds: losses in closed form are added first, then all losses on one grid."""
     parts: list[tuple[Loss, int, int]] = []
     total: Loss | None = None
     # several kinds of rounds may share one stream of noise

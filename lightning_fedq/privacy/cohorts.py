@@ -140,7 +140,7 @@ class CohortLaw(ABC):
         return ""
 
     def method(self, rounds: int, clients: int) -> str:
-        """How a secret draw is priced, with its numbers."""
+        """Method that prices a secret draw, with its numbers."""
         return (
             "sampling without replacement, one client's update replaced, privacy loss distribution, "
             f"pessimistic; {self.size} of {clients} clients, {rounds} rounds"

@@ -284,7 +284,7 @@ def headline(report: PrivacyReport) -> str:
 
 
 def _if_ended(report: PrivacyReport) -> str:
-    """What holds of a run that ended early: its limit, a privacy filter (Whitehouse et al. 2023)."""
+    """Sentence on a run that ended early: its limit holds, a privacy filter (Whitehouse et al. 2023)."""
     if not report.ended:
         return ""
     asked, limit = report.asked, "that of all rounds that were asked for"

@@ -214,7 +214,7 @@ def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> l
 
 
 class Found(NamedTuple):
-    """What a client's first steps have shown.
+    """Record of a client's first steps.
 
     Args:
         rehearsed: What training changes beside the parameters.

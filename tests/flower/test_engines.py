@@ -39,25 +39,99 @@ REFUSED = {
 }
 """Features that a deployment refuses, and a part of its words."""
 
+TITLES = {
+    "nothing": "plain training",
+    "server optimiser": "a server optimiser (Adam)",
+    "save_checkpoint at batch starts, before": "save_checkpoint at batch starts, listed before Federated",
+    "save_checkpoint at batch ends, before": "save_checkpoint at batch ends, listed before Federated",
+    "save_checkpoint at batch ends, after": "save_checkpoint at batch ends, listed after Federated",
+    "an average of one's own": "a user-defined weight average",
+    "an average in the module": "a moving average inside the module",
+    "BackboneFinetuning, before": "BackboneFinetuning, listed before Federated",
+    "BackboneFinetuning, after": "BackboneFinetuning, listed after Federated",
+    "unfreezing": "unfreezing with requires_grad",
+    "freezing": "freezing trained parameters",
+    "unfreezing in stacks": "unfreezing with requires_grad in stacks",
+    "measured by client": "per-client evaluation, results kept local",
+    "a buffer assigned anew": "a buffer that the module replaces",
+    "a base optimiser": "a wrapped base optimiser (SAM)",
+    "slow weights in an optimiser": "slow weights in an optimiser (Lookahead)",
+    "a metric object": "a metric object updated in training",
+    "stopped in mid-round": "stopping within a round",
+    "resumed in mid-round": "resuming within a round",
+    "a variance of one's own": "a user-defined running variance",
+    "a model that is sent in few bits": "broadcast compression",
+    "dropouts": "simulated dropouts",
+    "dropouts, one mean": "simulated dropouts with FedAvg",
+    "weights by samples": "weighting by samples",
+    "inverse variances": "weighting by inverse variance",
+    "a median": "robust aggregation by median",
+    "a server optimiser": "a server optimiser with a larger rate",
+    "a server that draws": "a server optimiser that draws random numbers",
+    "two passes in stacks": "two local epochs in stacks",
+    "dropped rests": "drop_last",
+    "loaders of their own": "a data loader for each client",
+    "data opened by turn": "client data opened on demand",
+    "streams": "streams (IterableDataset)",
+    "a schedule by batch": "a learning-rate schedule by step",
+    "a cycle": "OneCycleLR by step",
+    "a plateau of the validation": "ReduceLROnPlateau on a validation metric",
+    "a plateau of the training": "ReduceLROnPlateau on a training metric",
+    "optimised by hand": "manual optimisation",
+    "random numbers": "random numbers in the steps",
+    "a run folder": "RunFolder that follows a metric",
+    "metrics that stay with clients": "local client metrics",
+    "metrics that nobody sees": "dropped client metrics",
+    "resumed": "resuming",
+    "a budget": "PrivacyBudget",
+    "a privacy target": "PrivacyTarget",
+    "a moving average": "EMAWeightAveraging with a decay of 0.8",
+    "back to the best": "ReloadBest on a validation loss",
+    "leakage": "LeakageMonitor",
+    "a layer of their own": "a personalised layer",
+    "a layer of their own, in stacks": "a personalised layer in stacks",
+    "SCAFFOLD, some": "SCAFFOLD with sampled cohorts",
+    "what clients measure": "per-client evaluation, results shared",
+    "clients that are available": "client availability",
+    "the client's number": "the client's number in the loss",
+    "pictures in channels_last": "channels_last images",
+    "memory of its own": "client memory in local buffers",
+    "statistics of drawn cohorts behind masks, twice": "two rounds of statistics with secure aggregation",
+    "statistics to a target, of quantised weights": "statistics with a privacy target and quantised weights",
+    "statistics, and a clip that adapts": "statistics with adaptive clipping",
+    "statistics before SCAFFOLD": "statistics with SCAFFOLD",
+    "statistics, resumed": "statistics in a resumed run",
+    "what some clients measure": "per-client evaluation with missing values",
+    "a data set that is dealt out to be measured on": "per-client evaluation on a partitioned data set",
+    "liars": "ByzantineClients",
+    "CPA over rounds": "CPA with sampled cohorts",
+    "noise over rounds": "BandedGaussian",
+    "noise that is handed on": "HandedOnGaussian",
+    "noise that is handed on, behind masks": "HandedOnGaussian with secure aggregation",
+}
+"""Words of the page for features whose names are short for tests."""
+
 QUICK = ("a run folder", "best and last checkpoint", "DPSGD", "padding and pruned weights", "fixed features")
 """Averages of the tail and weights by variance: `test_same_training`."""
 
 
 def row(name):
-    """What the page has to say of a feature."""
+    """Return a feature's words on the page, and what ranks and real clients do with it."""
     ranks, flower = FEATURES[name].refused, REFUSED.get(name, "")
-    return (name, *(f"refused: {words}" if words else "same" for words in (ranks, flower)))
+    return (TITLES.get(name, name), *(f"refused: {words}" if words else "same" for words in (ranks, flower)))
 
 
 def test_the_page_has_every_feature_and_no_third_kind():
     page = PAGE.read_text()
-    lines = [line for line in page.splitlines() if line.startswith("| ")]
-    found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines[2:]]
+    refused, same = page.split("## Refused features")[1].split("## Features that are the same everywhere")
+    lines = [line for line in refused.splitlines() if line.startswith("| ")][2:]
+    found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
     expected = [row(name) for name in FEATURES if name not in MECHANISMS]
-    same = [name for name, *engines in expected if engines == ["same", "same"]]
-    assert found == [one for one in expected if one[0] not in same]
-    assert " ".join(page.split("The same in all three:")[1].split()) == "; ".join(same) + "."
-    assert REFUSED.keys() <= FEATURES.keys()
+    rows = [one for one in expected if one[1:] != ("same", "same")]
+    assert [one[:3] for one in found] == rows and all(len(one) == 4 and one[3] for one in found)
+    listed = re.findall("`([^`]+)`", same.split("## ")[0])
+    assert sorted(listed) == sorted(one[0] for one in expected if one not in rows)
+    assert REFUSED.keys() | TITLES.keys() <= FEATURES.keys()
     assert f"{len(MECHANISMS)} mechanisms" in page
 
 

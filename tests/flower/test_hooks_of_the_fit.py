@@ -126,7 +126,7 @@ class OfTheFit(pl.callbacks.GradientAccumulationScheduler):
 
 
 def test_what_a_message_runs_is_what_the_page_says(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "what_runs_where.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "isolation.md").read_text()
     row = page.partition("| a message of a real client runs |")[2].partition("\n")[0]
     runs = {name for name in re.findall(r"`(\w+)`", row.partition("|")[0]) if name in OF_A_MODULE}
     app = client_app(made(Recording), own_digits, federated(FedAvg()), trainer={"callbacks": [OfTheFit()]})

@@ -246,7 +246,7 @@ class Soak:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("secagg, rounds", [(None, 800), (SecAgg(), 200)], ids=["plain", "secagg"])
 def test_a_thousand_rounds(secagg, rounds, tmp_path, monkeypatch):
-    """Prints its figures (-s), which stand in docs/deployment.md."""
+    """Prints its figures (-s), which stand in docs/deployment_faults.md."""
     soak = Soak(secagg, tmp_path, monkeypatch)
     fewest = CLIENTS
     for _ in range(rounds):

@@ -15,7 +15,7 @@ from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 
 CLIENTS, ROUNDS, BATCHES = 3, 2, 2
-PAGE = Path(__file__).parents[2] / "docs" / "what_runs_where.md"
+PAGE = Path(__file__).parents[2] / "docs" / "isolation.md"
 FIT, CLIENT = "fit", "client"
 EACH_BATCH = {(CLIENT, ROUNDS * CLIENTS * BATCHES)}
 EACH_CLIENT = {(CLIENT, ROUNDS * CLIENTS)}

@@ -1,4 +1,4 @@
-"""The code in docs/privacy.md runs, and docs/useful_privacy.md has the accountant's figures."""
+"""The code in docs/threat_model.md runs, and docs/bench.md has the accountant's figures."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_every_block_runs(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "privacy.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "threat_model.md").read_text(), re.DOTALL)
     assert len(blocks) == 1
     for block in blocks:
         exec(block, {})
@@ -32,7 +32,7 @@ def test_every_block_runs(capsys):
 def test_the_tables_numbers_are_ours():
     """Every cell of the table beside the specification."""
     checked = 0
-    for line in (DOCS / "useful_privacy.md").read_text().splitlines():
+    for line in (DOCS / "bench.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").replace("\\|", "").split(" | ")]
         if len(cells) != 10 or not re.fullmatch(r"[\d.e]+", cells[0]):
             continue

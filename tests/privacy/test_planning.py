@@ -62,7 +62,7 @@ def test_aggregation_buys_a_larger_setting():
 
 
 def test_the_spec_s_table_of_a_sum():
-    """useful_privacy.md, section 7, and its rule of 12.5 sqrt(d) / mu clients: 670 for 7,850 at epsilon 8."""
+    """Section 7 of the specification: its rule of 12.5 sqrt(d) / mu clients, 670 for 7,850 at epsilon 8."""
     small = plan(problem(1000, 7850, 30, 8.0, Adversary.SECAGG_SERVER), {"coins": RotatedCoins(1.0, 1.0)})[0]
     assert small.error == pytest.approx(0.42, rel=0.06)
     assert small.ratio == pytest.approx(0.05, abs=0.006)
