@@ -35,7 +35,7 @@ from lightning_fedq.commands.resolver import candidates
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.planning import GOOD, NEARLY
-from lightning_fedq.reports.hand import legend, panels, series
+from lightning_fedq.reports.plot_style import legend, panels, series
 from lightning_fedq.reports.runs import save_figure, write_atomically
 
 if TYPE_CHECKING:

@@ -112,7 +112,7 @@ class SiteGrid(LoopGrid):
         began = time.thread_time()
         delivery = self._queue.next()
         assert delivery is not None
-        with delivery.alive():
+        with delivery.keep_alive():
             respond(site, delivery)
         if self._turns.messages:
             self._turns.messages[-1] += time.thread_time() - began

@@ -67,7 +67,7 @@ def one(job_name: str, data: str, ranks: int, threads: int, rounds: int, output:
 
     timed("_gather")
     timed("add")
-    timed("all_of")
+    timed("allgather")
 
     class Marks(pl.Callback):
         def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -80,8 +80,8 @@ def decode(dim: int, clients: int) -> None:
         sides = [RoundClient(c, mechanism, keys, StreamLog(None, str(c))) for c in range(clients)]
         generator = torch.Generator().manual_seed(0)
         answers = [s.answer(task, weights, 0.01 * torch.randn(dim, generator=generator)) for s in sides]
-        server.take(answers[0])  # what is loaded and compiled once
-        each = took(partial(list, map(server.take, answers[1:]))) / (clients - 1)
+        server.receive_message(answers[0])  # what is loaded and compiled once
+        each = took(partial(list, map(server.receive_message, answers[1:]))) / (clients - 1)
         last = took(server.finish)
         row(
             type(mechanism).__name__,

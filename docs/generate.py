@@ -81,7 +81,7 @@ HOOKS = {
         "a trusted server adds all noise, so clients may decide at random whether to take part",
     ),
     "alike_clients": ("False", "a release depends on participation through updates only (secret cohorts)"),
-    "own_ranges": ("None", "the mechanism has its own rule for the range of a round"),
+    "range_rule": ("None", "the mechanism has its own rule for the range of a round"),
     "core": ("itself", "the mechanism wraps another mechanism"),
     "tolerated_dropouts": ("None", "claims about the sum fail if too few clients answer"),
     "message_code": ("`code`", "the code of a message depends on randomness that client and server share"),
@@ -97,12 +97,15 @@ HOOKS = {
     "mean_error": ("from `noise_variance`", "the error depends on how similar the updates are"),
     "num_sent": ("`None`", "only the largest coordinates of an update are sent"),
     "longest_update": ("`None`", "whole updates are clipped by their norm"),
-    "clipped_to": ("the range, or a norm around 0", "values are clipped around another centre or distance"),
+    "clipping_range": (
+        "the range, or a norm around 0",
+        "values are clipped around another centre or distance",
+    ),
     "covers_shorter": ("True", "a round can cost less privacy for a longer vector"),
     "gaussian_error": ("False", "the error of the decoded mean is exactly Gaussian"),
     "group_sizes": ("no groups", "clients share randomness with each other"),
     "level": ("None", "a `PrivacyTarget` can set `epsilon` or `noise_multiplier`"),
-    "at_level": ("from `level`", "a target sets more than this parameter"),
+    "with_level": ("from `level`", "a target sets more than this parameter"),
     "example": ("usual values", "parameters without a default have unusual names"),
     "plan_settings": ("`example`", "`fedq plan` should rank several settings, or none"),
     "audit_cases": ("itself", "a claim is about whole vectors, or one random word decides a symbol"),
@@ -307,7 +310,7 @@ def _help(command: str) -> str:
     os.environ["COLUMNS"] = "100"
     try:
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-            cli.run(import_module(cli.module_of(command)).main, f"fedq {command}", ["--help"])
+            cli.run(import_module(cli.command_module(command)).main, f"fedq {command}", ["--help"])
     finally:
         os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
     return shown.getvalue()

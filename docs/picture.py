@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from lightning_fedq.reports.hand import legend, panels, series
+from lightning_fedq.reports.plot_style import legend, panels, series
 from lightning_fedq.reports.runs import save_figure
 
 DOCS = Path(__file__).parent

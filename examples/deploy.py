@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.flower import write_app
 from lightning_fedq.data.datasets import DigitsDataModule
-from lightning_fedq.training.checkpoints import RecordsBeside
+from lightning_fedq.training.checkpoints import RecordFile
 
 CLIENTS, SEED, ROUNDS = 4, 5, 2
 DEFAULT = (
@@ -251,7 +251,7 @@ def checkpoint_of(server: Path) -> dict[str, Any]:
     path = server / "checkpoints" / "last.ckpt"
     saved = torch.load(path, weights_only=True)
     found = next(state for name, state in saved["callbacks"].items() if "Federated" in name)
-    return {**found, "records": [vars(record) for record in RecordsBeside().records(found["records"], path)]}
+    return {**found, "records": [vars(record) for record in RecordFile().records(found["records"], path)]}
 
 
 def main() -> int:

@@ -69,7 +69,7 @@ def main() -> None:
     data.setup("fit")
     features, size = features_of(arguments.backbone, arguments.weights, arguments.pictures)
     model = Classifier(Linear(size, bias=False, features=features), lr=400.0)
-    kept = features.kept(data.train_set)
+    kept = features.compute_features(data.train_set)
     if isinstance(features, FixedFeatures):
         torch.save(features.state_dict(), "projection.pt")
         print(f"projection.pt has the sha256 {features.sha256}: FixedFeatures(file=, sha256=) at every site")

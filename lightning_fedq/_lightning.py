@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 _NAMES = ("pytorch_lightning", "lightning.pytorch")
 
 
-def _package_of(name: str) -> str | None:
+def find_package(name: str) -> str | None:
     """Which of the two a module belongs to."""
     if name == "lightning" or name.startswith("lightning.pytorch"):
         return _NAMES[1]
@@ -38,7 +38,7 @@ def _named_by_the_program() -> str | None:
             elif isinstance(value, type | types.FunctionType):
                 kinds: tuple[Any, ...] = value.__mro__ if isinstance(value, type) else (value,)
                 names |= {str(kind.__module__) for kind in kinds}
-        found = set(map(_package_of, names)) - {None}
+        found = set(map(find_package, names)) - {None}
         if found:
             return found.pop() if len(found) == 1 else None
     return None
@@ -56,10 +56,10 @@ else:
     is_overridden = importlib.import_module(f"{_PACKAGE}.utilities.model_helpers").is_overridden
     rank_zero_info, rank_zero_warn = pl.utilities.rank_zero_info, pl.utilities.rank_zero_warn
 
-__all__ = ["callbacks_of", "is_overridden", "pl", "rank_zero_info", "rank_zero_warn"]
+__all__ = ["get_callbacks", "is_overridden", "pl", "rank_zero_info", "rank_zero_warn"]
 
 
-def callbacks_of(trainer: pl.Trainer) -> list[pl.Callback]:
+def get_callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
     """The trainer's callbacks, in their order."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return callbacks

@@ -11,7 +11,7 @@ from lightning_fedq import __version__
 from lightning_fedq.commands.configs import EVALUATION, TRAINING, expand
 from lightning_fedq.commands.errors import TRACE, complaint, nearest
 from lightning_fedq.commands.options import import_named_classes, take_changes
-from lightning_fedq.commands.shown import help_of, refuse_unknown
+from lightning_fedq.commands.shown import read_help, refuse_unknown
 from lightning_fedq.commands.signature import run
 
 OTHERS = {
@@ -29,7 +29,7 @@ ROOMS = {"audit": "audit.", "compare": "comparison."}
 """Where those of `OTHERS` stand that do not stand in `commands/` itself."""
 
 
-def module_of(command: str) -> str:
+def command_module(command: str) -> str:
     """Name of the module of one of `OTHERS`."""
     return f"lightning_fedq.{ROOMS.get(command, '')}commands.{command}"
 
@@ -76,7 +76,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if command == "--version":
         print(f"fedq {__version__}")
         return 0
-    if arguments[-1] in ("-h", "--help") and (text := help_of(command, *arguments[1:-1])) is not None:
+    if arguments[-1] in ("-h", "--help") and (text := read_help(command, *arguments[1:-1])) is not None:
         print(text, end="")
         return 0
     if command == "fit":
@@ -84,7 +84,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if command in (*TRAINING, *OTHERS) and command != "configs":  # which only writes files
         import_named_classes(arguments[1:])
     if command in OTHERS:
-        return run(import_module(module_of(command)).main, f"fedq {command}", arguments[1:])
+        return run(import_module(command_module(command)).main, f"fedq {command}", arguments[1:])
     if command in TRAINING:
         try:
             arguments, changes = take_changes(expand(arguments))

@@ -97,8 +97,8 @@ class Setting:
     def spent(self, *args):
         return self._any.spent(*args)
 
-    def between_any_two(self, *args):
-        return self._any.between_any_two(*args)
+    def epsilon_replace_one(self, *args):
+        return self._any.epsilon_replace_one(*args)
 
     def secret(self, *args):
         return self._any.secret(*args)
@@ -126,9 +126,9 @@ def allowed_dropouts(setting):
 
 def planned_charges(rounds, cohort, num_clients):
     from lightning_fedq.mechanisms import LDPQ
-    from lightning_fedq.privacy.planning import context_of
+    from lightning_fedq.privacy.planning import make_plan_context
 
-    context = context_of(LDPQ(1.0), cohort, 1)
+    context = make_plan_context(LDPQ(1.0), cohort, 1)
     return target.planned_charges(Setting(context, rounds, 1e-5, num_clients=num_clients).run(None), False)
 
 

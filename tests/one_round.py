@@ -2,9 +2,9 @@
 
 import torch
 
-from lightning_fedq.mechanisms.contract_suite import context_of, decode, encode
+from lightning_fedq.mechanisms.contract_suite import decode, encode, make_context
 
-__all__ = ["context_of", "decode", "encode", "updates_for"]
+__all__ = ["decode", "encode", "make_context", "updates_for"]
 
 
 def updates_for(num_clients, dim=64):

@@ -27,8 +27,8 @@ from lightning_fedq.mechanisms import LDPQ, SIGM, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.document import from_json, to_json
-from lightning_fedq.privacy.planning import context_of
-from lightning_fedq.privacy.report import Asked, privacy_report
+from lightning_fedq.privacy.planning import make_plan_context
+from lightning_fedq.privacy.report import TargetOutcome, privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import write_rows, write_summary
@@ -422,7 +422,7 @@ def test_compare_warns_of_runs_of_different_length(tmp_path, capsys, monkeypatch
 
 
 def test_compare_warns_of_epsilons_at_different_deltas(tmp_path, capsys):
-    context, folders = context_of(LDPQ(0.1), 50, 10), []
+    context, folders = make_plan_context(LDPQ(0.1), 50, 10), []
     for delta in (1e-5, 1e-3, 1e-3):
         folders.append(str(finished_run(tmp_path, f"run{len(folders)}", 3)))
         made = replace(privacy_report(Run.ideal(LDPQ(0.1), context, 3, None), delta), state="ended")
@@ -442,9 +442,9 @@ def test_compare_warns_of_epsilons_at_different_deltas(tmp_path, capsys):
 def test_compare_says_whether_what_was_asked_for_is_met(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     asked, none = finished_run(tmp_path, "asked", 3), finished_run(tmp_path, "digits_layered", 3)
-    made = privacy_report(Run.ideal(LDPQ(0.1), context_of(LDPQ(0.1), 500, 100), 3, ASSUMED), 1e-5)
+    made = privacy_report(Run.ideal(LDPQ(0.1), make_plan_context(LDPQ(0.1), 500, 100), 3, ASSUMED), 1e-5)
     made = replace(made, state="ended", masks="ran")
-    met = replace(made, asked=Asked("SECAGG_SERVER", 8.0, "run", 7.9991, True))
+    met = replace(made, asked=TargetOutcome("SECAGG_SERVER", 8.0, "run", 7.9991, True))
     nothing = replace(made, rows=tuple(row.refused("nobody claims anything") for row in made.rows))
     for folder, report, seen in ((asked, met, 0.15), (none, nothing, None)):
         (folder / "privacy.json").write_text(to_json(report))

@@ -138,7 +138,7 @@ for _ in range(30):
         send(client, server.task().to_bytes(), server.weights.numpy().tobytes())
     messages = [receive(client) for client in plan.cohort]
     for message in messages:
-        server.take(message)
+        server.receive_message(message)
     server.finish()
     values.append(accuracy(server.weights))
 print(f"an answer: {len(messages[0])} bytes for 650 parameters; as floats they are {4 * 650}")

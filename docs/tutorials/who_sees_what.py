@@ -73,4 +73,4 @@ figure.savefig("epsilon_by_size.png", dpi=150)
 # it](../guides/read_the_privacy_page.md)). For neural networks, use a mechanism that clips the whole
 # update, and calibrate it to a target epsilon ([Choose a mechanism](../guides/choose_a_mechanism.md)). The
 # report explains each row in words:
-print(report.row(Adversary.SECAGG_SERVER).odds)
+print(report.row(Adversary.SECAGG_SERVER).sentence)

@@ -132,8 +132,8 @@ class SQKR(Mechanism):
         assumption = "the coins of a response are fresh in every round and attempt, from the client's own key"
         return tuple(PrivacyClaim(who, loss, 1, assumptions=(assumption,)) for who in Adversary)
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> SQKR:
-        """See `Mechanism.at_level`: epsilon."""
+    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> SQKR:
+        """See `Mechanism.with_level`: epsilon."""
         return replace(self, epsilon=level)
 
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:

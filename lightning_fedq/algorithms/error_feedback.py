@@ -19,11 +19,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets, LocalAlgorithm
+from lightning_fedq.algorithms.local_algorithm import Correction, LocalAlgorithm, PersistentOffsets
 from lightning_fedq.functional.segments import num_kept
 
 
-class _Memory(KeptOffsets):
+class _Memory(PersistentOffsets):
     share: float
 
     def offsets(self, clients: Sequence[int]) -> None:
@@ -34,7 +34,7 @@ class _Memory(KeptOffsets):
         places = wanted.abs().topk(num_kept(self.share, wanted.shape[1]), dim=1, sorted=False).indices
         sent = torch.zeros_like(wanted).scatter_(1, places, wanted.gather(1, places))
         # e_i of the next round, once this one counts
-        self.opened.update(zip(clients, (wanted - sent).to(self.server), strict=True))
+        self.pending.update(zip(clients, (wanted - sent).to(self.server), strict=True))
         return sent
 
 

@@ -13,16 +13,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets, LocalAlgorithm
+from lightning_fedq.algorithms.local_algorithm import Correction, LocalAlgorithm, PersistentOffsets
 
 
-class _Gradients(KeptOffsets):
+class _Gradients(PersistentOffsets):
     def offsets(self, clients: Sequence[int]) -> Tensor:
         return -self.rows(clients)  # -g_i; alpha (w - x) is the pull
 
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
         rows = self.rows(clients) - self.pull * updates.to(self.server)  # g_i - alpha (y_i - x)
-        self.opened.update(zip(clients, rows, strict=True))
+        self.pending.update(zip(clients, rows, strict=True))
 
     def end_round(self, before: Tensor, after: Tensor, share: float, moved: float) -> Tensor:
         # h - alpha s (mean update)

@@ -67,7 +67,7 @@ class Correction:
         """Go on from a state."""
 
 
-class KeptOffsets(Correction):
+class PersistentOffsets(Correction):
     """Vectors of clients, which each one keeps from round to round, and one of the server.
 
     Args:
@@ -77,21 +77,21 @@ class KeptOffsets(Correction):
     def __init__(self, pull: float, dim: int) -> None:
         super().__init__(pull)
         self.server = torch.zeros(dim)
-        self.kept: dict[int, Tensor] = {}
-        self.opened: dict[int, Tensor] = {}
+        self.committed: dict[int, Tensor] = {}
+        self.pending: dict[int, Tensor] = {}
 
     def rows(self, clients: Sequence[int]) -> Tensor:
         """`(len(clients), dim)` the vectors of clients, zeros before their first round."""
         nothing = torch.zeros_like(self.server)
-        return torch.stack([self.kept.get(client, nothing) for client in clients])
+        return torch.stack([self.committed.get(client, nothing) for client in clients])
 
     def state_dict(self) -> dict[str, Any]:
         """The server's vector, and each client's."""
-        return {"server": self.server, "own": dict(self.kept)}
+        return {"server": self.server, "own": dict(self.committed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self.server, self.kept, self.opened = state["server"], dict(state["own"]), {}
+        self.server, self.committed, self.pending = state["server"], dict(state["own"]), {}
 
 
 class LocalAlgorithm(ABC):

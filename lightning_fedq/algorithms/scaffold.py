@@ -24,10 +24,10 @@ from typing import ClassVar
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets, LocalAlgorithm
+from lightning_fedq.algorithms.local_algorithm import Correction, LocalAlgorithm, PersistentOffsets
 
 
-class _Variates(KeptOffsets):
+class _Variates(PersistentOffsets):
     def offsets(self, clients: Sequence[int]) -> Tensor:
         return self.server - self.rows(clients)  # c - c_i
 
@@ -36,7 +36,7 @@ class _Variates(KeptOffsets):
             return
         # option II: c_i - c + (x - y_i) / (K eta)
         rows = self.rows(clients) - self.server - updates.to(self.server) / moved
-        self.opened.update(zip(clients, rows, strict=True))
+        self.pending.update(zip(clients, rows, strict=True))
 
     def end_round(self, before: Tensor, after: Tensor, share: float, moved: float) -> Tensor:
         if share and moved:  # the clients' mean change, weighted by their share s

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.audit.known import FixedPlanner, HeldKeys, Wire
+from lightning_fedq.audit.fixed_parts import FixedPlanner, HeldKeys, Wire
 from lightning_fedq.audit.views import Array
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.interface import (
@@ -85,7 +85,7 @@ class Played:
     later: Array | float = 0.0
     behind: int = 0
 
-    def labels_of(self, positions: int) -> Integers:
+    def position_labels(self, positions: int) -> Integers:
         """Labels of the positions of a view. Where symbols are no coordinates, all hold the same."""
         if positions == len(self.labels):
             return self.labels
@@ -116,7 +116,7 @@ class Played:
         """The sum of all messages, modulo what the mechanism takes it modulo."""
         return self._total(self.symbols)
 
-    def total_of_others(self) -> Array:
+    def honest_total(self) -> Array:
         """That sum less what a curious client sent."""
         kept = [row for row, client in enumerate(self.clients) if client != self.curious]
         return self._total(self.symbols[kept])
@@ -131,7 +131,7 @@ class Played:
         """The sum of all updates, as it is released, with what later rounds tell of its noise."""
         return self.own_weight * self.decoded_sum + self.later
 
-    def others(self) -> Array:
+    def honest_sum(self) -> Array:
         """The decoded sum less what a curious client sent and knows."""
         silent = [client for client in self.context.cohort if client not in self.clients]
         known = [client for client in self.clients if client != self.curious]

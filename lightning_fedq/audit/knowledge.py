@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench, Played
-from lightning_fedq.audit.known import HeldKeys
-from lightning_fedq.audit.simulated import cohort_size, share_of
+from lightning_fedq.audit.fixed_parts import HeldKeys
+from lightning_fedq.audit.simulated import cohort_size, position_loss
 from lightning_fedq.audit.views import Array, Finding, View
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase, Mechanism, PrivacyClaim
@@ -120,7 +120,7 @@ def _sight(bench: Bench, adversary: Adversary) -> _Sight | None:
     if adversary is Adversary.CLIENT:
         if len(bench.clients) < 2:
             return None  # nobody else is there
-        others = Played.total_of_others if bench.rotated else Played.others
+        others = Played.honest_total if bench.rotated else Played.honest_sum
         return _Sight(adversary, "the sum less what a curious client knows", others, claim)
     if adversary is Adversary.OUTSIDER:
         released = Played.total if bench.rotated else Played.released  # whoever knows the rotation
@@ -166,7 +166,7 @@ def _judge(
             seen = np.stack([sight.extract(one) for one in played])
             if bench.concentrated and not bench.follows_streams:
                 seen = seen[:, :1]
-            labelled = np.stack([one.labels_of(seen.shape[1]) for one in played])
+            labelled = np.stack([one.position_labels(seen.shape[1]) for one in played])
             counted = labelled[0] >= 0
             values[number].append(seen[:, counted])
             labels[number].append(labelled[:, counted])
@@ -175,7 +175,7 @@ def _judge(
     findings = []
     for sight, seen_parts, label_parts in zip(sights, values, labels, strict=True):
         drawn = np.concatenate(seen_parts, axis=1)
-        loss, copies = share_of(bench, sight.claim, len(sight.extract(played[0])))
+        loss, copies = position_loss(bench, sight.claim, len(sight.extract(played[0])))
         view = View(sight.name, loss, copies, 1, 2)
         own, other = estimates(drawn, np.concatenate(label_parts, axis=1), view.epsilons)
         findings.append(_finding(view, own, other, drawn.shape[1], drawn.size // 4, alpha, sight))

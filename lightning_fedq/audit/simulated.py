@@ -142,7 +142,7 @@ class _Run:
         bench, joint = self._bench, _Joint(self._bench, self.looks[0])
         rounds = draws // bench.draws // 2 * 2
         message = self.looks[0].extract in (Played.message, Played.decoded_message)
-        wire = _WireBits.of(bench) if message and not bench.concentrated else None
+        wire = _WireBits.from_bench(bench) if message and not bench.concentrated else None
         self._grid = _OnGrid(bench)
         for round in range(rounds):
             half = int(2 * (round // 2 * 2) >= rounds)
@@ -153,7 +153,7 @@ class _Run:
                 self._grid.add(played)
                 for number, look in enumerate(self.looks):
                     classes = look.bins.fine(look.extract(played))
-                    labels = played.labels_of(len(classes))
+                    labels = played.position_labels(len(classes))
                     look.view.add(half, labels, classes)
                     if number == 0:
                         joint.add(half, round, world, labels, classes)
@@ -182,7 +182,7 @@ def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before
     claims = {who: bench.private_claim(who) for who in adversaries}
     coupled, summed = len(bench.groups[0]) > 1, bench.mechanism.homomorphic
     one = Played.message if bench.symbolic else Played.decoded_message
-    others = Played.total_of_others if bench.rotated else Played.others
+    others = Played.honest_total if bench.rotated else Played.honest_sum
     wanted: list[tuple[str, Adversary, Callable[[Played], Array], bool]] = [
         ("one message", Adversary.EAVESDROPPER, one, True),
         ("all messages of a group", Adversary.SERVER, Played.group, bench.aligned and coupled),
@@ -218,12 +218,12 @@ def _look(
 
     sample = [extract(played) for played in calibration]
     bins, positions = Bins(np.concatenate(sample)), len(sample[0])
-    loss, copies = share_of(bench, claim, positions)
+    loss, copies = position_loss(bench, claim, positions)
     view = View(name, loss, copies, positions, bins.size, bench.failure, positions // bench.times)
     return _Look(extract, bins, view, claim.loss)
 
 
-def share_of(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, int]:
+def position_loss(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, int]:
     """The loss of one position and how often it composes there.
 
     What any function of a view shows is bounded by the claim as a whole, if nothing better is known.
@@ -278,12 +278,12 @@ class _WireBits:
         self.view, self._symbol_of = view, symbol_of
 
     @classmethod
-    def of(cls, bench: Bench) -> _WireBits | None:
+    def from_bench(cls, bench: Bench) -> _WireBits | None:
         claim = bench.private_claim(Adversary.EAVESDROPPER)
         if claim is None or not bench.symbolic or bench.everybody:
             return None
         bits = 8 * len(bench.packed(bench.play_alone(bench.keys[2], bench.clients[0], 0, CALIBRATION)))
-        loss, copies = share_of(bench, claim, bench.num_symbols)
+        loss, copies = position_loss(bench, claim, bench.num_symbols)
         width = bits // bench.num_symbols
         symbol_of = np.minimum(np.arange(bits) // width, bench.num_symbols - 1)
         period = width * (bench.num_symbols // bench.times)
@@ -291,7 +291,7 @@ class _WireBits:
 
     def add(self, half: int, played: Played) -> None:
         bits = np.unpackbits(np.frombuffer(Bench.packed(played), np.uint8)).astype(np.int64)
-        labels = played.labels_of(played.symbols.shape[1])
+        labels = played.position_labels(played.symbols.shape[1])
         self.view.add(half, labels[self._symbol_of], bits)
 
 

@@ -200,9 +200,9 @@ class View:
         first, floor = self.allowed(0.0), self.allowed(_LARGEST_EPSILON)
         if first - floor < 1e-9:
             return [0.0]
-        return [0.0, *(self._where_falls_to(floor + part * (first - floor)) for part in (0.5, 0.1, 0.01))]
+        return [0.0, *(self._find_epsilon(floor + part * (first - floor)) for part in (0.5, 0.1, 0.01))]
 
-    def _where_falls_to(self, delta: float) -> float:
+    def _find_epsilon(self, delta: float) -> float:
         low, high = 0.0, _LARGEST_EPSILON
         for _ in range(20):
             middle = 0.5 * (low + high)

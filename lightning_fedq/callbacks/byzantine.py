@@ -20,11 +20,11 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks.of_trainer import federated_of
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
 from lightning_fedq.rounds import RoundPlan
-from lightning_fedq.rounds.parts import Tampering
+from lightning_fedq.rounds.protocols import Tampering
 from lightning_fedq.training.client_metrics import log_figure
 from lightning_fedq.wire.coding import FixedLength
 
@@ -80,7 +80,7 @@ class ByzantineClients(pl.Callback, Tampering):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the Byzantine clients and stand between training and the wire."""
-        federated = federated_of(trainer, "ByzantineClients")
+        federated = find_federated(trainer, "ByzantineClients")
         engine = federated.engine
         if engine is None:
             raise ValueError("ByzantineClients must come after Federated in the Trainer's callbacks")
@@ -88,9 +88,9 @@ class ByzantineClients(pl.Callback, Tampering):
         stream = PublicRandomness(SeededKeys(self.seed), 0).public("liars")
         self.byzantine = frozenset(stream.choice(federated.clients.num_clients, number))
         self._mechanism = federated.mechanism
-        context = engine.context(engine.coming_plan())
+        context = engine.context(engine.next_plan())
         self._check_mechanism(context)
-        self._lever = lever_of(self._mechanism, context)
+        self._lever = max_influence(self._mechanism, context)
         if isinstance(engine.aggregator, RobustAggregation):
             share = len(self.byzantine) / federated.clients.num_clients
             engine.aggregator.warn_if_broken(engine.planner.cohort_size, share)
@@ -111,16 +111,16 @@ class ByzantineClients(pl.Callback, Tampering):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Step aside."""
-        self._step_aside(trainer)
+        self._detach(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Step aside. Lightning calls no `teardown` then."""
-        self._step_aside(trainer)
+        self._detach(trainer)
 
-    def _step_aside(self, trainer: pl.Trainer) -> None:
-        engine = federated_of(trainer, "ByzantineClients").engine
+    def _detach(self, trainer: pl.Trainer) -> None:
+        engine = find_federated(trainer, "ByzantineClients").engine
         if engine is not None and engine.tampering is self:
             engine.tampering = None
 
@@ -191,7 +191,7 @@ class ByzantineClients(pl.Callback, Tampering):
         return torch.from_numpy(public.public(f"{purpose} {client}").words(count).astype("int64"))
 
 
-def lever_of(mechanism: Mechanism, context: RoundContext) -> float | None:
+def max_influence(mechanism: Mechanism, context: RoundContext) -> float | None:
     """The longest lever of any client of the round, see `Mechanism.lever`. None where one is not known."""
     levers = [mechanism.lever(client, context) for client in context.cohort]
     known = [lever for lever in levers if lever is not None]

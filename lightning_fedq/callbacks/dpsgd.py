@@ -37,12 +37,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.clients.child import is_client
-from lightning_fedq.clients.constraints import hold_in_steps
+from lightning_fedq.clients.client_trainer import is_client
+from lightning_fedq.clients.constraints import constrain_steps
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import LocalWork
-from lightning_fedq.data.generator_turns import draw_from, own_draws
+from lightning_fedq.data.generator_turns import preserve_generators, seed_generators
 from lightning_fedq.data.loader import ClientBatches, check_plain
 from lightning_fedq.dpsgd.accounts import SampleAccounts
 from lightning_fedq.dpsgd.between_steps import check_between_steps
@@ -57,7 +57,7 @@ from lightning_fedq.dpsgd.refusals import (
     check_layers,
     check_settings,
 )
-from lightning_fedq.dpsgd.statement import SampleStatement, unit_of
+from lightning_fedq.dpsgd.statement import SampleStatement, describe_unit
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.training.checkpoints import SavedStates
 from lightning_fedq.training.client_metrics import log_figure, watch_training_log
@@ -83,7 +83,7 @@ class _HandedOver(DataLoader[Any]):
     def __iter__(self) -> Any:
         epoch: Any = self.sampler
         for number, batch in enumerate(super().__iter__()):
-            draw_from(epoch.keys[number], "handed over")
+            seed_generators(epoch.keys[number], "handed over")
             yield batch
 
 
@@ -172,7 +172,7 @@ class DPSGD(pl.Callback):
     @property
     def unit(self) -> str:
         """Unit of the claim, in words."""
-        return unit_of(self.rows_per_person)
+        return describe_unit(self.rows_per_person)
 
     @property
     def account(self) -> list[list[float]]:
@@ -191,7 +191,7 @@ class DPSGD(pl.Callback):
             return
         if self.seed is None:  # a copy of this object, or a fork of its process, may have drawn from the old
             self._new_root()
-        self._forget()
+        self._reset_fit()
         self._home, self._optimizer, self.loss_reduction, self._non_finite = trainer, None, None, 0
         found = [c for c in trainer.callbacks if hasattr(c, "use_batches")]  # type: ignore[attr-defined]
         self._federated = found[0] if found else None  # `Federated`, or a real client's `LocalRound`
@@ -209,7 +209,7 @@ class DPSGD(pl.Callback):
             return
         owner: Any = trainer.datamodule or pl_module  # type: ignore[attr-defined]
         user_loader = owner.train_dataloader
-        self._undo.replace(owner, "train_dataloader", lambda: self._poisson(user_loader()))
+        self._undo.replace(owner, "train_dataloader", lambda: self._make_poisson_loader(user_loader()))
 
     def _key(self, purpose: str, client: int, step: int) -> bytes:
         return hkdf_expand(self._root, pack_fields(purpose, self._first + client, step))
@@ -217,10 +217,10 @@ class DPSGD(pl.Callback):
     def _stream(self, purpose: str, client: int, step: int) -> Stream:
         return Stream(self._key(purpose, client, step))
 
-    def _draw_anew(self, when: str) -> None:
+    def _reseed_draws(self, when: str) -> None:
         """Let all that is drawn from here on come from a secret of the present client's coming step."""
         account = self.accounts.get(self._present)
-        draw_from(self._key("draws", self._present, 0 if account is None else account.steps), when)
+        seed_generators(self._key("draws", self._present, 0 if account is None else account.steps), when)
 
     # ---- the federation's batches: DPSGD is its `BatchRule` ---------------------------------------------
 
@@ -230,15 +230,15 @@ class DPSGD(pl.Callback):
         """Open an account for everybody who holds data. What was spent before stays spent."""
         from lightning_fedq.privacy.accounting import check_delta
 
-        check_delta(self.delta, max(map(len, work.held)), "samples")
+        check_delta(self.delta, max(map(len, work.client_indices)), "samples")
         assert work.dataset is not None
-        self.check(work.dataset, work.held)
+        self.check(work.dataset, work.client_indices)
         self._batches = PoissonBatches(work, lambda client, step: self._stream("batch", client, step))
         self._spent.open(self._batches, self.noise_multiplier)
 
-    def check(self, dataset: Dataset[Any], held: Sequence[Tensor]) -> None:
+    def check(self, dataset: Dataset[Any], client_indices: Sequence[Tensor]) -> None:
         """Refuse data, reloaded ones too, whose rows stand in more samples than are charged for."""
-        check_repeats(dataset, held, self.rows_per_person)
+        check_repeats(dataset, client_indices, self.rows_per_person)
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """The next steps of each client, whatever the round, which is opened and charged next."""
@@ -249,7 +249,7 @@ class DPSGD(pl.Callback):
         self._first_step = {client: self.accounts[client].steps for client in clients}
         return [
             tuple(
-                self._batches.take(client, self.accounts[client].steps + i)
+                self._batches.draw_samples(client, self.accounts[client].steps + i)
                 for i in range(self._batches.steps[client])
             )
             for client in clients
@@ -260,10 +260,10 @@ class DPSGD(pl.Callback):
         first = self._first_step[client]
         return tuple(self._key("draws", client, first + step) for step in range(steps))
 
-    def _poisson(self, given: object) -> DataLoader[Any]:
-        loader = check_plain(given)
+    def _make_poisson_loader(self, user_loader: object) -> DataLoader[Any]:
+        loader = check_plain(user_loader)
         size = len(loader.dataset)  # type: ignore[arg-type]
-        self.begin(LocalWork.of(loader, [torch.arange(size)], 1, None))
+        self.begin(LocalWork.from_loader(loader, [torch.arange(size)], 1, None))
         self._epoch = PoissonEpoch(
             self._batches, lambda: self.accounts[0].steps, lambda step: self._key("draws", 0, step)
         )
@@ -296,8 +296,8 @@ class DPSGD(pl.Callback):
         self._charge_elsewhere()
         if self._federated is None:
             self._make_noisy(trainer, pl_module)
-        self._undo.enter_context(own_draws())
-        self._draw_anew("start")
+        self._undo.enter_context(preserve_generators())
+        self._reseed_draws("start")
         self._undo.enter_context(warnings.catch_warnings())
         # torch warns that the first layer's inputs need no gradient, which is as it should be
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -329,7 +329,7 @@ class DPSGD(pl.Callback):
         )
         # what layers hold constant, and what is said of parameters, behind every step: post-processing
         said = {} if self._federated is None else self._federated.fit.vector.constraints
-        handles = hold_in_steps(trainer.optimizers[0], module, said)
+        handles = constrain_steps(trainer.optimizers[0], module, said)
         for handle in handles if self._federated is None else ():  # a client's optimiser goes with it
             self._undo.callback(handle.remove)
         trainer.strategy.optimizers = [self._optimizer]
@@ -351,7 +351,7 @@ class DPSGD(pl.Callback):
 
         check_kinds(module)
         epoch, home = trainer.current_epoch, trainer
-        self._unhook()
+        self._remove_hooks()
         if self._federated is None:
             held, fetch = torch.arange(self._batches.num_samples(0)), self._loader.dataset.__getitem__
         else:
@@ -381,7 +381,7 @@ class DPSGD(pl.Callback):
             self._try_loss(trainer, module)
         assert self._optimizer is not None and self.loss_reduction is not None
         self._optimizer.loss_reduction = self.loss_reduction
-        self._unhook()
+        self._remove_hooks()
         self._hooks = SampleGradientHooks(module, loss_reduction=self.loss_reduction, strict=True)
         if trainer is self._inside:
             return
@@ -402,7 +402,7 @@ class DPSGD(pl.Callback):
         else:  # the client's own
             plugin.train_step_context = context  # type: ignore[method-assign]
 
-    def _unhook(self) -> None:
+    def _remove_hooks(self) -> None:
         if self._hooks is not None:
             self._hooks.remove_hooks()
             # remove what the hooks and the optimiser left on parameters and layers
@@ -417,7 +417,7 @@ class DPSGD(pl.Callback):
                         delattr(layer, name)
             self._hooks = None
 
-    def _forget(self) -> None:
+    def _reset_fit(self) -> None:
         """Nobody trains."""
         self._home = self._inside = self._buffers = self._parameters = None
         self._tried_in = -1
@@ -426,17 +426,17 @@ class DPSGD(pl.Callback):
         """Take everything off again."""
         self._undo.close()
         if stage == "fit":
-            self._unhook()
-            self._forget()
+            self._remove_hooks()
+            self._reset_fit()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Take everything off again, but go on to refuse to save what training has changed."""
         self._undo.close()
-        self._unhook()
+        self._remove_hooks()
         if self._federated is not None:  # what a client has changed was its copy
-            self._forget()
+            self._reset_fit()
 
     # ---- training ---------------------------------------------------------------------------------
 
@@ -495,7 +495,7 @@ class DPSGD(pl.Callback):
         assert engine is not None
         if engine.round == engine.planner.num_rounds:
             return {}
-        plan = engine.coming_plan()
+        plan = engine.next_plan()
         return {client: self._batches.steps[client] for client in plan.survivors}
 
     @property
@@ -534,22 +534,22 @@ class DPSGD(pl.Callback):
             size = stack.batch_sizes[number]
             self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
             self._optimizer.expected_batch_size = self._expected_size(self._present)
-        self._draw_anew("step")
+        self._reseed_draws("step")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Draw from a secret of the next step, whose hooks on the batch come before it."""
-        self._draw_anew("between")
+        self._reseed_draws("between")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The same after a validation, which may have a seed of its own."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._draw_anew("after validation")
+            self._reseed_draws("after validation")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The same in an epoch."""
-        self._draw_anew("epoch")
+        self._reseed_draws("epoch")
 
     def _check_step(self, client: int, drawn: int) -> None:
         """A batch is drawn from the stream of the step that it is charged as. No stream is drawn for two."""
@@ -565,7 +565,7 @@ class DPSGD(pl.Callback):
         if self._buffers is not None:
             self._buffers.check(content=True)
         if is_client(trainer):
-            self._unhook()
+            self._remove_hooks()
             self._inside = self._buffers = self._parameters = None
         elif not trainer.barebones:
             epsilon = self.epsilon(self.delta)

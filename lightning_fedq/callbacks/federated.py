@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
 from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation, Weighting
 from lightning_fedq.callbacks.logged_settings import log_settings
@@ -42,7 +42,7 @@ from lightning_fedq.privacy.target import Calibration, PrivacyTarget
 from lightning_fedq.rounds import Deadline, OptimizerFactory, Statistics
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.training import settings
-from lightning_fedq.training.checkpoints import begin_again, check_federation
+from lightning_fedq.training.checkpoints import check_federation, reset_unfinished_round
 from lightning_fedq.training.checks import (
     check_averaging,
     check_batch_rule,
@@ -52,15 +52,15 @@ from lightning_fedq.training.checks import (
     check_setup,
     check_shapes,
 )
-from lightning_fedq.training.client_evaluation import said_of, where_it_went
+from lightning_fedq.training.client_evaluation import describe_evaluation_outputs, describe_statistics_outputs
 from lightning_fedq.training.client_metrics import ClientMetricsChoice
 from lightning_fedq.training.fit import FederatedFit
-from lightning_fedq.training.loops import forget_loader, install
+from lightning_fedq.training.loops import forget_loader, install_round_loop
 from lightning_fedq.training.population import Population, SimulatedClients
-from lightning_fedq.training.privacy_target import KeptTarget
-from lightning_fedq.training.said import outcome
+from lightning_fedq.training.privacy_target import CalibratedTarget
 from lightning_fedq.training.secret_cohorts import check_processes, check_settings
 from lightning_fedq.training.settings import Clients, Federation, Local, Protection, Server, group
+from lightning_fedq.training.user_messages import describe_outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -207,9 +207,9 @@ class Federated(Federation, pl.Callback):
     ) -> None:
         given = {**locals(), "patterns": local}
         protection, clients = group(Protection, given), group(Clients, given)
-        self._settle(protection, clients, group(Local, given), group(Server, given))
+        self._check_settings(protection, clients, group(Local, given), group(Server, given))
 
-    def _settle(self, protection: Protection, clients: Clients, local: Local, server: Server) -> None:
+    def _check_settings(self, protection: Protection, clients: Clients, local: Local, server: Server) -> None:
         """Take settings that are right by themselves, and refuse what does not go together."""
         mechanism, seed, privacy = protection.mechanism, protection.seed, protection.privacy
         planner = clients.planner(secrets.randbits(63) if seed is None else seed)
@@ -225,7 +225,7 @@ class Federated(Federation, pl.Callback):
         # a target sets the mechanism when the fit starts, and compares it then
         self.ledger.check(clients.num_clients, self.ledger.mechanism if privacy else repr(mechanism))
         self.privacy_target = privacy
-        self.kept_target = None if privacy is None else KeptTarget(privacy, mechanism)
+        self.calibrated_target = None if privacy is None else CalibratedTarget(privacy, mechanism)
         self._fit: FederatedFit | None = None
         self._population: Population | None = None
         self._loaded: dict[str, Any] | None = None
@@ -239,7 +239,7 @@ class Federated(Federation, pl.Callback):
         """Refuse what can't work, and put the clients' loader and loops in place of the user's own."""
         if stage != "fit":
             return
-        if sum(isinstance(callback, Federated) for callback in callbacks_of(trainer)) > 1:
+        if sum(isinstance(callback, Federated) for callback in get_callbacks(trainer)) > 1:
             raise ValueError("the Trainer has two Federated callbacks; leave one of them out")
         check_setup(trainer, pl_module)
         if self.planner.law.secret:
@@ -247,10 +247,10 @@ class Federated(Federation, pl.Callback):
         check_averaging(trainer, pl_module)
         if self._fit is not None:
             self._fit.given_up = None
-        install(trainer, lambda: self.fit.run_round(), self._logged_elsewhere, self._undo)
-        self._population = self._populate(trainer, pl_module)
+        install_round_loop(trainer, lambda: self.fit.run_round(), self._logged_elsewhere, self._undo)
+        self._population = self._make_population(trainer, pl_module)
 
-    def _populate(self, trainer: pl.Trainer, module: pl.LightningModule) -> Population:
+    def _make_population(self, trainer: pl.Trainer, module: pl.LightningModule) -> Population:
         """The clients of a fit that is being set up."""
         return SimulatedClients(self, trainer, module, self._undo)
 
@@ -265,7 +265,7 @@ class Federated(Federation, pl.Callback):
         if population.ranks is not None:
             population.ranks.share(pl_module)
         forget_loader(trainer)
-        target, loaded, undo = self.kept_target, self._loaded, self._undo
+        target, loaded, undo = self.calibrated_target, self._loaded, self._undo
         fit = FederatedFit(self, target, trainer, pl_module, population, self._fit, loaded, undo)
         self._fit, self._loaded = fit, None
         self.engine, self.records, self.client_log = fit.engine, fit.records, fit.side.log
@@ -288,19 +288,19 @@ class Federated(Federation, pl.Callback):
         engine = self.fit.engine
         if engine.round == self.planner.num_rounds:
             trainer.should_stop = True  # every cohort has had its round
-        elif self.kept_target is not None:
-            self.kept_target.end_round(engine, trainer)
+        elif self.calibrated_target is not None:
+            self.calibrated_target.end_round(engine, trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say what was protected from whom, and what stood idle."""
-        for line in outcome(self, trainer):
+        for line in describe_outcome(self, trainer):
             rank_zero_info(line)
-        self.fit.say_idle_cores()
+        self.fit.report_idle_cores()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
         if stage == "fit":
-            self._take_off()
+            self._restore_trainer()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -310,9 +310,9 @@ class Federated(Federation, pl.Callback):
             self._population.ranks.fails = True
         if self._fit is not None:
             self._fit.give_up()
-        self._take_off()
+        self._restore_trainer()
 
-    def _take_off(self) -> None:
+    def _restore_trainer(self) -> None:
         self._undo.close()
         if self._fit is not None:
             self._fit.end()
@@ -334,14 +334,14 @@ class Federated(Federation, pl.Callback):
         Raises:
             ValueError: If the target can't be met; with what could be.
         """
-        if self.kept_target is None:
+        if self.calibrated_target is None:
             return self.mechanism
-        return self.kept_target.calibrate(self, dim, rounds, num_byzantine).mechanism
+        return self.calibrated_target.calibrate(self, dim, rounds, num_byzantine).mechanism
 
     @property
     def calibration(self) -> Calibration | None:
         """Solution of the privacy target, from `on_fit_start` on."""
-        return None if self.kept_target is None else self.kept_target.found
+        return None if self.calibrated_target is None else self.calibrated_target.calibration
 
     # ---- the fit, while it runs and when it is over -----------------------------------------------
 
@@ -355,7 +355,11 @@ class Federated(Federation, pl.Callback):
     def client_indices(self) -> list[Tensor]:
         """The sample indices of each client. Empty until the data are dealt out."""
         population = self._population
-        return [] if population is None or not population.is_dealt else population.holdings.client_indices
+        return (
+            []
+            if population is None or not population.is_partitioned
+            else population.partitioned_data.client_indices
+        )
 
     @property
     def training_clients(self) -> tuple[int, ...]:
@@ -368,18 +372,18 @@ class Federated(Federation, pl.Callback):
 
         With them loaded over the global model (`load_state_dict(..., strict=False)`) it is the client's own.
         """
-        return {name: own.clone() for name, own in self.fit.vector.own.of(client).items()}
+        return {name: own.clone() for name, own in self.fit.vector.personal.get_tensors(client).items()}
 
-    def lets_out(self, trainer: pl.Trainer) -> str:
+    def unprotected_outputs(self, trainer: pl.Trainer) -> str:
         """Where clients' figures went, and what the trial of isolation found."""
         log = self.client_log
-        measured = where_it_went(self.client_evaluations, log is not None and log.shared)
-        released = said_of(self.fit.engine)
+        measured = describe_evaluation_outputs(self.client_evaluations, log is not None and log.shared)
+        released = describe_statistics_outputs(self.fit.engine)
         return " ".join(filter(None, (measured, released, self.fit.isolation, self.fit.averages)))
 
     def _logged_elsewhere(self, name: str, value: Any) -> None:
         if self.client_log is not None:
-            self.client_log.elsewhere(name, value)
+            self.client_log.note_validation_metric(name, value)
 
     # ---- checkpoint -------------------------------------------------------------------------------
 
@@ -404,22 +408,22 @@ class Federated(Federation, pl.Callback):
                 "epsilons of both"
             )
         own = self.identity()
-        if self.kept_target is not None:
-            self.kept_target.check(state_dict.get("calibration"))
+        if self.calibrated_target is not None:
+            self.calibrated_target.check(state_dict.get("calibration"))
             # found again, and compared, when the fit starts and the parameters are known
             own["mechanism"] = state_dict["federation"]["mechanism"]
         check_federation(own, state_dict["federation"])
         self._loaded = state_dict
         if self.seed is None:
-            self.plan_by(state_dict["plan_seed"])
+            self.set_plan_seed(state_dict["plan_seed"])
         if self._population is not None:
-            self._population.forget()
+            self._population.forget_partition()
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Of an unfinished round, save that it has not begun: everything else is as it was before it."""
-        begin_again(checkpoint["loops"]["fit_loop"])
+        reset_unfinished_round(checkpoint["loops"]["fit_loop"])
 
     # ---- pictures ---------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.callbacks.of_trainer import federated_of
+from lightning_fedq._lightning import get_callbacks, pl
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.training.settings import Federation
@@ -104,7 +104,7 @@ class Langevin(pl.Callback):
             )
 
     def _federated(self, trainer: pl.Trainer) -> Federation:
-        federated, order = federated_of(trainer, "Langevin"), callbacks_of(trainer)
+        federated, order = find_federated(trainer, "Langevin"), get_callbacks(trainer)
         if order.index(federated) > order.index(self):
             raise ValueError("Langevin must stand behind Federated in the list of callbacks")
         return federated
@@ -113,7 +113,7 @@ class Langevin(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """After the last batch of a round: add the missing noise, count the sample."""
-        federated = federated_of(trainer, "Langevin")
+        federated = find_federated(trainer, "Langevin")
         engine = federated.engine
         assert engine is not None
         if engine.plan is not None:
@@ -137,7 +137,7 @@ class Langevin(pl.Callback):
         noise = context.expand(missing.cpu()).sqrt() * normal
         engine.weights += noise.to(engine.weights)
         copy_into(engine.weights, list(pl_module.parameters()))
-        self._count(engine.weights.detach().double().cpu(), record.round)
+        self._add_sample(engine.weights.detach().double().cpu(), record.round)
 
     @staticmethod
     def _error_variance(federated: Federation, context: Any, cohort: tuple[int, ...]) -> Tensor:
@@ -145,7 +145,7 @@ class Langevin(pl.Callback):
         assert variance is not None  # all mechanisms that `on_fit_start` lets through state it
         return variance
 
-    def _count(self, weights: Tensor, round: int) -> None:
+    def _add_sample(self, weights: Tensor, round: int) -> None:
         if round < self.burn_in:
             return
         if not self.num_samples:

@@ -8,26 +8,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.training.accounts import delta_of
-from lightning_fedq.training.client_metrics import protecting_samples
+from lightning_fedq._lightning import get_callbacks, pl
+from lightning_fedq.training.accounts import choose_delta
+from lightning_fedq.training.client_metrics import sample_protectors
 
 if TYPE_CHECKING:
     from lightning_fedq.training.settings import Federation
 
 
-def settings_of(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
+def collect_settings(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
     """Settings of a federation that has its server: plain values by name."""
     engine, target, mechanism = federation.engine, federation.privacy_target, federation.mechanism
     assert engine is not None
-    protecting = protecting_samples(callbacks_of(trainer))
+    protecting = sample_protectors(get_callbacks(trainer))
     return {
         "version": version("lightning_fedq"),
         "mechanism": repr(mechanism),
         "mechanism_name": type(mechanism).__name__,
         "mechanism_settings": _settings_in(repr(mechanism)),
         "epsilon": None if target is None else target.epsilon,
-        "delta": delta_of(federation, trainer),
+        "delta": choose_delta(federation, trainer),
         "adversary": None if target is None else target.against.name.lower(),
         "num_clients": federation.clients.num_clients,
         "clients_per_round": engine.planner.cohort_size,
@@ -44,7 +44,7 @@ def settings_of(trainer: pl.Trainer, federation: Federation) -> dict[str, Any]:
 def log_settings(trainer: pl.Trainer, federation: Federation) -> None:
     """Put a federation into the configuration of every logger's run, beside what is there."""
     for logger in trainer.loggers if trainer.is_global_zero else ():
-        settings: dict[str, Any] = {"federation": settings_of(trainer, federation)}
+        settings: dict[str, Any] = {"federation": collect_settings(trainer, federation)}
         if isinstance(logger, pl.loggers.MLFlowLogger):
             # a parameter is written once: a second fit of the same run keeps the first's
             there = logger.experiment.get_run(logger.run_id).data.params

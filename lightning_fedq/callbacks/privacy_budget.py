@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_warn
-from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_warn
+from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.target import adversary_named, affordable, check_law
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.training.accounts import whole_run
+from lightning_fedq.training.accounts import full_run
 from lightning_fedq.training.client_metrics import log_figure
-from lightning_fedq.training.privacy_target import first_spent, warn_where_simulated
+from lightning_fedq.training.privacy_target import find_spent_client, warn_if_simulated
 from lightning_fedq.training.settings import Federation
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class PrivacyBudget(pl.Callback):
         self.adversary, self.on_exhausted = adversary_named(adversary), on_exhausted
         self.epsilon_spent, self.affordable = 0.0, 0
         self._warned = False
-        self._spent_by_now: Callable[[], float] = _nothing
+        self._current_spending: Callable[[], float] = _zero_spending
         self._blocked: Callable[[], str] = str
         self._began = self._counts_samples = self._seeded = self._secret = False
         self._unit = ""
@@ -100,7 +100,7 @@ class PrivacyBudget(pl.Callback):
         if not self._secret:
             by = f"by the {whose} that has spent most{self._unit}"
         return (
-            f"Privacy budget: epsilon {format_epsilon(self._spent_by_now())} of {self.epsilon:g} spent "
+            f"Privacy budget: epsilon {format_epsilon(self._current_spending())} of {self.epsilon:g} spent "
             f"at delta {self.delta:g} against {self.adversary.value}, {by}"
             + (", had keys not come from a seed" if self._seeded else "")
             + ("; the run was not to stop there" if self.on_exhausted == "warn" else "")
@@ -108,7 +108,7 @@ class PrivacyBudget(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find what is affordable, and refuse to go on if it is spent already."""
-        federated, dpsgd = _one(trainer, Federation), _one(trainer, DPSGD)
+        federated, dpsgd = _find_callback(trainer, Federation), _find_callback(trainer, DPSGD)
         if federated is None and dpsgd is None:
             raise ValueError(
                 "PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks"
@@ -124,9 +124,9 @@ class PrivacyBudget(pl.Callback):
             follow = partial(self._follow_rounds, federated, trainer, law.secret)
             follow()
             federated.when_vector_changes(follow)
-        self._began, self.epsilon_spent = True, self._spent_by_now()
+        self._began, self.epsilon_spent = True, self._current_spending()
         if why := self._blocked():
-            self._complain(
+            self._act_on_exhausted(
                 f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {why}; "
                 "raise the budget or stop here"
             )
@@ -146,7 +146,7 @@ class PrivacyBudget(pl.Callback):
         if self.unit is None:
             engine = federated.engine
             assert engine is not None
-            claims = engine.mechanism.claims(engine.context(engine.coming_plan()))
+            claims = engine.mechanism.claims(engine.context(engine.next_plan()))
             if not all(isinstance(claim.loss, NonPrivate) for claim in claims):
                 raise ValueError(
                     "the mechanism protects clients and DPSGD protects samples; say which of the two the "
@@ -160,11 +160,11 @@ class PrivacyBudget(pl.Callback):
         assert engine is not None
         ledger, clients = engine.ledger, engine.planner.num_clients
         delta = check_delta(self.delta, clients, "clients")
-        simulated = warn_where_simulated(federated, adversary, "PrivacyBudget")
+        simulated = warn_if_simulated(federated, adversary, "PrivacyBudget")
         self._seeded = federated.seed is not None
         asked = trainer.max_epochs
         horizon = 1 if secret else asked if asked is not None and asked > 0 else 1000
-        run = whole_run(federated, engine, num_byzantine_of(trainer, federated.planner), horizon)
+        run = full_run(federated, engine, count_byzantine(trainer, federated.planner), horizon)
         account = Account(run, delta)
         kinds = [range(clients)] if secret else engine.mechanism.protection_groups(clients)
         groups = [(list(kind), None if secret else kind[0]) for kind in kinds]
@@ -191,7 +191,7 @@ class PrivacyBudget(pl.Callback):
             most = [(int(charged()[group].max()), client) for group, client in groups]
             return max(account.epsilon(adversary, n, secret=secret, client=client) for n, client in most)
 
-        self._spent_by_now, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
+        self._current_spending, self._blocked = spent, lambda: _blocked(engine, charged(), limits)
         self._key = "fed/sim_epsilon" if simulated else "fed/epsilon"
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:
@@ -222,12 +222,12 @@ class PrivacyBudget(pl.Callback):
             done = max(account.steps for account in accounts.values())
             return f"{self.affordable} {unit} fit into it and {done} are done"
 
-        self._spent_by_now, self._blocked = (lambda: dpsgd.epsilon(self.delta)), blocked
+        self._current_spending, self._blocked = (lambda: dpsgd.epsilon(self.delta)), blocked
         self._key, self._unit = "dp/epsilon", f" ({dpsgd.unit})"
 
     # ---- what is done about it ------------------------------------------------------------------------
 
-    def _complain(self, message: str) -> None:
+    def _act_on_exhausted(self, message: str) -> None:
         if self.on_exhausted != "warn":
             raise RuntimeError(message)
         if not self._warned:
@@ -243,11 +243,11 @@ class PrivacyBudget(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log what is spent, and end the training if the next round does not fit."""
-        self.epsilon_spent = self._spent_by_now()
+        self.epsilon_spent = self._current_spending()
         if not self._counts_samples and not trainer.barebones:
-            budgets = [one for one in callbacks_of(trainer) if isinstance(one, PrivacyBudget)]
+            budgets = [one for one in get_callbacks(trainer) if isinstance(one, PrivacyBudget)]
             several = sum(not one._counts_samples for one in budgets) > 1  # one name would have their mean
-            target = _one(trainer, Federation).privacy_target  # whose figure has the short name
+            target = _find_callback(trainer, Federation).privacy_target  # whose figure has the short name
             named = several or (target is not None and target.against is not self.adversary)
             key = f"{self._key}_{self.adversary.name.lower()}" if named else self._key
             log_figure(pl_module, key, self.epsilon_spent, prog_bar=True)
@@ -258,30 +258,30 @@ class PrivacyBudget(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """The next fit has the budget of its own callbacks."""
         if stage == "fit":
-            self._lift(trainer)
+            self._remove_limits(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """So has the next one after a fit that failed, which is not torn down."""
-        self._lift(trainer)
+        self._remove_limits(trainer)
 
     @staticmethod
-    def _lift(trainer: pl.Trainer) -> None:
-        federated = _one(trainer, Federation)
+    def _remove_limits(trainer: pl.Trainer) -> None:
+        federated = _find_callback(trainer, Federation)
         if federated is not None:
             federated.ledger.limits = federated.ledger.round_limit = None
 
-    def _end(self, trainer: pl.Trainer, why: str) -> None:
+    def _end(self, trainer: pl.Trainer, reason: str) -> None:
         if self.on_exhausted == "stop":
             trainer.should_stop = True
         elif self.on_exhausted == "warn":
-            self._complain(f"the budget of epsilon {self.epsilon:g} is spent: {why}; going on")
+            self._act_on_exhausted(f"the budget of epsilon {self.epsilon:g} is spent: {reason}; going on")
 
 
-def _one(trainer: pl.Trainer, kind: Any) -> Any:
+def _find_callback(trainer: pl.Trainer, kind: Any) -> Any:
     """The trainer's callback of a class, or None."""
-    return next((callback for callback in callbacks_of(trainer) if isinstance(callback, kind)), None)
+    return next((callback for callback in get_callbacks(trainer) if isinstance(callback, kind)), None)
 
 
 def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -> str:
@@ -289,13 +289,13 @@ def _blocked(engine: RoundEngine, charges: torch.Tensor, limits: torch.Tensor) -
     if engine.round == engine.planner.num_rounds:
         return "every client has taken part once"
     never = torch.nonzero(limits == 0).flatten().tolist()
-    client = never[0] if never else first_spent(engine, charges, limits)
+    client = never[0] if never else find_spent_client(engine, charges, limits)
     if client is None:
         return ""
     whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
     return f"{int(limits[client])} rounds{whose} fit into it and {int(charges[client])} are done"
 
 
-def _nothing() -> float:
+def _zero_spending() -> float:
     """Spending before the first fit. Not a lambda, so that a new callback can be pickled."""
     return 0.0

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.of_trainer import federated_of
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.reports.runs import BITS_PER_MEGABYTE, first_metric
 
 
@@ -59,7 +59,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the bar, on a terminal."""
         self._started = time.monotonic()
-        federated_of(trainer, "RoundProgressBar")
+        find_federated(trainer, "RoundProgressBar")
         if self._enabled and self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}"),
@@ -111,7 +111,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
             self._progress = None
 
     def _note(self, trainer: pl.Trainer) -> str:
-        records = federated_of(trainer, "RoundProgressBar").records
+        records = find_federated(trainer, "RoundProgressBar").records
         if not records:
             return "no round has ended"
         record = records[-1]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
+from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
 
 
 class ReloadBest(pl.Callback):
@@ -55,13 +55,13 @@ class ReloadBest(pl.Callback):
         if self.rounds_without < self.patience or self.best_weights is None:
             return
         self.rounds_without = 0
-        if self.best_segments != list(engine_of(trainer, "ReloadBest").segments):
+        if self.best_segments != list(find_engine(trainer, "ReloadBest").segments):
             rank_zero_warn(
                 "parameters have joined or left since the best model, so there is no way back to it"
             )
             self.best_weights, self.best_value = None, None
             return
-        federated_of(trainer, "ReloadBest").fit.replace_weights(self.best_weights)
+        find_federated(trainer, "ReloadBest").fit.replace_weights(self.best_weights)
         self.num_reloads += 1
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -77,7 +77,7 @@ class ReloadBest(pl.Callback):
         sign = 1.0 if self.mode == "max" else -1.0
         if not math.isnan(value) and (self.best_value is None or sign * value > sign * self.best_value):
             self.best_value, self.rounds_without = value, 0
-            engine = engine_of(trainer, "ReloadBest")
+            engine = find_engine(trainer, "ReloadBest")
             self.best_weights, self.best_segments = engine.weights.clone(), list(engine.segments)
         else:
             self.rounds_without += 1

@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.callbacks.dpsgd import DPSGD
-from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.privacy_budget import PrivacyBudget
+from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy import secret_row
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.document import document, shown, to_json
+from lightning_fedq.privacy.document import document, summarise_privacy, to_json
 from lightning_fedq.privacy.planning import fixed_bits
 from lightning_fedq.privacy.report import Bits, PrivacyReport
 from lightning_fedq.reports.layouts import markdown
@@ -32,7 +32,7 @@ from lightning_fedq.reports.runs import (
     check_run_name,
     first_metric,
     fresh_folder,
-    mode_of,
+    metric_mode,
     plot_progress,
     print_summary,
     read_rows,
@@ -45,14 +45,14 @@ from lightning_fedq.reports.runs import (
 from lightning_fedq.rounds import RoundEngine, RoundRecord, metric_name
 from lightning_fedq.training.accounts import (
     FIGURES,
-    by_round,
-    delta_of,
+    choose_delta,
+    describe_noise,
+    epsilon_by_round,
+    make_report,
     noise_over_signal,
-    noise_words,
-    report_of,
     stopped,
 )
-from lightning_fedq.training.said import clocks, lengths_tell, what_left
+from lightning_fedq.training.user_messages import describe_timing, has_revealing_lengths, unprotected_outputs
 
 MODEL, CLIENTS = "model.ckpt", "clients"
 PICTURE = "accuracy.png"
@@ -127,15 +127,15 @@ class RunFolder(pl.Callback):
         """Refuse a delta that the report at the end could not use."""
         if stage != "fit":
             return
-        federated = federated_of(trainer, "RunFolder")
+        federated = find_federated(trainer, "RunFolder")
         try:
-            check_delta(delta_of(federated, trainer), federated.clients.num_clients, "clients")
+            check_delta(choose_delta(federated, trainer), federated.clients.num_clients, "clients")
         except ValueError as error:
             raise ValueError(f"RunFolder(delta={self.delta!r}): {error}") from None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""
-        federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
+        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
         records, client_log = federated.records, federated.client_log
         if self._starts_at and self._starts_at == len(records):
             self.rows = [{**record.metrics(), "seconds": math.nan} for record in records]
@@ -147,7 +147,10 @@ class RunFolder(pl.Callback):
             self.path = trainer.strategy.broadcast(new)
         assert client_log is not None
         client_log.keep, self._trains, self._ended = True, True, ""
-        self._private, self._lengths_tell = not isinstance(engine.keys, SeededKeys), lengths_tell(engine)
+        self._private, self._lengths_tell = (
+            not isinstance(engine.keys, SeededKeys),
+            has_revealing_lengths(engine),
+        )
         if self.config is not None and trainer.is_global_zero:
             write_atomically(self._folder() / "config.yaml", self.config)
 
@@ -157,13 +160,13 @@ class RunFolder(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the round's row."""
-        federated = federated_of(trainer, "RunFolder")
+        federated = find_federated(trainer, "RunFolder")
         if len(federated.records) == len(self.rows):
             return  # the round was stopped on the way
         record = federated.records[-1]
         logged = {key.removeprefix("fed/"): float(value) for key, value in trainer.callback_metrics.items()}
         seconds = time.monotonic() - self._round_started
-        charged = {"charged": float(federated.ledger.most_charged)}
+        charged = {"charged": float(federated.ledger.max_charges)}
         if federated.planner.law.secret:  # both would tell of who was drawn
             charged, seconds = {}, math.nan
         self.rows.append({**logged, **record.metrics(), **charged, "seconds": seconds})
@@ -171,7 +174,7 @@ class RunFolder(pl.Callback):
             append_row(self._folder() / "metrics.csv", self.rows)
         # add a line to the file of every client that has logged something which stays with it
         assert federated.client_log is not None
-        taken = federated.client_log.take()  # of all ranks, so all of them ask
+        taken = federated.client_log.pop_metrics()  # of all ranks, so all of them ask
         for client, values in taken.items() if trainer.is_global_zero else ():
             path = self._folder() / CLIENTS / f"{client}.jsonl"
             path.parent.mkdir(exist_ok=True)
@@ -194,16 +197,16 @@ class RunFolder(pl.Callback):
         self._drawn, self._ended = True, stopped(trainer) or self._ended
         self._write(trainer)
         # write who holds what beside what stays with the clients
-        federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
+        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
         counts = federated.fit.population.label_counts() if trainer.is_global_zero else None
-        held = federated.fit.population.holdings
+        held = federated.fit.population.partitioned_data
         sizes, held_out = ([len(part) for part in parts] for parts in (held.client_indices, held.held_out))
         if trainer.is_global_zero and any(sizes):
             _write_holdings(self._folder() / CLIENTS, sizes, held_out, counts)
         if self.privacy is not None:  # on the first rank
-            title = title_of(self.name, engine.mechanism)
-            cell = shown(self.privacy)
-            price = f"{title}\n{cell.label}, {secret_row.title_of(cell.who)}"
+            title = plot_title(self.name, engine.mechanism)
+            cell = summarise_privacy(self.privacy)
+            price = f"{title}\n{cell.label}, {secret_row.adversary_title(cell.who)}"
             progress = plot_progress({self.name: self.rows}, self._metric(), price, self.baseline)
             save_figure(progress, self._folder() / PICTURE)
         if self.show and self.privacy is not None:
@@ -230,9 +233,9 @@ class RunFolder(pl.Callback):
         if self.rows:
             self._write(trainer)
 
-    def lets_out(self, trainer: pl.Trainer) -> str:
+    def unprotected_outputs(self, trainer: pl.Trainer) -> str:
         """Notice of what this folder shows of clients."""
-        federated = federated_of(trainer, "RunFolder")
+        federated = find_federated(trainer, "RunFolder")
         why = "because this is a simulation that deals out the data; do not hand it on."
         if federated.fit.population.label_counts() is not None:
             return f"Who holds how many samples of which label: clients/holdings.csv, {why}"
@@ -250,13 +253,15 @@ class RunFolder(pl.Callback):
         return self.path
 
     def _write(self, trainer: pl.Trainer) -> None:
-        federated, engine = federated_of(trainer, "RunFolder"), engine_of(trainer, "RunFolder")
-        privacy = report_of(federated, trainer, delta_of(federated, trainer))
+        federated, engine = find_federated(trainer, "RunFolder"), find_engine(trainer, "RunFolder")
+        privacy = make_report(federated, trainer, choose_delta(federated, trainer))
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
         privacy = replace(
-            privacy, leaves=tuple(what_left(trainer, federated, columns)), times=clocks(trainer, federated)
+            privacy,
+            leaves=tuple(unprotected_outputs(trainer, federated, columns)),
+            times=describe_timing(trainer, federated),
         )
-        for callback in callbacks_of(trainer):
+        for callback in get_callbacks(trainer):
             if isinstance(callback, DPSGD):
                 privacy = replace(privacy, samples=callback.statement())
         num_buffers = federated.fit.vector.num_buffers
@@ -264,18 +269,18 @@ class RunFolder(pl.Callback):
             shared = f"{num_buffers} of {privacy.dim} coordinates are buffers, charged like parameters"
             privacy = replace(privacy, notes=(*privacy.notes, shared))
         noise = noise_over_signal(engine, self.rows, len(self.rows))
-        noise["words"] = noise_words(noise)
+        noise["words"] = describe_noise(noise)
         promises = self._promises(trainer, privacy.rounds)
-        privacy = replace(privacy, notes=(*privacy.notes, *promises, *_of_noise(noise)))
+        privacy = replace(privacy, notes=(*privacy.notes, *promises, *_describe_noise_cost(noise)))
         self.summary = self._summarize(engine, privacy, num_buffers)
-        if federated.kept_target is not None:
-            self.summary["privacy_target"] = federated.kept_target.statement
+        if federated.calibrated_target is not None:
+            self.summary["privacy_target"] = federated.calibrated_target.statement
         charged_by = [
             (int(row["round"]), int(row.get("charged", row["round"])))
             for row in self.rows
             if "charged" in row or federated.planner.law.secret
         ]
-        spent = by_round(federated, trainer, privacy, charged_by)
+        spent = epsilon_by_round(federated, trainer, privacy, charged_by)
         self.summary["noise_over_signal"] = noise
         if not trainer.is_global_zero:
             return
@@ -298,7 +303,7 @@ class RunFolder(pl.Callback):
                 f"{charged} rounds were charged, and the table of this folder has {len(self.rows)}: earlier "
                 "trainings of the same federation, repeated rounds and one that did not end count, too."
             )
-        for callback in callbacks_of(trainer):
+        for callback in get_callbacks(trainer):
             if isinstance(callback, PrivacyBudget) and callback.statement:
                 yield f"{callback.statement}."
 
@@ -339,7 +344,7 @@ class RunFolder(pl.Callback):
         known = [row for row in self.rows if not math.isnan(row["downlink_bits"])]
         asked = sum(row["cohort_size"] for row in known) * dim
         up, keys = (summary[name] for name in ("bits_per_parameter", "protocol_bits_per_parameter"))
-        plain = fixed_bits(engine.mechanism, engine.context(engine.coming_plan()))
+        plain = fixed_bits(engine.mechanism, engine.context(engine.next_plan()))
 
         def known_or_none(value: float) -> float | None:
             return None if math.isnan(value) else value
@@ -370,7 +375,7 @@ class RunFolder(pl.Callback):
                     f"RunFolder(monitor=...) takes one of {known}"
                 )
             return {}
-        choose = max if (self.mode or mode_of(monitor)) == "max" else min
+        choose = max if (self.mode or metric_mode(monitor)) == "max" else min
         row = choose(rows, key=lambda row: row[monitor])
         return {"monitor": monitor, "value": row[monitor], "round": row["round"]}
 
@@ -404,11 +409,11 @@ class RunFolder(pl.Callback):
             self.path, self._starts_at = None, rounds
 
 
-def _is_same(row: Row, there: Row) -> bool:
+def _is_same(row: Row, saved_row: Row) -> bool:
     """Is a row of a table that of a checkpoint, seconds included?"""
     return all(
-        row[key] == there[key] or (math.isnan(row[key]) and math.isnan(there[key]))
-        for key in row.keys() & there.keys()
+        row[key] == saved_row[key] or (math.isnan(row[key]) and math.isnan(saved_row[key]))
+        for key in row.keys() & saved_row.keys()
     )
 
 
@@ -437,12 +442,12 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def title_of(name: str, mechanism: Mechanism) -> str:
+def plot_title(name: str, mechanism: Mechanism) -> str:
     """Title of a run's pictures: short, as its settings stand in the report."""
     return f"{name} ({type(mechanism).__name__})"
 
 
-def _of_noise(noise: dict[str, Any]) -> Iterator[str]:
+def _describe_noise_cost(noise: dict[str, Any]) -> Iterator[str]:
     """Cost of the guarantee for the model, which no epsilon says."""
     if words := noise["words"]:
         yield (

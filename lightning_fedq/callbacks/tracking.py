@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import yaml
 
-from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.callbacks.logged_settings import settings_of
-from lightning_fedq.callbacks.of_trainer import federated_of
+from lightning_fedq._lightning import get_callbacks, pl
+from lightning_fedq.callbacks.logged_settings import collect_settings
 from lightning_fedq.callbacks.run_folder import RunFolder
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.imports import extra
 from lightning_fedq.reports.runs import first_metric
 from lightning_fedq.training.accounts import noise_over_signal
@@ -51,17 +51,17 @@ class WandbRounds(pl.Callback):
         """Send the resolved configuration, tags and the picture of labels."""
         if not trainer.is_global_zero:
             return
-        run, folder, callbacks = _run_of(trainer), _folder_of(trainer), callbacks_of(trainer)
+        run, folder, callbacks = _find_wandb_run(trainer), _find_run_folder(trainer), get_callbacks(trainer)
         if folder is not None and callbacks.index(folder) > callbacks.index(self):
             raise ValueError("WandbRounds sends the run folder: put it behind RunFolder in trainer.callbacks")
-        federated = federated_of(trainer, "WandbRounds")
+        federated = find_federated(trainer, "WandbRounds")
         run.define_metric("fed/round")
         run.define_metric("fed/*", step_metric="fed/round")
         if folder is not None and folder.config is not None:
             # offline runs lose a config that is only given to wandb.init
             run.config.update(yaml.safe_load(folder.config), allow_val_change=True)
         # tags by which runs are found: the mechanism, and what the run was held to
-        settings, held_to = settings_of(trainer, federated), ["no target"]
+        settings, held_to = collect_settings(trainer, federated), ["no target"]
         if settings["epsilon"] is not None:
             held_to = [settings["adversary"], f"epsilon {settings['epsilon']:g}"]
         run.tags = (*(run.tags or ()), settings["mechanism_name"], *held_to)
@@ -73,12 +73,12 @@ class WandbRounds(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the round, from 1, and what validation found, on the axis of rounds."""
-        records = federated_of(trainer, "WandbRounds").records
+        records = find_federated(trainer, "WandbRounds").records
         if not trainer.is_global_zero or not records:
             return
         known = {key: float(value) for key, value in trainer.callback_metrics.items()}
         found = {f"fed/{key}": value for key, value in known.items() if not key.startswith("fed/")}
-        _run_of(trainer).log({"fed/round": float(records[-1].round + 1), **found})
+        _find_wandb_run(trainer).log({"fed/round": float(records[-1].round + 1), **found})
         # a point of each chart: epsilon towards the target's adversary, where it is known after this round,
         # megabytes of all clients' messages, and last one metric of validation
         metric = first_metric([known])
@@ -90,11 +90,11 @@ class WandbRounds(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Send noise over signal, the table of clients, charts and the run folder."""
-        federated = federated_of(trainer, "WandbRounds")
-        records, engine, folder = federated.records, federated.engine, _folder_of(trainer)
+        federated = find_federated(trainer, "WandbRounds")
+        records, engine, folder = federated.records, federated.engine, _find_run_folder(trainer)
         if not trainer.is_global_zero or not records or engine is None:
             return
-        wandb, run = _wandb(), _run_of(trainer)
+        wandb, run = _wandb(), _find_wandb_run(trainer)
         rows = [
             [client, len(part), self._non_finite.get(client, 0)]
             for client, part in enumerate(federated.client_indices)
@@ -118,7 +118,7 @@ class WandbRounds(pl.Callback):
                 artifact.add_file(str(path))
             run.log_artifact(artifact)
 
-    def lets_out(self, trainer: pl.Trainer) -> str:
+    def unprotected_outputs(self, trainer: pl.Trainer) -> str:
         """Notice of what W&B is told of clients."""
         return (
             "W&B: how many samples every client holds, in how many rounds its update was not finite, who "
@@ -126,7 +126,7 @@ class WandbRounds(pl.Callback):
         )
 
 
-def _run_of(trainer: pl.Trainer) -> Any:
+def _find_wandb_run(trainer: pl.Trainer) -> Any:
     """The run of the Trainer's `WandbLogger`."""
     for logger in trainer.loggers:
         if isinstance(logger, pl.loggers.WandbLogger):
@@ -143,6 +143,6 @@ def _wandb() -> Any:
     return wandb
 
 
-def _folder_of(trainer: pl.Trainer) -> RunFolder | None:
+def _find_run_folder(trainer: pl.Trainer) -> RunFolder | None:
     """The trainer's run folder. None without one."""
-    return next((c for c in callbacks_of(trainer) if isinstance(c, RunFolder)), None)
+    return next((c for c in get_callbacks(trainer) if isinstance(c, RunFolder)), None)

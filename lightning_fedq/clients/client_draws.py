@@ -83,11 +83,11 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         if name in _FOR_ALL_CLIENTS:
-            return self._apart(func, args, kwargs)
+            return self._draw_per_client(func, args, kwargs)
         if name in _FOR_EACH_CLIENT:
             row = self._rows[self._calls[name] % len(self._rows)]
             self._calls[name] += 1
-            with self._turns.of(row):
+            with self._turns.activate(row):
                 return func(*args, **kwargs)
         before = generator_state()
         result = func(*args, **kwargs)
@@ -95,11 +95,11 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise TypeError(f"{name} draws for all clients at once, which can't be told apart")
         return result
 
-    def _apart(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _draw_per_client(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts = []
         for index, row in enumerate(self._rows):
             own = tuple(self._part(arg, index) for arg in args)
-            with self._turns.of(row):
+            with self._turns.activate(row):
                 parts.append(func(*own, **kwargs))
         if func.overloadpacket.__name__.endswith("_"):  # in place, into the one tensor
             whole: Tensor = args[0]

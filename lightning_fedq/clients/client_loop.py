@@ -68,7 +68,7 @@ def _wants_index(step: Any) -> bool:
     return _wanted[function]
 
 
-def _is_there(batch: Any, device: torch.device) -> bool:
+def _is_on_device(batch: Any, device: torch.device) -> bool:
     """Is it a plain tuple or list of tensors on this device, so that nothing is to be moved?"""
     return type(batch) in (list, tuple) and all(
         type(one) is torch.Tensor and one.device == device for one in batch
@@ -149,7 +149,7 @@ class ClientLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         batch, *_ = next(data_fetcher)
         index = self.batch_idx + 1
         progress.is_last_batch = data_fetcher.done
-        if not _is_there(batch, strategy.root_device):
+        if not _is_on_device(batch, strategy.root_device):
             batch = trainer.lightning_module.transfer_batch_to_device(batch, strategy.root_device, 0)
         progress.increment_ready()
         connector._first_loop_iter = connector._first_loop_iter is None

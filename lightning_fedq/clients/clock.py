@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lightning_fedq._lightning import rank_zero_warn
 
 
-class Taken(NamedTuple):
+class ClientProgress(NamedTuple):
     """Steps and loss scales that clients of a round have come to, in plain numbers.
 
     Args:
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
     not_finite: tuple[str, ...] = ()
 
     @classmethod
-    def together(cls, several: Sequence[Taken]) -> Taken:
+    def merge(cls, several: Sequence[ClientProgress]) -> ClientProgress:
         """Those of several clients, or ranks."""
         schedules = [one.schedules for one in several if one.schedules]
         return cls(
@@ -57,13 +57,13 @@ class Clock:
 
     def __init__(self, trainer: Any, batches: int) -> None:
         self._trainer, self._batches = trainer, batches
-        self._clients: list[Taken] = []
+        self._clients: list[ClientProgress] = []
         self.steps = 0
-        self._told = False
-        self._moved: float | None = None
+        self._has_warned_of_plateau = False
+        self._learning_rate_sum: float | None = None
 
     @property
-    def now(self) -> int:
+    def steps_before_round(self) -> int:
         """Steps that one client has taken before the present round."""
         return int(self._trainer.global_step)
 
@@ -72,33 +72,35 @@ class Clock:
         return bool(self._trainer.lightning_module.automatic_optimization)
 
     @property
-    def most_batches(self) -> int | None:
+    def max_batches(self) -> int | None:
         """Most batches of a client in the coming round, where it is known that the run ends in it."""
         most, every = self._trainer.max_steps, int(self._trainer.accumulate_grad_batches)
-        left = most - self.now
+        left = most - self.steps_before_round
         if most == -1 or left <= 0 or not self._automatic or left >= -(-self._batches // every):
             return None
         return int(left * every)
 
     def begin_round(self) -> None:
         """Before the first client. Torch warns of schedules that go on while their optimiser stands still."""
-        self._clients, self._moved = [], None
+        self._clients, self._learning_rate_sum = [], None
         for optimizer in self._trainer.strategy.optimizers:
             optimizer._opt_called = True
 
-    def saw(self, trainer: Any) -> None:
+    def count_steps(self, trainer: Any) -> None:
         """Count what a client has taken."""
         if trainer.lr_scheduler_configs:
-            self._look_at_plateaus(trainer.lr_scheduler_configs)
-        steps = int(trainer.global_step) - self.now
+            self._check_plateaus(trainer.lr_scheduler_configs)
+        steps = int(trainer.global_step) - self.steps_before_round
         schedules: tuple[int, ...] = ()
         if not self._automatic:
             pairs = zip(trainer.lr_scheduler_configs, self._trainer.lr_scheduler_configs, strict=False)
-            schedules = tuple(_moved(own.scheduler, home.scheduler) for own, home in pairs)
+            schedules = tuple(_count_schedule_steps(own.scheduler, home.scheduler) for own, home in pairs)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._clients.append(Taken(steps, schedules, () if scaler is None else (scaler.state_dict(),)))
+        self._clients.append(
+            ClientProgress(steps, schedules, () if scaler is None else (scaler.state_dict(),))
+        )
 
-    def _look_at_plateaus(self, configs: Sequence[Any]) -> None:
+    def _check_plateaus(self, configs: Sequence[Any]) -> None:
         """Say once that a plateau which clients have stepped begins anew with every client."""
         pairs = zip(configs, self._trainer.lr_scheduler_configs, strict=False)
         moved = any(
@@ -106,8 +108,8 @@ class Clock:
             and own.scheduler.last_epoch != home.scheduler.last_epoch
             for own, home in pairs
         )
-        if moved and not self._told:
-            self._told = True
+        if moved and not self._has_warned_of_plateau:
+            self._has_warned_of_plateau = True
             rank_zero_warn(
                 "ReduceLROnPlateau was stepped with a client's own metric: it follows that client within the "
                 "round, and begins in the next round where the last one began; to let it last, step it once "
@@ -115,21 +117,21 @@ class Clock:
             )
 
     @property
-    def taken(self) -> Taken:
+    def merged_progress(self) -> ClientProgress:
         """By the clients so far, and by those of other ranks once they are taken in."""
-        return Taken.together(self._clients)
+        return ClientProgress.merge(self._clients)
 
-    def take_in(self, ranks: Sequence[Taken]) -> None:
+    def merge_ranks(self, ranks: Sequence[ClientProgress]) -> None:
         """Go on with what the clients of all ranks have taken."""
         self._clients = list(ranks)
 
-    def saw_not_finite(self, names: Sequence[str]) -> None:
+    def note_not_finite(self, names: Sequence[str]) -> None:
         """Note what was NaN or infinite in an update that counts as zero."""
-        self._clients.append(Taken(not_finite=tuple(names)))
+        self._clients.append(ClientProgress(not_finite=tuple(names)))
 
     def commit(self, counted: Collection[int]) -> None:
         """The round has ended: move schedules and loss scale on, by all its clients, counted or not."""
-        trainer, taken = self._trainer, self.taken
+        trainer, taken = self._trainer, self.merged_progress
         self._scale(taken.scales)
         if not self._automatic:
             for config, steps in zip(trainer.lr_scheduler_configs, taken.schedules, strict=False):
@@ -137,7 +139,7 @@ class Clock:
                     config.scheduler.step()
             self.steps = taken.steps
             return
-        self.steps = self.coming_steps
+        self.steps = self.next_round_steps
         for step in range(1, self.steps + 1):
             self._after_step(step)
         for config in trainer.lr_scheduler_configs:
@@ -146,10 +148,14 @@ class Clock:
                 self._step(config)
 
     @property
-    def coming_steps(self) -> int:
+    def next_round_steps(self) -> int:
         """Optimiser steps of the longest client in the coming round."""
         steps = math.ceil(self._batches / int(self._trainer.accumulate_grad_batches))
-        return steps if self._trainer.max_steps == -1 else min(steps, self._trainer.max_steps - self.now)
+        return (
+            steps
+            if self._trainer.max_steps == -1
+            else min(steps, self._trainer.max_steps - self.steps_before_round)
+        )
 
     def _after_step(self, step: int) -> None:
         """Move on the schedules that count steps, after one of the round, from 1."""
@@ -159,18 +165,18 @@ class Clock:
                 self._step(config)
 
     @property
-    def moved(self) -> float:
+    def learning_rate_sum(self) -> float:
         """Sum of the learning rates of one client's steps in the round, as everybody knows it.
 
         Steps follow from sizes and rates from schedules, before anybody has trained. What a client does
         beside them (a step that it leaves out, a rate that it sets) follows from its data and does not count.
         """
-        if self._moved is None:
+        if self._learning_rate_sum is None:
             trainer = self._trainer
             group = trainer.strategy.optimizers[0].param_groups[0]
             if not any(config.interval == "step" for config in trainer.lr_scheduler_configs):
-                self._moved = sum([float(group["lr"])] * self.coming_steps)
-                return self._moved
+                self._learning_rate_sum = sum([float(group["lr"])] * self.next_round_steps)
+                return self._learning_rate_sum
             before = [
                 (g, {name: value for name, value in g.items() if name != "params"})
                 for optimizer in trainer.strategy.optimizers
@@ -178,15 +184,15 @@ class Clock:
             ]
             states = [deepcopy(c.scheduler.state_dict()) for c in trainer.lr_scheduler_configs]
             rates = []
-            for step in range(1, self.coming_steps + 1):
+            for step in range(1, self.next_round_steps + 1):
                 rates.append(float(group["lr"]))
                 self._after_step(step)
             for config, state in zip(trainer.lr_scheduler_configs, states, strict=True):
                 config.scheduler.load_state_dict(state)
             for g, numbers in before:
                 g.update(numbers)
-            self._moved = sum(rates)
-        return self._moved
+            self._learning_rate_sum = sum(rates)
+        return self._learning_rate_sum
 
     def _step(self, config: Any) -> None:
         self._trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
@@ -197,11 +203,11 @@ class Clock:
             self._trainer.precision_plugin.scaler.load_state_dict(smallest)
 
 
-def _moved(own: Any, home: Any) -> int:
+def _count_schedule_steps(client_schedule: Any, fit_schedule: Any) -> int:
     """Steps that a client has moved its copy of a schedule by. One that follows metrics stays as it is."""
-    if isinstance(home, ReduceLROnPlateau):
+    if isinstance(fit_schedule, ReduceLROnPlateau):
         return 0
     for count in ("_step_count", "last_epoch"):
-        if isinstance(getattr(home, count, None), int):
-            return max(int(getattr(own, count)) - int(getattr(home, count)), 0)
+        if isinstance(getattr(fit_schedule, count, None), int):
+            return max(int(getattr(client_schedule, count)) - int(getattr(fit_schedule, count)), 0)
     return 0

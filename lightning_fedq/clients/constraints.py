@@ -52,7 +52,7 @@ def check_constraints(constraints: object) -> dict[str, Constraint]:
     return dict(constraints)
 
 
-def shown(constraints: Mapping[str, Constraint]) -> str:
+def format_constraints(constraints: Mapping[str, Constraint]) -> str:
     """In words that are the same in another process."""
     named = {
         key: c if isinstance(c, str) else getattr(c, "__qualname__", "?") for key, c in constraints.items()
@@ -60,7 +60,7 @@ def shown(constraints: Mapping[str, Constraint]) -> str:
     return repr(named)
 
 
-def declared(
+def match_constraints(
     constraints: Mapping[str, Constraint], names: Sequence[str], frozen: Sequence[str] = ()
 ) -> dict[str, Constraint]:
     """Constraint of each of these tensors that a pattern matches, the last pattern's.
@@ -83,7 +83,7 @@ def declared(
     return found
 
 
-def of_layers(module: nn.Module) -> dict[str, Constraint]:
+def layer_constraints(module: nn.Module) -> dict[str, Constraint]:
     """Constraints of the buffers of torch's own layers, by their class."""
     return {
         f"{name}.running_var".lstrip("."): "positive"
@@ -92,7 +92,7 @@ def of_layers(module: nn.Module) -> dict[str, Constraint]:
     }
 
 
-class Held(NamedTuple):
+class ConstantElements(NamedTuple):
     """Part of a parameter that layers hold constant: a row of padding, weights that torch's `prune` masks.
 
     Args:
@@ -101,61 +101,61 @@ class Held(NamedTuple):
 
     layers: tuple[tuple[nn.Module, str], ...]
 
-    def mask(self, like: Tensor) -> Tensor:
+    def mask(self, tensor: Tensor) -> Tensor:
         """Elements that no batch gives a gradient, now, as masks change: `bool`, of the parameter's shape."""
-        found = (_held(layer, leaf, like) for layer, leaf in self.layers)
+        found = (_constant_mask(layer, leaf, tensor) for layer, leaf in self.layers)
         return reduce(torch.logical_and, (mask for mask in found if mask is not None))
 
 
-def _held(layer: nn.Module, leaf: str, like: Tensor) -> Tensor | None:
+def _constant_mask(layer: nn.Module, leaf: str, tensor: Tensor) -> Tensor | None:
     """Elements of one layer's parameter without a gradient. None if there are none."""
     is_table = isinstance(layer, nn.Embedding | nn.EmbeddingBag) and leaf in ("weight", "weight_orig")
     row: Any = layer.padding_idx if is_table else None
     kept = getattr(layer, f"{leaf[: -len('_orig')]}_mask", None) if leaf.endswith("_orig") else None
     if row is None and kept is None:
         return None
-    mask = torch.zeros_like(like, dtype=torch.bool) if kept is None else (kept == 0).to(like.device)
+    mask = torch.zeros_like(tensor, dtype=torch.bool) if kept is None else (kept == 0).to(tensor.device)
     if row is not None:
         mask[row] = True
     return mask
 
 
-def held_by_layers(module: nn.Module) -> dict[str, Held]:
+def find_constant_elements(module: nn.Module) -> dict[str, ConstantElements]:
     """Parameters of which their layers hold a part constant, by name."""
     users: dict[int, list[tuple[nn.Module, str]]] = {}
     for layer in module.modules():
         for leaf, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
             users.setdefault(id(parameter), []).append((layer, leaf))
     return {
-        name: Held(tuple(users[id(parameter)]))
+        name: ConstantElements(tuple(users[id(parameter)]))
         for name, parameter in module.named_parameters()
-        if all(_held(*pair, parameter) is not None for pair in users[id(parameter)])
+        if all(_constant_mask(*pair, parameter) is not None for pair in users[id(parameter)])
     }
 
 
-def put_back(
-    at: Mapping[str, tuple[Tensor, Tensor]],
+def apply_constraints(
+    tensors: Mapping[str, tuple[Tensor, Tensor]],
     constraints: Mapping[str, Constraint],
-    held: Mapping[str, Held],
+    constant_elements: Mapping[str, ConstantElements],
     exact: bool = False,
 ) -> None:
     """Let values be what they are to be, in place.
 
     Args:
-        at: By name the new value, and the last one.
+        tensors: By name the new value, and the last one.
         constraints: What holds of whole tensors, of some of these names.
-        held: What layers hold constant, of some of them.
+        constant_elements: What layers hold constant, of some of them.
         exact: Are the new values without an error? What layers hold constant is as trained then.
     """
-    for name in {**constraints, **held}:
-        value, last = at[name]
-        valid = repaired(constraints[name], value, last) if name in constraints else value
-        if name in held:
-            valid = torch.where(held[name].mask(value), value if exact else last, valid)
+    for name in {**constraints, **constant_elements}:
+        value, last = tensors[name]
+        valid = nearest_valid(constraints[name], value, last) if name in constraints else value
+        if name in constant_elements:
+            valid = torch.where(constant_elements[name].mask(value), value if exact else last, valid)
         value.copy_(valid)
 
 
-def hold_in_steps(
+def constrain_steps(
     optimizer: torch.optim.Optimizer, module: nn.Module, constraints: Mapping[str, Constraint]
 ) -> list[Any]:
     """Repair parameters behind every step of an optimiser whose gradients have noise.
@@ -167,7 +167,7 @@ def hold_in_steps(
     Returns:
         Handles that take it off again.
     """
-    parameters, held = dict(module.named_parameters()), held_by_layers(module)
+    parameters, held = dict(module.named_parameters()), find_constant_elements(module)
     said = {name: one for name, one in constraints.items() if name in parameters}
     last: dict[str, Tensor] = {}
 
@@ -176,30 +176,30 @@ def hold_in_steps(
 
     def after(*step: Any) -> None:
         with torch.no_grad():
-            put_back({name: (parameters[name], kept) for name, kept in last.items()}, said, held)
+            apply_constraints({name: (parameters[name], kept) for name, kept in last.items()}, said, held)
 
     return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
 
-def repaired(constraint: Constraint, value: Tensor, last: Tensor) -> Tensor:
+def nearest_valid(constraint: Constraint, value: Tensor, previous: Tensor) -> Tensor:
     """Return a valid value next to this one, itself where it is valid.
 
     Args:
         constraint: What holds.
         value: The decoded one, in the tensor's shape.
-        last: In the last global model.
+        previous: In the last global model.
 
     Raises:
         ValueError: If a function of the user's returns another shape, or no numbers.
     """
     if constraint == "positive":
-        floor = torch.where(last > 0, _SHRINK * last, torch.finfo(value.dtype).tiny)
-        return torch.where(value.isfinite(), torch.where(value > 0, value, floor), last)
+        floor = torch.where(previous > 0, _SHRINK * previous, torch.finfo(value.dtype).tiny)
+        return torch.where(value.isfinite(), torch.where(value > 0, value, floor), previous)
     if constraint == "fixed":
-        return last
+        return previous
     if constraint == "unit":
         length = value.norm(dim=-1, keepdim=True)
-        return torch.where(length.isfinite() & (length > 0), value / length, last)
+        return torch.where(length.isfinite() & (length > 0), value / length, previous)
     found = constraint(value)
     if not isinstance(found, Tensor) or found.shape != value.shape or not bool(found.isfinite().all()):
         got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

@@ -12,7 +12,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.local_algorithm import Correction
 
 
-class Corrects(pl.Callback):
+class GradientCorrector(pl.Callback):
     """Adds offset + pull (w - x) to the gradients before every optimiser step, clipping included.
 
     It is a callback of a client's Trainer, the first of all.

@@ -35,9 +35,10 @@ class ClientEvaluation:
     def __post_init__(self) -> None:
         if isinstance(self.held_out, int | float) and not 0.0 < self.held_out < 1.0:
             raise ValueError(f"held_out must be a fraction in (0, 1), got {self.held_out}")
-        if self.dealt is not None and not hasattr(self.dealt_set, "__len__"):
+        if self.partitioned is not None and not hasattr(self.partitioned_dataset, "__len__"):
             raise ValueError(
-                f"held_out must have a length to be dealt out, got a stream ({type(self.dealt).__name__}); "
+                "held_out must have a length to be dealt out, got a stream "
+                f"({type(self.partitioned).__name__}); "
                 "give a map-style data set, or a list of what each client has"
             )
         if self.every_n_rounds < 1:
@@ -49,17 +50,17 @@ class ClientEvaluation:
         return float(self.held_out) if isinstance(self.held_out, int | float) else None
 
     @property
-    def dealt(self) -> DataLoader[Any] | Dataset[Any] | None:
+    def partitioned(self) -> DataLoader[Any] | Dataset[Any] | None:
         """Data that are dealt out by the training's rule. None where something else is measured on."""
         return None if isinstance(self.held_out, int | float | Sequence) else self.held_out
 
     @property
-    def dealt_set(self) -> Any:
-        """The data set of `dealt`."""
-        return self.dealt.dataset if isinstance(self.dealt, DataLoader) else self.dealt
+    def partitioned_dataset(self) -> Any:
+        """The data set of `partitioned`."""
+        return self.partitioned.dataset if isinstance(self.partitioned, DataLoader) else self.partitioned
 
     @property
-    def of_each(self) -> Sequence[Dataset[Any] | DataLoader[Any]] | None:
+    def client_datasets(self) -> Sequence[Dataset[Any] | DataLoader[Any]] | None:
         """Data that each client has. None where they are dealt out."""
         return self.held_out if isinstance(self.held_out, Sequence) else None
 
@@ -81,7 +82,7 @@ class ClientEvaluation:
                 "evaluate_clients runs validation_step on every client's held-out samples, and "
                 f"{type(module).__name__} has none; write one that logs what is to be measured"
             )
-        given = self.of_each
+        given = self.client_datasets
         if given is not None and len(given) != num_clients:
             raise ValueError(f"held_out has data sets of {len(given)} clients, num_clients is {num_clients}")
         if lacking := [client for client, data in enumerate(given or ()) if data is None]:

@@ -21,11 +21,11 @@ import torch
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.child import become_client, count_from, own_attributes, twins_of
+from lightning_fedq.clients.client_trainer import become_client, make_twins, resume_counters, user_attributes
 from lightning_fedq.clients.hooks import call_hooks, crosses_clients, knows_clients, trains_with_clients
-from lightning_fedq.clients.reached import state_named_by
+from lightning_fedq.clients.reachability import find_named_state
+from lightning_fedq.clients.snapshot import Snapshot
 from lightning_fedq.clients.undo import Undo
-from lightning_fedq.clients.world import World
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
 _KEPT_BYTES = (32 << 20) - (1 << 16)
@@ -88,7 +88,7 @@ class ClientFit:
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         self._home, self._number = trainer, number
         self.itself, self._undo = itself, Undo()
-        self._worlds: dict[bool, World] = {}
+        self._snapshots: dict[bool, Snapshot] = {}
         self._reached: dict[int, tuple[Any, str]] | None = None
         self._loggers = loggers
         self.shares_metrics = loggers is not None
@@ -101,7 +101,7 @@ class ClientFit:
     def drop(self, client: Client) -> None:
         """Free a client's tensors at once, and its objects, which refer to each other through the Trainer."""
         if client.trainer is self._home:
-            self.give_back()
+            self.restore_trainer()
             return
         for optimizer in client.trainer.strategy.optimizers:
             for group in optimizer.param_groups:
@@ -111,10 +111,10 @@ class ClientFit:
         for tensor in _tensors(client.module):
             if id(tensor) not in self._user_s:
                 tensor.grad = None
-                tensor.data = _nothing(tensor.dtype, tensor.device)
+                tensor.data = _zero_loss(tensor.dtype, tensor.device)
         vars(client.trainer).clear()
 
-    def give_back(self) -> None:
+    def restore_trainer(self) -> None:
         """Let the user's Trainer be its own again, where a client had it."""
         self._undo.close()
 
@@ -122,28 +122,28 @@ class ClientFit:
         """Forget the world of the round, and all that a client has trained.
 
         Raises:
-            NotCarriedError: If a client has changed what code names by a global, and was frozen.
+            NotCopyableError: If a client has changed what code names by a global, and was frozen.
         """
-        self.give_back()
+        self.restore_trainer()
         self.check_frozen()
-        self._worlds = {}
+        self._snapshots = {}
 
-    def state_outside(self) -> list[tuple[str, Any]]:
+    def external_state(self) -> list[tuple[str, Any]]:
         """Ways and values of what the training's code names past its own, as it is now."""
         code: dict[int, Any] = {
             id(type(one)): type(one) for one in self._home.callbacks if not knows_clients(one)
         }
-        for world in self._worlds.values():
+        for world in self._snapshots.values():
             code |= world.code
-        return state_named_by(code.values())
+        return find_named_state(code.values())
 
     def check_frozen(self) -> None:
         """Raise `ValueError` where a frozen part of the training has changed."""
-        for world in self._worlds.values():
+        for world in self._snapshots.values():
             world.check_frozen()
 
     @property
-    def own_loggers(self) -> list[Any]:
+    def client_loggers(self) -> list[Any]:
         """Loggers of the clients' Trainers."""
         if self._loggers is not None:
             return list(self._loggers)
@@ -158,19 +158,19 @@ class ClientFit:
             alone: Leave out what crosses clients: callbacks that are not copied, shared metrics, loggers.
 
         Raises:
-            NotCarriedError: If something in the user's fit has no bytes.
+            NotCopyableError: If something in the user's fit has no bytes.
         """
         if self.itself and not alone:
-            become_client(self._home, self.own_loggers, [*self._callbacks_of(alone)], self._undo)
+            become_client(self._home, self.client_loggers, [*self._select_callbacks(alone)], self._undo)
             self._home.clients = (self._number,)
             return Client(self._home, self._home.lightning_module, self._home.callbacks)
-        if alone not in self._worlds:
-            self._worlds[alone] = self._world(alone)
-        (trainer, *_), (module, *_) = self._worlds[alone].load(seed)
+        if alone not in self._snapshots:
+            self._snapshots[alone] = self._take_snapshot(alone)
+        (trainer, *_), (module, *_) = self._snapshots[alone].load(seed)
         trainer.clients = tuple(clients) if self._number is None else (self._number,)
         return Client(trainer, module, trainer.callbacks)
 
-    def _world(self, alone: bool) -> World:
+    def _take_snapshot(self, alone: bool) -> Snapshot:
         home, shared = self._home, list(self._shared)
         self._user_s = {id(one) for one in _tensors(home.lightning_module)}
         if self.shares_metrics and not alone:
@@ -183,23 +183,23 @@ class ClientFit:
             home.strategy.precision_plugin,
             copied,
             home.datamodule,
-            {name: getattr(home, name) for name in own_attributes(home)},
+            {name: getattr(home, name) for name in user_attributes(home)},
         )
-        loggers = self.own_loggers if not alone else [_NOWHERE] * bool(home.loggers)
-        twins = twins_of(home, loggers, self._callbacks_of(alone), copied)
-        world = World(roots, shared, twins, self._reached)
-        self._reached = world.reached
+        loggers = self.client_loggers if not alone else [_NOWHERE] * bool(home.loggers)
+        twins = make_twins(home, loggers, self._select_callbacks(alone), copied)
+        world = Snapshot(roots, shared, twins, self._reached)
+        self._reached = world.reachable
         return world
 
-    def _callbacks_of(self, alone: bool) -> list[Any]:
+    def _select_callbacks(self, alone: bool) -> list[Any]:
         """A client's callbacks, and what crosses clients unless it is left out."""
         crossing = [] if alone else self._crossing
         return [one for one in self._home.callbacks if one in self._callbacks or one in crossing]
 
     @property
-    def world(self) -> World:
+    def snapshot(self) -> Snapshot:
         """World of the open round, of which clients are copies."""
-        return self._worlds[False]
+        return self._snapshots[False]
 
     def train(self, client: Client, batches: Batches, steps: int, logged: int = 0) -> None:
         """Train a copy on a client's batches, or a stack's.
@@ -209,7 +209,7 @@ class ClientFit:
             logged: Steps that loggers have seen.
         """
         child, loops = client.trainer, client.trainer.fit_loop
-        count_from(child, steps, logged)
+        resume_counters(child, steps, logged)
         loops.max_batches = len(batches)
         loops._combined_loader = _combined(batches)
         if self._fetcher is None:  # found by the signature of `training_step`, which takes a while
@@ -234,19 +234,19 @@ class ClientFit:
 
 
 @functools.cache
-def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zero_loss(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.empty(0, dtype=dtype, device=device)
 
 
 @functools.cache
-def _one_loader() -> dict[str, Any]:
+def _combined_loader_attributes() -> dict[str, Any]:
     """Attributes of Lightning's loader of one iterable, which it takes a while to find."""
     return vars(pl.utilities.CombinedLoader(None, "max_size_cycle"))
 
 
 def _combined(batches: Batches) -> Any:
     made: Any = object.__new__(pl.utilities.CombinedLoader)
-    vars(made).update(_one_loader(), _iterables=batches, _flattened=[batches])
+    vars(made).update(_combined_loader_attributes(), _iterables=batches, _flattened=[batches])
     return made
 
 

@@ -36,14 +36,14 @@ class ForkFailedError(RuntimeError):
     """A fork has ended without an answer."""
 
 
-class _InFork(Exception):
+class _ForkError(Exception):
     """Where in a fork an error came from."""
 
     def __str__(self) -> str:
         return f'in a fork of this process:\n"""\n{self.args[0]}"""'
 
 
-def why_no_forks(trainer: Any) -> str:
+def find_fork_obstacle(trainer: Any) -> str:
     """Why this Trainer's process can't be forked. "" where it can: on Linux, on a CPU, if it is the only one.
 
     PyTorch can't train in the fork of a process that sees a GPU, and ranks wait for each other. Nor can it
@@ -71,20 +71,20 @@ def _try_backward() -> None:
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
     backward()
-    in_fork(backward)
+    run_in_fork(backward)
 
 
-def aside(why_not: str, work: Callable[[], T]) -> T:
+def run_isolated(fork_obstacle: str, work: Callable[[], T]) -> T:
     """Do in a fork what is tried before the first round and leaves nothing behind, else here.
 
     Args:
-        why_not: Why there are no forks, see `why_no_forks`. "" if there are.
+        fork_obstacle: Why there are no forks, see `find_fork_obstacle`. "" if there are.
         work: Returns what can be pickled.
     """
-    return work() if why_not else in_fork(work)
+    return work() if fork_obstacle else run_in_fork(work)
 
 
-def in_fork(work: Callable[[], T]) -> T:
+def run_in_fork(work: Callable[[], T]) -> T:
     """Do something in a fork and return its answer, or raise its error.
 
     Its warnings are dropped: the rounds will repeat those that matter. Memory that this process shares with
@@ -98,7 +98,7 @@ def in_fork(work: Callable[[], T]) -> T:
 
     Example:
         >>> seen = []
-        >>> in_fork(lambda: seen.append(1) or len(seen)), seen
+        >>> run_in_fork(lambda: seen.append(1) or len(seen)), seen
         (1, [])
     """
     before, open_files = _shared_memory(), _sizes_of_open_files()
@@ -110,7 +110,7 @@ def in_fork(work: Callable[[], T]) -> T:
         process = os.fork()
     if not process:
         os.close(read)
-        _answer(work, write)
+        _run_and_send(work, write)
     os.close(write)  # a pipe ends when nobody holds this side
     try:
         with os.fdopen(read, "rb") as pipe:
@@ -122,20 +122,20 @@ def in_fork(work: Callable[[], T]) -> T:
             os.waitpid(process, 0)
         raise
     finally:
-        _put_back(before)
+        _restore_shared_memory(before)
     if not found:
         code = os.waitstatus_to_exitcode(status)
         why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise ForkFailedError(f"a fork in which a training was tried ended by {why}")
     value, error, text, written = pickle.loads(found)
     grown = {name for name, size in _sizes_of_open_files().items() if open_files.get(name, size) != size}
-    _say_what_is_written(sorted({*written, *grown}))
+    _report_written_files(sorted({*written, *grown}))
     if error is not None:
-        raise error from _InFork(text)
+        raise error from _ForkError(text)
     return cast(T, value)
 
 
-def _answer(work: Callable[[], Any], write: int) -> None:
+def _run_and_send(work: Callable[[], Any], write: int) -> None:
     """In the fork: work, answer and end, past whatever the parent has to clean up."""
     written: dict[str, None] = {}
     _of_this_fork.append(written)
@@ -149,7 +149,7 @@ def _answer(work: Callable[[], Any], write: int) -> None:
             with warnings.catch_warnings(record=True):
                 found = pickle.dumps((work(), None, "", list(written)))
         except BaseException as error:
-            found = pickle.dumps((None, _portable(error), traceback.format_exc(), list(written)))
+            found = pickle.dumps((None, _picklable_error(error), traceback.format_exc(), list(written)))
         for worker in multiprocessing.active_children():  # who would keep the pipe open
             worker.kill()
         with os.fdopen(write, "wb") as pipe:
@@ -163,10 +163,10 @@ def _answer(work: Callable[[], Any], write: int) -> None:
 def _note_written(written: dict[str, None], event: str, args: tuple[Any, ...]) -> None:
     """Note what Python opens to be written to, in an audit hook of a fork."""
     if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
-        _note(written, args[0])
+        _note_file(written, args[0])
 
 
-def _note(written: dict[str, None], file: Any) -> None:
+def _note_file(written: dict[str, None], file: Any) -> None:
     """Note a file, if it is one of the user's: no device and no cache of Python, Numba or torch."""
     if isinstance(file, str | bytes | os.PathLike):
         name = os.path.abspath(os.fsdecode(file))
@@ -178,7 +178,7 @@ def _note(written: dict[str, None], file: Any) -> None:
 def _save_and_note(
     save: Callable[..., None], written: dict[str, None], obj: Any, f: Any, *args: Any, **kwargs: Any
 ) -> None:
-    _note(written, f)
+    _note_file(written, f)
     save(obj, f, *args, **kwargs)
 
 
@@ -213,7 +213,7 @@ _of_this_fork: list[dict[str, None]] = []
 """What has been written in this process, if it is a fork."""
 
 
-def _say_what_is_written(names: Sequence[str]) -> None:
+def _report_written_files(names: Sequence[str]) -> None:
     """Say, once in a process, which files hooks write where they are only tried."""
     for own in _of_this_fork:
         own.update(dict.fromkeys(names))
@@ -226,7 +226,7 @@ def _say_what_is_written(names: Sequence[str]) -> None:
         )
 
 
-def _portable(error: BaseException) -> BaseException:
+def _picklable_error(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))  # some errors are pickled and can't be read
     except Exception:
@@ -260,7 +260,7 @@ def _shared_memory() -> dict[int, bytes]:
     return found
 
 
-def _put_back(before: dict[int, bytes]) -> None:
+def _restore_shared_memory(before: dict[int, bytes]) -> None:
     if not before:
         return
     now = _shared_memory()

@@ -73,30 +73,30 @@ def crosses_clients(callback: pl.Callback) -> bool:
     return bool(getattr(callback, "crosses_clients", False))
 
 
-def has_own_hook(callback: pl.Callback, hook: str = "on_train_batch_end") -> bool:
+def has_user_hook(callback: pl.Callback, hook: str = "on_train_batch_end") -> bool:
     """Has a callback of the fit a hook of the user's own at the end, or the start, of a batch?"""
-    return not _is_of_the_host(type(callback), hook)
+    return not _is_lightning_hook(type(callback), hook)
 
 
-def _is_of_the_host(kind: type, name: str) -> bool:
+def _is_lightning_hook(kind: type, name: str) -> bool:
     """Does a class have a method from Lightning, or from a callback of this package?"""
     owner = next((one for one in kind.__mro__ if name in vars(one)), None)
     return owner is None or "knows_clients" in vars(owner) or owner.__module__.partition(".")[0] in _HOST
 
 
-def has_batches_of_its_own(trainer: Any) -> bool:
+def has_user_batch_handling(trainer: Any) -> bool:
     """Is a batch handed to the user's own code before it is trained on: to a hook, precision or strategy?"""
     owners: list[Any] = [(trainer.lightning_module, pl.LightningModule)]
     if trainer.datamodule is not None:
         owners.append((trainer.datamodule, pl.LightningDataModule))
     return (
         any(is_overridden(hook, one, kind) for one, kind in owners for hook in TRANSFER_HOOKS)
-        or not _is_of_the_host(type(trainer.precision_plugin), "convert_input")
-        or not _is_of_the_host(type(trainer.strategy), "batch_to_device")
+        or not _is_lightning_hook(type(trainer.precision_plugin), "convert_input")
+        or not _is_lightning_hook(type(trainer.strategy), "batch_to_device")
     )
 
 
-def say_who_is_copied(callbacks: list[pl.Callback]) -> None:
+def report_copied_callbacks(callbacks: list[pl.Callback]) -> None:
     """Name the callbacks of which every client has a copy."""
     names = [type(one).__name__ for one in callbacks if trains_with_clients(one)]
     if names:
@@ -106,7 +106,7 @@ def say_who_is_copied(callbacks: list[pl.Callback]) -> None:
         )
     of_fit = [c for c in callbacks if not (looks_at_batches(c) or crosses_clients(c) or knows_clients(c))]
     hooks = ("on_train_batch_start", "on_train_batch_end")
-    if names := [type(one).__name__ for one in of_fit if any(has_own_hook(one, hook) for hook in hooks)]:
+    if names := [type(one).__name__ for one in of_fit if any(has_user_hook(one, hook) for hook in hooks)]:
         rank_zero_info(
             f"{', '.join(names)} belong to the fit and see no client's batch: batch hooks get a loss of NaN "
             "and a batch of one sample of zeros, once a round; losses are in trainer.callback_metrics"

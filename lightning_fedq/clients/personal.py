@@ -7,8 +7,8 @@ BatchNorm FedBN (Li et al., ICLR 2021).
 
 State of a client between two rounds is these, and its half of a local algorithm. A training opens a new
 state, and the end of its round keeps it: where the round is given up, or the client's answer is in no sum,
-the old one stands. Rows lie in memory; a deployed client has a file of them (`flower.kept`), and ranks
-exchange what they have opened (`training.ranks`).
+the old one stands. Rows lie in memory; a deployed client has a file of them (`flower.persistent_state`), and
+ranks exchange what they have opened (`training.ranks`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_patterns(patterns: object, argument: str = "local") -> tuple[str, ...]
     return tuple(patterns)
 
 
-def matching(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
+def match_names(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
     """Names that a pattern matches: tensors that stay with the client, or are said to travel."""
     return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
@@ -63,12 +63,12 @@ def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "l
     parameters = list(module.named_parameters(remove_duplicate=False))
     named = [*parameters, *module.named_buffers(remove_duplicate=False)]
     for pattern in patterns:
-        if not matching(dict(named), [pattern]):
+        if not match_names(dict(named), [pattern]):
             raise ValueError(
                 f"{argument}={pattern!r} matches no parameter of the module, whose names are "
                 f"{in_short([name for name, _ in parameters])}; patterns match whole names, as 'head.*' does"
             )
-    first, matched = dict[int, str](), matching(dict(named), patterns)
+    first, matched = dict[int, str](), match_names(dict(named), patterns)
     for name, tensor in named:
         other = first.setdefault(id(tensor), name)
         if (name in matched) != (other in matched):
@@ -78,7 +78,7 @@ def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "l
             )
 
 
-def check_something_travels(parameters: Sequence[str], local: Sequence[str], patterns: Sequence[str]) -> None:
+def check_something_sent(parameters: Sequence[str], local: Sequence[str], patterns: Sequence[str]) -> None:
     """Refuse patterns that leave nothing to send.
 
     Raises:
@@ -91,7 +91,7 @@ def check_something_travels(parameters: Sequence[str], local: Sequence[str], pat
         )
 
 
-def say_what_stays(names: Sequence[str], module: nn.Module) -> None:
+def report_personal_parameters(names: Sequence[str], module: nn.Module) -> None:
     """Say which trained parameters stay with the clients, and what it takes."""
     if not names:
         return
@@ -104,7 +104,7 @@ def say_what_stays(names: Sequence[str], module: nn.Module) -> None:
     )
 
 
-class OwnTensors:
+class PersonalTensors:
     """Tensors that every client keeps for itself, one flat row a client.
 
     Attributes:
@@ -114,39 +114,39 @@ class OwnTensors:
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
         self._shapes: list[torch.Size] = []
-        self.kept: dict[int, Tensor] = {}
-        self.opened: dict[int, Tensor] = {}  # of the open round
+        self.committed: dict[int, Tensor] = {}
+        self.pending: dict[int, Tensor] = {}  # of the open round
 
     def __contains__(self, client: int) -> bool:
         """Has this client trained?"""
-        return client in self.kept
+        return client in self.committed
 
-    def lay_out(self, names: Sequence[str], module: nn.Module) -> None:
+    def set_names(self, names: Sequence[str], module: nn.Module) -> None:
         """Keep these tensors from now on. New ones begin as the module has them, others are forgotten."""
         if tuple(names) == self.names:
             return
         tensors = [attrgetter(name)(module).detach() for name in names]
-        for client in self.kept:
-            old = self.of(client)
+        for client in self.committed:
+            old = self.get_tensors(client)
             row = [old.get(name, tensor) for name, tensor in zip(names, tensors, strict=True)]
-            self.kept[client] = flatten(row) if row else self.kept[client][:0]
-        self.names, self._shapes, self.opened = tuple(names), [tensor.shape for tensor in tensors], {}
+            self.committed[client] = flatten(row) if row else self.committed[client][:0]
+        self.names, self._shapes, self.pending = tuple(names), [tensor.shape for tensor in tensors], {}
 
-    def of(self, client: int) -> dict[str, Tensor]:
+    def get_tensors(self, client: int) -> dict[str, Tensor]:
         """A client's own tensors by name. There is none if it has not trained."""
-        if client not in self.kept:
+        if client not in self.committed:
             return {}
-        parts = torch.split(self.kept[client], [shape.numel() for shape in self._shapes])
+        parts = torch.split(self.committed[client], [shape.numel() for shape in self._shapes])
         return {
             name: part.view(shape) for name, part, shape in zip(self.names, parts, self._shapes, strict=True)
         }
 
-    def equip(self, module: nn.Module, client: int) -> None:
+    def load_into(self, module: nn.Module, client: int) -> None:
         """Write a client's own tensors into a module, where it has some."""
-        if client not in self.kept:
+        if client not in self.committed:
             return
         with torch.no_grad():
-            for name, own in self.of(client).items():
+            for name, own in self.get_tensors(client).items():
                 attrgetter(name)(module).copy_(own)
 
     def keep(self, client: int, row: Tensor) -> None:
@@ -155,9 +155,9 @@ class OwnTensors:
         Args:
             row: `(values,)`, in the order of `names`.
         """
-        self.opened[client] = row.clone()
+        self.pending[client] = row.clone()
 
-    def go_on(self, before: OwnTensors | None, saved: Mapping[str, Any] | None, resumed: bool) -> None:
+    def resume(self, before: PersonalTensors | None, saved: Mapping[str, Any] | None, resumed: bool) -> None:
         """Begin a fit with what clients kept in an earlier one, or in the run of a checkpoint.
 
         Args:
@@ -176,11 +176,11 @@ class OwnTensors:
                 "it is saved only with a seed); every client begins with that of the start"
             )
         elif not resumed and before is not None and before.names == self.names:
-            self.kept = before.kept
+            self.committed = before.committed
 
     def state_dict(self) -> dict[str, Any]:
         """Rows by client, in the types that a checkpoint may hold."""
-        return {"names": list(self.names), "rows": dict(self.kept)}
+        return {"names": list(self.names), "rows": dict(self.committed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the rows of a checkpoint.
@@ -193,7 +193,7 @@ class OwnTensors:
                 f"the checkpoint's clients keep {in_short(state['names'])}, these {in_short(self.names)}; "
                 "use the checkpoint's own model"
             )
-        self.kept = {int(client): row for client, row in state["rows"].items()}
+        self.committed = {int(client): row for client, row in state["rows"].items()}
 
 
 State = dict[str, Any]
@@ -204,16 +204,16 @@ Packed = dict[str, tuple[list[int], Tensor]]
 """Rows of several clients by what keeps them."""
 
 
-class Keeps(Protocol):
-    """Rows of clients. `OwnTensors` and `algorithms.local_algorithm.KeptOffsets` are such.
+class ClientRows(Protocol):
+    """Rows of clients. `PersonalTensors` and `algorithms.local_algorithm.PersistentOffsets` are such.
 
     Attributes:
-        kept: Rows that count, by client.
-        opened: Rows of the open round.
+        committed: Rows that count, by client.
+        pending: Rows of the open round.
     """
 
-    kept: dict[int, Tensor]
-    opened: dict[int, Tensor]
+    committed: dict[int, Tensor]
+    pending: dict[int, Tensor]
 
 
 class ClientStates:
@@ -224,14 +224,14 @@ class ClientStates:
 
     Example:
         >>> import torch
-        >>> from lightning_fedq.clients.personal import OwnTensors
-        >>> states = ClientStates({"own": OwnTensors()})
+        >>> from lightning_fedq.clients.personal import PersonalTensors
+        >>> states = ClientStates({"own": PersonalTensors()})
         >>> states.put(3, {"own": torch.ones(2)})
-        >>> states.opened()
+        >>> states.pending()
         {}
     """
 
-    def __init__(self, parts: Mapping[str, Keeps]) -> None:
+    def __init__(self, parts: Mapping[str, ClientRows]) -> None:
         self._parts = dict(parts)
 
     def put(self, client: int, state: Mapping[str, Any]) -> None:
@@ -242,39 +242,39 @@ class ClientStates:
         """
         for name, part in self._parts.items():
             if name in state:
-                part.kept[client] = state[name]
+                part.committed[client] = state[name]
 
     def packed(self) -> Packed:
         """Rows of the open round, by part: the clients and `(clients, values)`."""
         return {
-            name: (list(part.opened), torch.stack(list(part.opened.values())))
+            name: (list(part.pending), torch.stack(list(part.pending.values())))
             for name, part in self._parts.items()
-            if part.opened
+            if part.pending
         }
 
     def unpack(self, packed: Packed) -> None:
         """Take the rows of clients that have trained elsewhere. Those that have trained here have theirs."""
         for name, (clients, rows) in packed.items():
-            opened = self._parts[name].opened
+            opened = self._parts[name].pending
             for client, row in zip(clients, rows, strict=True):
                 if client not in opened:
                     opened[client] = row.clone()  # or one row would hold the memory of all
 
-    def opened(self) -> dict[int, State]:
+    def pending(self) -> dict[int, State]:
         """States of the open round, by client."""
-        clients = sorted({client for part in self._parts.values() for client in part.opened})
+        clients = sorted({client for part in self._parts.values() for client in part.pending})
         return {
-            client: {n: part.opened[client] for n, part in self._parts.items() if client in part.opened}
+            client: {n: part.pending[client] for n, part in self._parts.items() if client in part.pending}
             for client in clients
         }
 
     def begin_round(self) -> None:
         """Forget what a round that was given up has opened."""
         for part in self._parts.values():
-            part.opened.clear()
+            part.pending.clear()
 
     def commit(self, counted: Collection[int]) -> None:
         """The round has ended: clients whose answers are in its sum keep what they have opened."""
         for part in self._parts.values():
-            part.kept.update({client: row for client, row in part.opened.items() if client in counted})
-            part.opened.clear()
+            part.committed.update({client: row for client, row in part.pending.items() if client in counted})
+            part.pending.clear()

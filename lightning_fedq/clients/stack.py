@@ -38,16 +38,16 @@ from torch.utils._pytree import tree_unflatten
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.client_draws import ClientDraws, DropoutInPlace
-from lightning_fedq.clients.hooks import has_batches_of_its_own
+from lightning_fedq.clients.hooks import has_user_batch_handling
 from lightning_fedq.clients.stacked_logs import Keep, StackedLogs
 from lightning_fedq.data.generator_turns import GeneratorTurns, generator_state, same_state
 from lightning_fedq.functional.batch_stack import (
     UnequalBatches,
-    apart,
     flat_batch,
-    groups_alike,
+    group_stackable,
     stack_batches,
     stacked,
+    unstack,
 )
 
 ELEMENTWISE_OPTIMIZERS = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
@@ -102,7 +102,7 @@ class StackedStep:
         self._caught: list[Tensor] = []
         self._constants: dict[str, Any] = {}
         self._skipped = False
-        self._gradients = grad_and_value(self._one_client, has_aux=True)
+        self._gradients = grad_and_value(self._step_client, has_aux=True)
 
     def __call__(
         self,
@@ -159,7 +159,7 @@ class StackedStep:
         with self._logs.catching(), _mapped(), ClientDraws(self._turns, rows), DropoutInPlace():
             return step()
 
-    def _one_client(
+    def _step_client(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], leaves: list[Any]
     ) -> tuple[Tensor, Any]:
         # clones: what is changed in place and what is assigned anew both come back as new values
@@ -212,15 +212,15 @@ def _mapped() -> Iterator[None]:
         yield
 
 
-def handling(trainer: Any) -> Callable[[Any], Any]:
+def batch_handler(trainer: Any) -> Callable[[Any], Any]:
     """All that a Trainer does with a batch before it is trained on."""
     before, transfer = trainer.lightning_module._on_before_batch_transfer, trainer.strategy.batch_to_device
     convert = trainer.precision_plugin.convert_input
     return lambda batch: transfer(before(convert(batch)))
 
 
-class OwnHandling:
-    """`handling`, for each client of a stack by itself.
+class PerClientHandling:
+    """`batch_handler`, for each client of a stack by itself.
 
     Args:
         trainer: A client's.
@@ -228,25 +228,25 @@ class OwnHandling:
     """
 
     def __init__(self, trainer: Any, turns: GeneratorTurns) -> None:
-        self._trainer, self._turns, self._handle = trainer, turns, handling(trainer)
+        self._trainer, self._turns, self._handle = trainer, turns, batch_handler(trainer)
 
     def __call__(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """Hand over each client's batch in its turn. What comes back is one batch where it stacks."""
         made = []
-        for index, own in enumerate(apart(batch)):
-            with self._turns.of_transforms(index):
+        for index, own in enumerate(unstack(batch)):
+            with self._turns.activate_all(index):
                 made.append(self._handle(own))
         return stacked(made)
 
-    def take_over(self) -> None:
+    def installed(self) -> None:
         """Stand in for what Lightning would call with the whole stack."""
         trainer = self._trainer
-        trainer.precision_plugin.convert_input = _as_it_is
-        trainer.lightning_module._on_before_batch_transfer = _as_it_is
+        trainer.precision_plugin.convert_input = _unchanged_batch
+        trainer.lightning_module._on_before_batch_transfer = _unchanged_batch
         trainer.strategy.batch_to_device = self
 
 
-def _as_it_is(batch: Any, dataloader_idx: int = 0) -> Any:
+def _unchanged_batch(batch: Any, dataloader_idx: int = 0) -> Any:
     return batch
 
 
@@ -262,7 +262,7 @@ class StackMemory(NamedTuple):
     updates: Tensor
 
     @classmethod
-    def of(cls, module: nn.Module, names: Sequence[str], capacity: int) -> StackMemory:
+    def allocate(cls, module: nn.Module, names: Sequence[str], capacity: int) -> StackMemory:
         """Memory for the parameters and buffers of a module, the parameters first.
 
         Args:
@@ -290,7 +290,7 @@ class ClientStack:
         memory: Memory of the stack's tensors, for at least as many clients.
         num_clients: Clients of this stack.
         weights: `(dim,)`, where every client starts from: parameters, then buffers.
-        own: `(clients, own_dim)`, the last `own_dim` values that each client starts from instead.
+        personal: `(clients, own_dim)`, the last `own_dim` values that each client starts from instead.
         turns: The clients' sequences of torch's random numbers; None lets a stack share one.
         keep: Takes the clients' values of a logged metric, `(clients, ...)`, before they are reduced.
         num_local: How many of the parameters, the last ones, stay with the clients.
@@ -304,7 +304,7 @@ class ClientStack:
         memory: StackMemory,
         num_clients: int,
         weights: Tensor,
-        own: Tensor | None = None,
+        personal: Tensor | None = None,
         turns: GeneratorTurns | None = None,
         keep: Keep | None = None,
         num_local: int = 0,
@@ -324,21 +324,21 @@ class ClientStack:
         self._updates = memory.updates[:num_clients]
         self._active, self._buffers = members[: len(names)], members[len(names) :]
         self._num_shared = len(names) - num_local
-        if own is not None:
-            rows = torch.split(own, self._sizes[self._num_shared :], dim=1)
+        if personal is not None:
+            rows = torch.split(personal, self._sizes[self._num_shared :], dim=1)
             for member, row in zip(members[self._num_shared :], rows, strict=True):
                 member.copy_(row.view_as(member))
             self._common = not num_local
         self._gradients: list[Tensor] = []
-        self._take_over(optimizer, parameters)
+        self._adopt_optimizer(optimizer, parameters)
         self._ordinary_clip = self._precision.clip_grad_by_norm
         self._strategy.training_step, self._strategy.backward = self.training_step, self.backward
         trainer.fit_loop.epoch_loop.stack = self
-        if has_batches_of_its_own(trainer):
-            OwnHandling(trainer, turns or GeneratorTurns()).take_over()
+        if has_user_batch_handling(trainer):
+            PerClientHandling(trainer, turns or GeneratorTurns()).installed()
         self._precision.clip_grad_by_norm = self.clip_grad_by_norm
 
-    def _take_over(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    def _adopt_optimizer(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         """Let the optimiser, which is a copy, step the stack in place of the module's own parameters."""
         owners = _owners(parameters, optimizer)
         for index, group in enumerate(optimizer.param_groups):
@@ -375,7 +375,7 @@ class ClientStack:
             torch.sub(member.reshape(column.shape), start.flatten(), out=column)
         return self._updates
 
-    def rest(self) -> Tensor:
+    def client_values(self) -> Tensor:
         """Return `(clients, rest_dim)`, the clients' present local parameters and buffers.
 
         In the updates' dtype: integers above 2^24 are rounded where that is float32.
@@ -410,7 +410,7 @@ class ClientStack:
         """One step of clients whose batches do not stack: of every group of them that do, in turn."""
         losses: list[Tensor] = []
         self._gradients, self._common = [torch.empty_like(weight) for weight in self._active], False
-        for rows in groups_alike(batches):
+        for rows in group_stackable(batches):
             batch, index = stack_batches([batches[row] for row in rows]), torch.tensor(rows)
             weights, buffers = ([m[index] for m in members] for members in (self._active, self._buffers))
             loss, gradients, _ = self._step(weights, batch, *args, buffers=buffers, rows=rows)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Client
-from lightning_fedq.clients.stack_trial import Rehearsal, elementwise, in_words, rehearse
+from lightning_fedq.clients.stack_trial import Rehearsal, elementwise, error_line, rehearse
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.sampling import in_short
@@ -50,37 +50,39 @@ def choose_clients_per_step(
     trainer: Any,
     begin: Callable[[int], Client],
     vector: Vector,
-    wanted: int | Literal["auto"],
+    requested: int | Literal["auto"],
     cohort_size: int,
-    largest_of: Callable[[int], Stack],
+    largest_stack_size: Callable[[int], Stack],
     first_batch: Callable[[Stack], Any],
-    do: Callable[[Callable[[], Rehearsal]], Rehearsal] = lambda work: work(),
+    run_trial: Callable[[Callable[[], Rehearsal]], Rehearsal] = lambda work: work(),
 ) -> int:
     """Return how many clients train side by side, 1 where a stack can't run or does not pay.
 
     Args:
         begin: Returns a client's copy that is about to train, for a seed.
-        largest_of: The largest stack of the first round, for a size.
-        do: Tries something where it leaves nothing behind.
+        largest_stack_size: The largest stack of the first round, for a size.
+        run_trial: Tries something where it leaves nothing behind.
 
     Raises:
         ValueError: If a stack was asked for and the optimiser is not elementwise.
     """
     device = vector.parameters[0].device.type
-    size = largest_stack(device, vector.width, cohort_size) if wanted == "auto" else wanted
+    size = largest_stack(device, vector.width, cohort_size) if requested == "auto" else requested
     if size < 2:
         return 1
-    asked = wanted != "auto"
+    asked = requested != "auto"
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     if not module.automatic_optimization:
-        return _one(f"{type(module).__name__} uses manual optimisation", asked)
+        return _report_single_clients(f"{type(module).__name__} uses manual optimisation", asked)
     if integers := vector.members.integers:
         names = ", ".join(integers)
-        return _one(f"every client keeps integers of its own ({names}), and a stack is of floats", asked)
+        return _report_single_clients(
+            f"every client keeps integers of its own ({names}), and a stack is of floats", asked
+        )
     frozen = {name for name, _ in vector.module.named_parameters()} & set(vector.members.buffers)
     if frozen:  # torch crashes where `.data` of one is replaced by a tensor of the map
         names = in_short(sorted(frozen), 4)
-        return _one(f"training writes into frozen parameters ({names})", asked)
+        return _report_single_clients(f"training writes into frozen parameters ({names})", asked)
     if not elementwise(optimizer):
         name = type(optimizer).__name__
         if asked:
@@ -89,21 +91,25 @@ def choose_clients_per_step(
                 "use clients_per_step=1, or SGD, Adam(W), RMSprop, Adagrad or another "
                 "elementwise optimiser"
             )
-        return _one(f"{name} is not elementwise")
+        return _report_single_clients(f"{name} is not elementwise")
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        return _one("16-mixed precision scales one client's loss; precision='bf16-mixed' has no such scale")
-    largest = largest_of(size)
+        return _report_single_clients(
+            "16-mixed precision scales one client's loss; precision='bf16-mixed' has no such scale"
+        )
+    largest = largest_stack_size(size)
     if len(largest.clients) < 2:
-        return _one("no two clients of the first round have batches of the same sizes", False)
+        return _report_single_clients(
+            "no two clients of the first round have batches of the same sizes", False
+        )
 
     try:
-        found = do(lambda: rehearse(trainer, begin, vector, first_batch(largest)))
+        found = run_trial(lambda: rehearse(trainer, begin, vector, first_batch(largest)))
     except Exception as error:  # of the user's code, as it reads a batch, or of a fork
-        found = Rehearsal(in_words(error))
+        found = Rehearsal(error_line(error))
     if found.obstacle is not None:
-        return _one(f"a stack of clients can't run: {found.obstacle}")
-    if wanted != "auto":
-        return wanted
+        return _report_single_clients(f"a stack of clients can't run: {found.obstacle}")
+    if requested != "auto":
+        return requested
     limit = _STEP_FLOPS.get(trainer.strategy.root_device.type, _STEP_FLOPS["cuda"])
     alike = len(largest.clients)
     pays = found.flops <= limit and alike >= _FEWEST
@@ -118,9 +124,9 @@ def choose_clients_per_step(
     return size if pays else 1
 
 
-def _one(why: str, warn: bool = True) -> int:
+def _report_single_clients(reason: str, warn: bool = True) -> int:
     """Say why clients train one at a time."""
     (rank_zero_warn if warn else rank_zero_info)(
-        f"Federated trains one client at a time, which is slower and gives the same results, because {why}"
+        f"Federated trains one client at a time, which is slower and gives the same results, because {reason}"
     )
     return 1

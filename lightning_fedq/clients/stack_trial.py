@@ -23,28 +23,28 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from torchmetrics import Metric
 
-from lightning_fedq._lightning import callbacks_of, is_overridden, pl
+from lightning_fedq._lightning import get_callbacks, is_overridden, pl
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.clients.hooks import (
     BATCH_HOOKS,
     STEP_HOOKS,
-    has_batches_of_its_own,
+    has_user_batch_handling,
     looks_at_batches,
     overrides,
 )
 from lightning_fedq.clients.stack import (
     ELEMENTWISE_OPTIMIZERS,
-    OwnHandling,
+    PerClientHandling,
     StackedStep,
+    batch_handler,
     further_arguments,
-    handling,
 )
 from lightning_fedq.clients.vector import Vector
-from lightning_fedq.data.generator_turns import GENERATORS, GeneratorTurns, seed_for_transforms, state_of
+from lightning_fedq.data.generator_turns import GENERATORS, GeneratorTurns, get_state, seed_for_transforms
 from lightning_fedq.functional.batch_stack import (
     UnequalBatches,
     flat_batch,
-    groups_alike,
+    group_stackable,
     map_tensors,
     stack_batches,
 )
@@ -56,15 +56,15 @@ class Rehearsal(NamedTuple):
     Args:
         obstacle: Why clients can't train side by side, or None.
         flops: Floating-point operations of one client's step, matrix products and convolutions.
-        apart: Largest difference of a client's gradient in a stack from that of the client alone, as a share
-            of the largest entry of all.
+        difference: Largest difference of a client's gradient in a stack from that of the client alone, as a
+            share of the largest entry of all.
         where: Name of the parameter where that is.
         rounds: Does the step compute in less than 32 bits?
     """
 
     obstacle: str | None
     flops: int = 0
-    apart: float = 0.0
+    difference: float = 0.0
     where: str = ""
     rounds: bool = False
 
@@ -81,23 +81,23 @@ def rehearse(trainer: pl.Trainer, begin: Callable[[int], Client], vector: Vector
         begin: Returns a client's copy that is about to train, for a seed.
         batch: First batch of a stack, as it is read.
     """
-    if obstacle := _one_client_hook(trainer) or _known_obstacle(trainer.lightning_module):
+    if obstacle := _find_single_client_hook(trainer) or _known_obstacle(trainer.lightning_module):
         return Rehearsal(obstacle)
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices), pl.utilities.seed.isolate_rng(include_cuda=False):
         try:
-            by_itself = has_batches_of_its_own(trainer)
-            if by_itself and (obstacle := _kept_by_hooks(begin, vector, batch)):
+            by_itself = has_user_batch_handling(trainer)
+            if by_itself and (obstacle := _find_hook_obstacle(begin, vector, batch)):
                 return Rehearsal(obstacle)
-            return _judged(lambda wide: _try(begin, vector, batch, by_itself, wide))
+            return _judge_difference(lambda wide: _try(begin, vector, batch, by_itself, wide))
         except Exception as error:  # whatever the user's code or vmap raises is the answer
-            return Rehearsal(in_words(error))
+            return Rehearsal(error_line(error))
 
 
 _MODULE_HOOKS = (*STEP_HOOKS, "on_train_epoch_end")
 
 
-def _one_client_hook(trainer: pl.Trainer) -> str | None:
+def _find_single_client_hook(trainer: pl.Trainer) -> str | None:
     """Name a hook that expects one client, of the module, a callback or a parameter.
 
     A stack's batch has a client dimension, its gradients and weights lie in the stack and not in the module.
@@ -108,7 +108,7 @@ def _one_client_hook(trainer: pl.Trainer) -> str | None:
     for hook in _MODULE_HOOKS:
         if is_overridden(hook, module, pl.LightningModule):
             return f"{type(module).__name__} overrides {hook}, which expects one client's batch"
-    for callback in filter(looks_at_batches, callbacks_of(trainer)):
+    for callback in filter(looks_at_batches, get_callbacks(trainer)):
         hook = next(hook for hook in BATCH_HOOKS if overrides(callback, hook))
         return (
             f"the callback {type(callback).__name__} has its own {hook}, which expects one client's "
@@ -153,7 +153,7 @@ def _known_obstacle(module: pl.LightningModule) -> str | None:
     return None
 
 
-def in_words(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """One line of what an error of a trial says of a training step."""
     first = str(error).strip().splitlines()[0] if str(error) else ""
     for part, words in _WORDS.items():
@@ -171,18 +171,18 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in {**one, **other} if first[0].get(name) != first[1].get(name))
 
 
-def _turns() -> GeneratorTurns:
+def _make_turns() -> GeneratorTurns:
     turns = GeneratorTurns()
     turns.begin(int)
     return turns
 
 
-def _kept_by_hooks(begin: Callable[[int], Client], vector: Vector, batch: Any) -> str | None:
+def _find_hook_obstacle(begin: Callable[[int], Client], vector: Vector, batch: Any) -> str | None:
     """Why hooks on batches can't serve one client of a stack after the other. None if they can."""
     client, other = begin(0), begin(0)
-    before, drawn = _marks(client), _numbers_of(client.module)
-    made = OwnHandling(client.trainer, _turns())(batch)
-    kept, used = _differ(before, _marks(client)), _differ(drawn, _numbers_of(client.module))
+    before, drawn = _state_marks(client), _collect_numbers(client.module)
+    made = PerClientHandling(client.trainer, _make_turns())(batch)
+    kept, used = _differ(before, _state_marks(client)), _differ(drawn, _collect_numbers(client.module))
     if names := ", ".join((kept or used)[:4]):
         what = "keep something beside the batch" if kept else "draw from a random generator of their own"
         return f"hooks on batches {what} ({names}), which {_ONCE}"
@@ -191,7 +191,7 @@ def _kept_by_hooks(begin: Callable[[int], Client], vector: Vector, batch: Any) -
         tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.add_(1)
     follows = "hooks on batches follow the weights, of which every client of a stack has its own"
     try:
-        again = OwnHandling(other.trainer, _turns())(batch)
+        again = PerClientHandling(other.trainer, _make_turns())(batch)
     except Exception:  # over what no weights are
         return follows
     pairs = zip(flat_batch(made)[0], flat_batch(again)[0], strict=True)
@@ -205,7 +205,7 @@ _TOLERANCE_OF_16 = 0.25
 """The same where a step can be tried in 16 bits only. bfloat16 keeps 8 bits, and each product is rounded."""
 
 
-def _judged(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
+def _judge_difference(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
     """Tell rounding from what else differs in a stack.
 
     Args:
@@ -213,19 +213,19 @@ def _judged(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
             that rounding has to explain.
     """
     found = tried(False)
-    if found.obstacle is not None or found.apart <= _TOLERANCE:
+    if found.obstacle is not None or found.difference <= _TOLERANCE:
         return found
-    said = f"{found.apart:.2g} of the largest"
+    said = f"{found.difference:.2g} of the largest"
     if found.rounds:
         try:
             wide = tried(True)
         except Exception:  # a step that is written for 16 bits
-            if found.apart <= _TOLERANCE_OF_16:
+            if found.difference <= _TOLERANCE_OF_16:
                 return found
         else:
-            if wide.obstacle is None and wide.apart <= _TOLERANCE:
+            if wide.obstacle is None and wide.difference <= _TOLERANCE:
                 return found
-            said += f", and {wide.apart:.2g} in 32 bits"
+            said += f", and {wide.difference:.2g} in 32 bits"
     return Rehearsal(
         f"in a stack a client's gradient of {found.where} is not that of the client alone: they are {said} "
         "apart"
@@ -233,28 +233,28 @@ def _judged(tried: Callable[[bool], Rehearsal]) -> Rehearsal:
 
 
 def _try(
-    begin: Callable[[int], Client], vector: Vector, given: Any, by_itself: bool, wide: bool
+    begin: Callable[[int], Client], vector: Vector, user_batch: Any, is_single: bool, in_double: bool
 ) -> Rehearsal:
-    turns = _turns()
+    turns = _make_turns()
     names, buffer_names = vector.trained, vector.buffer_names
 
     def begun(seed: int = 0) -> Client:
         client = begin(seed)
-        if wide:
+        if in_double:
             client.module.float()
         return client
 
     def widened(batch: Any) -> Any:
-        narrow = (torch.float16, torch.bfloat16) if wide else ()
+        narrow = (torch.float16, torch.bfloat16) if in_double else ()
         return map_tensors(lambda t: t.float() if t.dtype in narrow else t, batch)
 
     client = begun()
     trainer, module = client.trainer, client.module
-    context = nullcontext if wide else trainer.precision_plugin.train_step_context
-    batch = (OwnHandling(trainer, turns) if by_itself else handling(trainer))(given)
+    context = nullcontext if in_double else trainer.precision_plugin.train_step_context
+    batch = (PerClientHandling(trainer, turns) if is_single else batch_handler(trainer))(user_batch)
     rows: Sequence[int] = range(len(batch)) if isinstance(batch, UnequalBatches) else ()
     if rows:
-        groups = groups_alike(batch)
+        groups = group_stackable(batch)
         if 2 * len(groups) > len(batch):
             return Rehearsal(
                 f"the batches of {len(batch)} clients are of {len(groups)} kinds: tensors of other shapes, "
@@ -285,8 +285,12 @@ def _try(
         module, trainer = alone.module, alone.trainer
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
         seed_for_transforms(row)  # as the stack's turns
-        own = given[row] if isinstance(given, UnequalBatches) else map_tensors(itemgetter(row), given)
-        own = widened(handling(trainer)(own))
+        own = (
+            user_batch[row]
+            if isinstance(user_batch, UnequalBatches)
+            else map_tensors(itemgetter(row), user_batch)
+        )
+        own = widened(batch_handler(trainer)(own))
         with context():
             output = module.training_step(own, *args)
         loss: Any = output["loss"] if isinstance(output, dict) else output
@@ -295,19 +299,19 @@ def _try(
         module.zero_grad()
         loss.backward()
 
-    before, numbers, gradients = _state_of_others(), _numbers_of(module), list[list[Tensor]]()
+    before, numbers, gradients = _global_generator_state(), _collect_numbers(module), list[list[Tensor]]()
     for _ in range(2):  # what the first step keeps, the second may stumble over
         gradients.append(stacked())
         step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
-        if leak := _leak(module):  # at once: torch itself crashes over some of them
+        if leak := _find_leak(module):  # at once: torch itself crashes over some of them
             return Rehearsal(f"training_step keeps tensors in {leak}")
-        now = _numbers_of(module)
+        now = _collect_numbers(module)
         if changed := _differ(numbers, now):
             what = "changes numbers of Python"
-            if isinstance(now.get(changed[0]), _Drawn):
+            if isinstance(now.get(changed[0]), _GeneratorState):
                 what = "draws from a random generator of its own"
             return Rehearsal(f"training_step {what} ({', '.join(changed[:4])}), which {_ONCE}")
-    if before != _state_of_others():
+    if before != _global_generator_state():
         return Rehearsal(
             "training_step draws random numbers of Python's or NumPy's, which would be the same for all"
         )
@@ -322,34 +326,34 @@ def _try(
         alone = begun(1 + place)  # generators that it holds are each client's own
         single(alone, rows[place])
         of_alone = [attrgetter(name)(alone.module).grad for name in names]
-        shares = _apart([one[place] for one in gradients[0]], of_alone)
+        shares = _gradient_differences([one[place] for one in gradients[0]], of_alone)
         apart, where = max((apart, where), *zip(shares, names, strict=True))
     return Rehearsal(None, counter.get_total_flops(), apart, where, rounds)
 
 
-def _apart(some: Sequence[Tensor], others: Sequence[Tensor | None]) -> list[float]:
+def _gradient_differences(gradients: Sequence[Tensor], reference: Sequence[Tensor | None]) -> list[float]:
     """Largest differences of gradients, by the largest entry of all. NaN is another matter, and none."""
-    largest = max((float(b.abs().max()) for b in others if b is not None and b.numel()), default=0.0)
+    largest = max((float(b.abs().max()) for b in reference if b is not None and b.numel()), default=0.0)
     shares = []
-    for one, other in zip(some, others, strict=True):
+    for one, other in zip(gradients, reference, strict=True):
         furthest = 0.0 if other is None or not one.numel() else float((one - other).abs().max())
         share = furthest / largest if largest else furthest and math.inf
         shares.append(0.0 if math.isnan(share) else share)
     return shares
 
 
-class _Drawn(bytes):
+class _GeneratorState(bytes):
     """The state of a random generator."""
 
 
-def _values_of(module: nn.Module, metrics: bool = False) -> Iterator[tuple[str, Any]]:
+def _iterate_values(module: nn.Module, metrics: bool = False) -> Iterator[tuple[str, Any]]:
     """Values of a module's attributes, in containers and objects in these, too, with the ways to them."""
     for prefix, part in module.named_modules():
         if metrics or not isinstance(part, Metric):  # whose updates are made again, see `StackedStep.replay`
             yield from _values_in(vars(part), f"{prefix}." if prefix else "")
 
 
-def _values_in(held: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _values_in(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     def look(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         if isinstance(value, list | tuple | deque) and len(value) <= _LOOKED_AT and depth:
             yield f"len({name})", len(value)
@@ -364,29 +368,29 @@ def _values_in(held: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
         else:
             yield name, value
 
-    for name, value in held.items():
+    for name, value in values.items():
         if name not in ("_modules", "_parameters", "_buffers", "_trainer", "_fabric", "trainer"):
             yield from look(value, f"{prefix}{name}", 3)
 
 
-def _numbers_of(module: nn.Module) -> dict[str, Any]:
+def _collect_numbers(module: nn.Module) -> dict[str, Any]:
     """Python's numbers in a module, and the states of random generators."""
     found = dict[str, Any]()
-    for name, value in _values_of(module):
+    for name, value in _iterate_values(module):
         if isinstance(value, bool | int | float | itertools.count):
             found[name] = repr(value)
         elif isinstance(value, GENERATORS):
-            state = state_of(value)
-            found[name] = _Drawn(pickle.dumps(state.numpy() if isinstance(state, Tensor) else state))
+            state = get_state(value)
+            found[name] = _GeneratorState(pickle.dumps(state.numpy() if isinstance(state, Tensor) else state))
     return found
 
 
-def _marks(client: Client) -> dict[str, tuple[Any, Any]]:
+def _state_marks(client: Client) -> dict[str, tuple[Any, Any]]:
     """By what one sees whether a value of module or data module is another one: and the value, kept alive."""
     module, found = client.module, dict[str, tuple[Any, Any]]()
     own = vars(client.trainer.datamodule) if client.trainer.datamodule is not None else {}
     tensors = (*module.named_parameters(), *module.named_buffers())
-    for name, value in (*tensors, *_values_of(module, metrics=True), *_values_in(own, "data.")):
+    for name, value in (*tensors, *_iterate_values(module, metrics=True), *_values_in(own, "data.")):
         mark: Any = id(value)
         if isinstance(value, Tensor):
             mark = id(value), value._version
@@ -408,7 +412,7 @@ _LOOKED_AT = 1000
 _LIBRARIES = ("torch", "torchmetrics", "lightning", "pytorch_lightning", "lightning_fedq", "numpy")
 
 
-def _state_of_others() -> tuple[Any, bytes, int]:
+def _global_generator_state() -> tuple[Any, bytes, int]:
     """State of the global generators that are not torch's."""
     states: dict[str, Any] = pl.utilities.seed._collect_rng_states(include_cuda=False)  # type: ignore[attr-defined]
     return states["python"], states["numpy"][1].tobytes(), states["numpy"][2]
@@ -421,7 +425,7 @@ def _num_clients(batch: Any) -> int:
     return sizes[0]
 
 
-def _leak(module: torch.nn.Module) -> str | None:
+def _find_leak(module: torch.nn.Module) -> str | None:
     """Name an attribute that holds a tensor of a vmap that is over: state that `training_step` keeps."""
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.clients.fit import Client
-from lightning_fedq.clients.forks import in_fork
+from lightning_fedq.clients.forks import run_in_fork
 from lightning_fedq.clients.hooks import knows_clients, looks_at_batches, overrides
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.data.sampling import in_short
@@ -53,7 +53,10 @@ def stale_hooks(trained: Client, before: Client) -> tuple[str, list[str]]:
         for name, tensor in _tensors(before.module):
             if name in theirs and tensor.shape == theirs[name].shape:
                 tensor.data.copy_(theirs[name])
-    (one, raised), (other, _) = in_fork(lambda: _after_hooks(trained)), in_fork(lambda: _after_hooks(before))
+    (one, raised), (other, _) = (
+        run_in_fork(lambda: _after_hooks(trained)),
+        run_in_fork(lambda: _after_hooks(before)),
+    )
     return next((hook for hook in one if one[hook] != other[hook]), ""), raised
 
 

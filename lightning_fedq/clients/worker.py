@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import rank_zero_warn
-from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
-from lightning_fedq.clients.correction import Corrects
+from lightning_fedq.algorithms.local_algorithm import Correction, PersistentOffsets
+from lightning_fedq.clients.correction import GradientCorrector
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
-from lightning_fedq.clients.measuring import measure
-from lightning_fedq.clients.personal import ClientStates, Keeps
+from lightning_fedq.clients.measurement import measure
+from lightning_fedq.clients.personal import ClientRows, ClientStates
 from lightning_fedq.clients.stack import ClientStack, StackMemory
-from lightning_fedq.clients.vector import Vector, changed_of
+from lightning_fedq.clients.vector import Vector, find_changed
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.data.generator_turns import own_draws, seed_for_transforms
+from lightning_fedq.data.generator_turns import preserve_generators, seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.flatten import unflatten
@@ -33,7 +33,7 @@ _LOOKED_AT = 1_000_000
 """Values that nothing should change, up to which every client is looked at."""
 
 
-class Trained(NamedTuple):
+class TrainedStack(NamedTuple):
     """A stack that has trained.
 
     Args:
@@ -78,14 +78,14 @@ class ClientWorker:
         self._metrics, self._loader = metrics, loader
         self._capacity, self._skips_empty = capacity, skips_empty
         self._memory: StackMemory | None = None  # written over before it is read
-        self._told = False
-        self._looked_at = -1
-        parts: dict[str, Keeps] = {"own": vector.own}
-        if isinstance(term, KeptOffsets):
+        self._has_warned = False
+        self._checked_tensors = -1
+        parts: dict[str, ClientRows] = {"own": vector.personal}
+        if isinstance(term, PersistentOffsets):
             parts["algorithm"] = term
         self.states = ClientStates(parts)
 
-    def train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> Trained:
+    def train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> TrainedStack:
         """Train the clients of a stack on their batches.
 
         Args:
@@ -93,14 +93,16 @@ class ClientWorker:
             weights: `(dim,)` the global model.
         """
         vector, clients = self.vector, stack.clients
-        logged, now = self.trainer.fit_loop.epoch_loop._batches_that_stepped, self.clock.now
-        moved = 0.0 if self.term is None else self.clock.moved
-        before = self._before()
+        logged, now = self.trainer.fit_loop.epoch_loop._batches_that_stepped, self.clock.steps_before_round
+        moved = 0.0 if self.term is None else self.clock.learning_rate_sum
+        before = self._unsent_tensors()
         client = self._copy(stack)
-        vector.hold_statistics(client.module)
+        vector.freeze_statistics(client.module)
         side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
         if side_by_side is None:
-            vector.own.equip(client.module, clients[0])  # its own layers, from its last round that counted
+            vector.personal.load_into(
+                client.module, clients[0]
+            )  # its own layers, from its last round that counted
             if self._skips_empty and 0 in stack.batch_sizes:
                 _skip_empty(client, stack.batch_sizes)
         self._correct(client, side_by_side, clients, weights)  # FedProx, SCAFFOLD, FedDyn: in gradients
@@ -108,12 +110,12 @@ class ClientWorker:
         self.fit.train(client, own, now, logged)  # Lightning's loop, on this client's batches alone
         if side_by_side is None:
             update = (vector.read(client.module).to(weights.dtype) - weights)[None]
-            vector.take_from(client.module, clients[0], before)
-            self._look_at_rest(client, before)
+            vector.keep_client(client.module, clients[0], before)
+            self._check_unsent_tensors(client, before)
         else:
-            update = vector.of_stack(side_by_side.updates())
-            vector.keep(clients, side_by_side.rest())
-        self.clock.saw(client.trainer)  # steps that are taken by hand, and loss scales
+            update = vector.select_sent_columns(side_by_side.updates())
+            vector.keep_rows(clients, side_by_side.client_values())
+        self.clock.count_steps(client.trainer)  # steps that are taken by hand, and loss scales
         if self.term is not None:
             trained = update[:, : vector.num_parameters]
             self.term.keep(clients, trained, moved)
@@ -122,7 +124,7 @@ class ClientWorker:
         self.fit.drop(client)
         if side_by_side is not None:
             side_by_side.drop()
-        return Trained(tuple(clients), update, stops)
+        return TrainedStack(tuple(clients), update, stops)
 
     def evaluate(
         self, client: int, batches: Iterator[tuple[Any, int]], seed: int, personal: bool = False
@@ -139,14 +141,14 @@ class ClientWorker:
         Returns:
             What `validation_step` and the hooks of validation log, by name. Nothing where there is no batch.
         """
-        with own_draws(), torch.no_grad():
+        with preserve_generators(), torch.no_grad():
             seed_for_transforms(seed)
             first = next(batches, None)
             if first is None:
                 return {}
             copy = self.fit.copy(seed, (client,), alone=True)
             if personal:
-                self.vector.own.equip(copy.module, client)
+                self.vector.personal.load_into(copy.module, client)
             found = measure(copy, chain([first], batches))
             self.fit.drop(copy)
         return found
@@ -156,7 +158,7 @@ class ClientWorker:
         self._metrics.attach(client.trainer, stack.clients)  # what it logs goes where the run's claim lets it
         return client
 
-    def forget_shapes(self) -> None:
+    def free_stack_memory(self) -> None:
         """The vector has changed, or the fit is over: free the memory of stacks."""
         self._memory = None
 
@@ -168,19 +170,19 @@ class ClientWorker:
             return
         if side_by_side is not None:
             stack = side_by_side
-            made = Corrects(self.term, clients, lambda: stack.weights, stack.starts)
+            made = GradientCorrector(self.term, clients, lambda: stack.weights, stack.starts)
         else:
             vector = self.vector
             start = unflatten(weights[: vector.num_parameters], vector.shapes[: len(vector.names)])
-            made = Corrects(self.term, clients, lambda: vector.parameters_of(client.module), start)
+            made = GradientCorrector(self.term, clients, lambda: vector.get_parameters(client.module), start)
         client.trainer.callbacks.insert(0, made)
 
     def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
         vector = self.vector
         names = [*vector.trained, *vector.buffer_names]
         if self._memory is None:
-            self._memory = StackMemory.of(self.trainer.lightning_module, names, self._capacity)
-        start, own = vector.start_of(clients, weights)
+            self._memory = StackMemory.allocate(self.trainer.lightning_module, names, self._capacity)
+        start, own = vector.start_weights(clients, weights)
         return ClientStack(
             client.trainer,
             vector.trained,
@@ -194,14 +196,14 @@ class ClientWorker:
             len(vector.members.local),
         )
 
-    def _before(self) -> dict[str, Tensor] | None:
+    def _unsent_tensors(self) -> dict[str, Tensor] | None:
         """Tensors that no update carries, as a client finds them. None where it trains a copy of them."""
         if not self.fit.itself:
             return None
         names = {*self.vector.members.counters, *self.vector.uncarried}
         return {name: attrgetter(name)(self.trainer.lightning_module).detach().clone() for name in names}
 
-    def _look_at_rest(self, client: Client, before: Mapping[str, Tensor] | None) -> None:
+    def _check_unsent_tensors(self, client: Client, before: Mapping[str, Tensor] | None) -> None:
         """Refuse floats that training changes and no update carries, and say once which integers.
 
         Of every client, or of a round's first one where there is much that should not change.
@@ -210,11 +212,15 @@ class ClientWorker:
             ValueError: Naming the tensors, with the cure.
         """
         names = self.vector.uncarried
-        if not names or self.vector.mode == "frozen" or self._looked_at == self.clock.now:
+        if (
+            not names
+            or self.vector.mode == "frozen"
+            or self._checked_tensors == self.clock.steps_before_round
+        ):
             return
         if self.vector.num_uncarried > _LOOKED_AT:
-            self._looked_at = self.clock.now
-        changed = changed_of(before or self.trainer.lightning_module, client.module, names)
+            self._checked_tensors = self.clock.steps_before_round
+        changed = find_changed(before or self.trainer.lightning_module, client.module, names)
         floats = [name for name, tensor in changed.items() if tensor.is_floating_point()]
         integers = [name for name in changed if name not in floats]
         if floats:
@@ -223,8 +229,8 @@ class ClientWorker:
                 "a client's first steps left it as it was; say that it travels: "
                 f"Federated(shared={floats[:4]!r}), or keep it with the clients: local=[...]"
             )
-        if integers and not self._told:
-            self._told = True
+        if integers and not self._has_warned:
+            self._has_warned = True
             cure = "; buffers='local' keeps integers with the client that changed them"
             rank_zero_warn(
                 f"training changed {in_short(integers, 4)}, which no update carries: every "
@@ -232,25 +238,27 @@ class ClientWorker:
             )
 
 
-def at_once(trained: Iterable[Trained], most: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+def group_updates(
+    trained: Iterable[TrainedStack], max_values: int
+) -> Iterator[tuple[tuple[int, ...], Tensor]]:
     """Clients and updates `(clients, dim)`: those of single clients together, and of a stack behind them.
 
     Args:
         trained: Clients as they have trained.
-        most: Values of updates that may wait; 0 lets none.
+        max_values: Values of updates that may wait; 0 lets none.
     """
-    waiting: list[Trained] = []
+    waiting: list[TrainedStack] = []
     for one in trained:
         waiting.append(one)
         # the next stack overwrites the rows of this one
-        if len(one.clients) > 1 or (len(waiting) + 1) * one.updates.shape[1] > most:
-            yield _together(waiting)
+        if len(one.clients) > 1 or (len(waiting) + 1) * one.updates.shape[1] > max_values:
+            yield _join_updates(waiting)
             waiting = []
     if waiting:
-        yield _together(waiting)
+        yield _join_updates(waiting)
 
 
-def _together(several: Sequence[Trained]) -> tuple[tuple[int, ...], Tensor]:
+def _join_updates(several: Sequence[TrainedStack]) -> tuple[tuple[int, ...], Tensor]:
     clients = tuple(client for trained in several for client in trained.clients)
     updates = [trained.updates for trained in several]
     return clients, updates[0] if len(updates) == 1 else torch.cat(updates)

@@ -52,7 +52,7 @@ def suggest(message: str, keys: Iterable[str]) -> str:
         return nearest(missing[2], vars(importlib.import_module(missing[1])))
     other = re.search(r"Import path ([\w.]+) does not correspond to a subclass", message)
     if other:
-        return _other_package(other[1])
+        return _wrong_package_hint(other[1])
     refused = re.search(r"Option '([\w.]+)' is not accepted", message)
     if refused:
         owners = re.findall(r"class_path '([\w.]+)'", message[: refused.start()])
@@ -106,7 +106,7 @@ def _class_wanted(key: str) -> str:
     )
 
 
-def _other_package(path: str) -> str:
+def _wrong_package_hint(path: str) -> str:
     """For a class of the Lightning package that this run is not of."""
     from lightning_fedq._lightning import pl  # decided by now
 

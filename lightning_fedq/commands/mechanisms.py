@@ -20,7 +20,7 @@ from lightning_fedq.mechanisms.registry import declared
 SHIPPED = Path(__file__).with_suffix(".json")
 
 
-def rows_of(
+def collect_rows(
     names: Sequence[str], shipped: Sequence[dict[str, str]]
 ) -> tuple[list[dict[str, str]], Sequence[str]]:
     """Rows of these mechanisms, all installed ones without any, and a sentence for each name without one.
@@ -49,7 +49,7 @@ def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = ()) -> int:
         mechanisms: Mechanisms by row, class or class path (default: all installed).
     """
     shown = json.loads(SHIPPED.read_text(encoding="utf-8"))
-    rows, left_out = rows_of(mechanisms, shown["mechanisms"])
+    rows, left_out = collect_rows(mechanisms, shown["mechanisms"])
     papers = {row["mechanism"]: row.pop("paper") for row in rows}
     table = Table(
         title=f"Mechanisms, {shown['clients']} clients, at example settings",

@@ -20,14 +20,14 @@ from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody, law_of
+from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody, make_cohort_law
 from lightning_fedq.privacy.planning import COSTLY, GOOD, HOMOGENEITY, Option, Problem, plan, recommended
 from lightning_fedq.privacy.run import ASSUMED, ThreatModel
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.reports.hand import legend, panels, series
+from lightning_fedq.reports.plot_style import legend, panels, series
 from lightning_fedq.reports.runs import plain_log, save_figure
-from lightning_fedq.rounds.parts import check_aggregation
+from lightning_fedq.rounds.protocols import check_aggregation
 from lightning_fedq.secagg import SecAgg
 
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ def main(
     given: dict[str, Any] = {"clients": clients, "params": params, "rounds": rounds}
     sizes = {**given, "dropout_probability": dropout_probability}
     sizes = {name: value for name, value in sizes.items() if value is not None}
-    law = law_of(clients_per_round)
+    law = make_cohort_law(clients_per_round)
     clip_norm, secagg, federated = 1.0, SecAgg(), None
     if config:
-        from_config, federated, clip_norm = sizes_of(config)
+        from_config, federated, clip_norm = read_sizes(config)
         configured = from_config.pop("law")
         if clients is None:  # by hand, how many of them are drawn is not said
-            law = configured if clients_per_round is None else configured.of_size(clients_per_round)
+            law = configured if clients_per_round is None else configured.with_size(clients_per_round)
         sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
     if active:
         secagg = replace(secagg, active=True)
@@ -105,7 +105,7 @@ def main(
         secagg = replace(secagg, max_corrupt=max_corrupt)
     if missing := [f"--{name}" for name in given if name not in sizes]:
         raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
-    law = law.kept_secret() if secret else law
+    law = law.with_secret() if secret else law
     target = PrivacyTarget(epsilon, delta, adversary, over)
     problem = Problem(**sizes, law=law, target=target, secure_aggregation=secagg, homogeneity=homogeneity)
     if (active or max_corrupt is not None) and not problem.behind_masks:
@@ -115,7 +115,7 @@ def main(
         )
     params = problem.params
     asked = resolved(mechanisms, params).some() if mechanisms else Resolved(candidates(params), {})
-    found, console = _plan(problem, federated, _Progress().told, asked), Console()
+    found, console = _plan(problem, federated, _Progress().print_option, asked), Console()
     if mechanisms and all(option.mechanism is None for option in found):
         raise ValueError(
             "no mechanism is left. " + "; ".join(f"{option.name}: {option.reason}" for option in found)
@@ -125,7 +125,7 @@ def main(
     if best is not None:
         console.print(f"\n{_advice(best, found[0])} {_around(clip_norm, federated)}", highlight=False)
         if problem.law.secret and best.mechanism is not None:
-            console.print(f"\n{_towards_others(problem, best.mechanism)}", highlight=False)
+            console.print(f"\n{_known_cohort_text(problem, best.mechanism)}", highlight=False)
         if best.verdict in ("poor", "do not"):
             console.print(f"\n{_fewer(problem, best, asked.rows[best.name])}", highlight=False)
     if config and best is not None:
@@ -144,7 +144,7 @@ class _Progress:
     def __init__(self) -> None:
         self._console = Console(stderr=True, soft_wrap=True)
 
-    def told(self, option: Option) -> None:
+    def print_option(self, option: Option) -> None:
         """Print one option."""
         if option.mechanism is not None:
             ratio = "unknown" if option.ratio is None else f"{option.ratio:.2g}"
@@ -166,17 +166,17 @@ def _plan(
         except ValueError as error:
             del allowed[name]
             refused.append(Option(name, None, reason=str(error)))
-    return (*plan(problem, allowed, told=told), *refused)
+    return (*plan(problem, allowed, on_option=told), *refused)
 
 
-def sizes_of(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Federated, float]:
+def read_sizes(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Federated, float]:
     """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
-    from lightning_fedq.callbacks.of_trainer import federated_of
+    from lightning_fedq.callbacks.trainer_lookup import find_federated
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
-    federated = federated_of(cli.trainer, asking)
+    federated = find_federated(cli.trainer, asking)
     values = parse_call(repr(federated.mechanism))[1]
     clip = getattr(values.get("mechanism", federated.mechanism), "clip_norm", 1.0)
     return sizes_for(cli.trainer, federated, cli.model), federated, float(clip)
@@ -184,7 +184,7 @@ def sizes_of(config: str, asking: str = "fedq plan") -> tuple[dict[str, Any], Fe
 
 def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModule) -> dict[str, Any]:
     """Numbers of a run to come that a `Problem` asks for: all but its target and how sums are masked."""
-    from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+    from lightning_fedq.algorithms.byzantine.counting import count_byzantine
     from lightning_fedq.clients.vector import num_coordinates
 
     planner, local = federated.planner, federated.local
@@ -198,7 +198,7 @@ def sizes_for(trainer: pl.Trainer, federated: Federated, model: pl.LightningModu
         "may_be_silent": planner.may_be_silent,
         "masked": federated.server.secure_aggregation is not None,
         "plain_sum": federated.server.plain_sum,
-        "num_byzantine": num_byzantine_of(trainer, everybody),
+        "num_byzantine": count_byzantine(trainer, everybody),
     }
     if (rounds := trainer.max_epochs) is not None and rounds > 0:
         sizes["rounds"] = rounds
@@ -288,7 +288,7 @@ def _print_impossible(console: Console, found: Sequence[Option], why: bool) -> N
         console.print(f"\nnot possible (--why says why): {names}", highlight=False, soft_wrap=True)
 
 
-def _towards_others(problem: Problem, mechanism: Mechanism) -> str:
+def _known_cohort_text(problem: Problem, mechanism: Mechanism) -> str:
     """Epsilon of a setting for secret cohorts towards who knows who took part: much larger."""
     threat = ThreatModel(secure_sum=ASSUMED, plain_sum=True, num_byzantine=0, secure_keys=True)
     run = replace(problem.run(mechanism), threat=threat)
@@ -396,7 +396,7 @@ def federated_settings(option: Option, problem: Problem, clip_norm: float) -> di
 def _cohort(law: CohortLaw) -> Any:
     """A law as a configuration has it."""
     short = None if isinstance(law, Everybody) else law.size
-    if law_of(short) == law:
+    if make_cohort_law(short) == law:
         return short
     return {
         "class_path": f"{type(law).__module__}.{type(law).__name__}",
@@ -407,7 +407,7 @@ def _cohort(law: CohortLaw) -> Any:
 def _with_clients(problem: Problem, clients: int) -> Problem:
     """As many clients, and the same share of them in a round."""
     size = min(max(round(problem.cohort * clients / problem.clients), 1), clients)
-    return replace(problem, clients=clients, law=problem.law.of_size(size))
+    return replace(problem, clients=clients, law=problem.law.with_size(size))
 
 
 def draw(problem: Problem, found: Sequence[Option], rows: Mapping[str, Mechanism] | None = None) -> Figure:

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from lightning_fedq._lightning import rank_zero_warn
-from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.mechanism_text import parse_call, parse_mechanism
@@ -36,8 +36,8 @@ from lightning_fedq.reports.layouts import markdown, terminal
 from lightning_fedq.reports.runs import read_rows, write_atomically
 from lightning_fedq.rounds import Deadline, RoundPlanner
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.accounts import described, run_to_come
-from lightning_fedq.training.checkpoints import count_others, find_journal, folders_of
+from lightning_fedq.training.accounts import describe_run, planned_run
+from lightning_fedq.training.checkpoints import count_other_runs, find_journal, journal_folders
 
 _DELTA, _FLOAT_BITS = 1e-5, 32
 _NOT_KNOWN = "Not known from a checkpoint: `privacy.md` in the folder of its run (`RunFolder`) lists it."
@@ -66,12 +66,12 @@ def report_of_config(
         ValueError: If it has no `Federated` callback or no number of rounds, there is no such setting, or its
             target has another delta.
     """
-    from lightning_fedq.callbacks.of_trainer import federated_of
+    from lightning_fedq.callbacks.trainer_lookup import find_federated
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
 
     check_rounds(rounds)
     cli = FedqCLI(["--config", config], run=False, changes=changes)
-    federated = federated_of(cli.trainer, "fedq privacy")
+    federated = find_federated(cli.trainer, "fedq privacy")
     limit = cli.trainer.max_epochs if rounds is None else rounds
     if limit is None or limit < 1:
         raise ValueError(f"{config} has no trainer.max_epochs >= 1, got {limit}; say how many --rounds")
@@ -80,10 +80,10 @@ def report_of_config(
         if params is None
         else params
     )
-    byzantine = num_byzantine_of(cli.trainer, federated.planner)
+    byzantine = count_byzantine(cli.trainer, federated.planner)
     mechanism = federated.calibrated(dim, limit, byzantine)
-    run, target = run_to_come(federated, mechanism, dim, limit, byzantine), federated.privacy_target
-    delta = _delta_of(config, target, delta, f", or --set Federated.privacy.delta={delta}")
+    run, target = planned_run(federated, mechanism, dim, limit, byzantine), federated.privacy_target
+    delta = _choose_delta(config, target, delta, f", or --set Federated.privacy.delta={delta}")
     report = _report(run, delta, secagg, "planned", target)
     update, unmasked = bits_behind(mechanism, run.context, federated.server.secure_aggregation)
     origin = Origin(config=hashlib.sha256(Path(config).read_bytes()).hexdigest())
@@ -127,9 +127,9 @@ def report_of_checkpoint(
     state = _state_with("federation", callbacks)
     if state is None:
         raise ValueError(f"{path} holds no federation; it was not saved by a run with the Federated callback")
-    federation, engine, target = state["federation"], state["engine"], _target_of(state)
-    delta = _delta_of(str(path), target, delta, "")
-    planner = _planner_of(federation, (engine["ledger"].get("terms") or {}).get("clients") == "real")
+    federation, engine, target = state["federation"], state["engine"], _read_target(state)
+    delta = _choose_delta(str(path), target, delta, "")
+    planner = _make_planner(federation, (engine["ledger"].get("terms") or {}).get("clients") == "real")
     protocol = federation["secure_aggregation"]
     charged = Ledger(len(engine["ledger"]["charges"]), engine["ledger"]["mechanism"])
     charged.load_state_dict(engine["ledger"])
@@ -145,7 +145,7 @@ def report_of_checkpoint(
     byzantine = min(len(known), planner.cohort_size)
     terms = engine["ledger"].get("terms") or {}  # a Trainer that only tests has no ByzantineClients
     run_of = partial(
-        described,
+        describe_run,
         planner,
         parse_mechanism(federation["mechanism"], kind),
         max(engine["weights"].numel(), charged.dim),
@@ -155,11 +155,11 @@ def report_of_checkpoint(
         secure_keys=federation["seed"] == "None",
     )
     run = run_of(rounds=past, charges=charges)
-    charged.agree(run.terms)
+    charged.set_terms(run.terms)
     report = _report(run, delta, secagg, "running", target)
     if rounds is not None:
         # cohorts that take turns, of which none was repeated, go on in turn
-        dealt = run.most_rounds is not None and past == engine["round"]
+        dealt = run.max_rounds is not None and past == engine["round"]
         known = None if dealt else charges
         whole = run_of(rounds=rounds, charges=known, to_come=0 if dealt else rounds - past)
         report = _report(whole, delta, secagg, "planned", target)
@@ -171,7 +171,7 @@ def report_of_checkpoint(
     return replace(report, samples=_samples(private_sgd, charged if rounds is None else None, delta))
 
 
-def _delta_of(source: str, target: PrivacyTarget | None, delta: float | None, more: str) -> float:
+def _choose_delta(source: str, target: PrivacyTarget | None, delta: float | None, more: str) -> float:
     """Delta of a target and of all figures beside it, or the one that is asked for, or the usual one."""
     wanted = None if target is None else target.delta
     if delta is not None and wanted not in (None, delta):
@@ -182,7 +182,7 @@ def _delta_of(source: str, target: PrivacyTarget | None, delta: float | None, mo
     return next(one for one in (delta, wanted, _DELTA) if one is not None)
 
 
-def _target_of(state: Mapping[str, Any]) -> PrivacyTarget | None:
+def _read_target(state: Mapping[str, Any]) -> PrivacyTarget | None:
     """The target of a federation's run, as its checkpoint holds it."""
     found = state.get("calibration")
     if found is None:
@@ -191,7 +191,7 @@ def _target_of(state: Mapping[str, Any]) -> PrivacyTarget | None:
     return PrivacyTarget(**parse_call(text)[1])
 
 
-def _planner_of(federation: Mapping[str, Any], may_be_silent: bool) -> RoundPlanner:
+def _make_planner(federation: Mapping[str, Any], may_be_silent: bool) -> RoundPlanner:
     """Plan of the rounds to come. Whom a rule names later is not known: as the worst, everybody each time."""
     clients, size = int(federation["num_clients"]), int(federation["clients_per_round"])
     laws: dict[str, type[Any]] = {law.word: law for law in (FixedSize, Cyclic, DisjointOnce)}
@@ -235,7 +235,7 @@ def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> Samp
             later = [(noise, rate, int(steps) * lost[client])] * (lost[client] > 0)
             histories[str(client)] = [*histories.get(str(client), ()), *later]
     rows = state.get("rows_per_person", 1)  # of a checkpoint of 0.2: one
-    return SampleStatement.of_histories(histories, delta, tuple(remarks), rows)
+    return SampleStatement.from_histories(histories, delta, tuple(remarks), rows)
 
 
 def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
@@ -251,8 +251,8 @@ def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
     if found is not None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
     if not repeatable:
-        ledger.folders = folders_of(ledger, path)
-        count_others(ledger)
+        ledger.folders = journal_folders(ledger, path)
+        count_other_runs(ledger)
 
 
 def _report(

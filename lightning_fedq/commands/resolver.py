@@ -62,7 +62,7 @@ def resolved(names: Sequence[str], params: int, *, target: bool = True) -> Resol
     for name in names or list(installed()):
         try:
             kind = mechanism_class(name)
-            found = settings_of(kind, params) if target else {name_of(kind): example(kind)}
+            found = plan_settings(kind, params) if target else {find_name(kind): example(kind)}
         except (ValueError, TypeError) as error:
             every = candidates(params) if every is None else every
             if name in every:
@@ -73,7 +73,7 @@ def resolved(names: Sequence[str], params: int, *, target: bool = True) -> Resol
                 left_out[name] = str(error)
             continue
         if not found and names:
-            left_out[name] = _why(kind)
+            left_out[name] = _obstacle_text(kind)
         found = {name: found[name]} if names and name in found else found
         for row, mechanism in found.items():
             taken = row in rows and type(rows[row]) is not kind
@@ -89,11 +89,11 @@ def candidates(params: int) -> dict[str, Mechanism]:
     """
     found: dict[str, Mechanism] = {}
     for kind in installed().values():
-        found |= settings_of(kind, params)
+        found |= plan_settings(kind, params)
     return found
 
 
-def settings_of(kind: type[Mechanism], params: int) -> Mapping[str, Mechanism]:
+def plan_settings(kind: type[Mechanism], params: int) -> Mapping[str, Mechanism]:
     """Settings of a mechanism by row, none where no target can set it.
 
     Raises:
@@ -101,18 +101,18 @@ def settings_of(kind: type[Mechanism], params: int) -> Mapping[str, Mechanism]:
     """
     if (own := kind.plan_settings(params)) is not None:
         return own
-    if kind.level is None and kind.at_level is Mechanism.at_level:
+    if kind.level is None and kind.with_level is Mechanism.with_level:
         return {}
     shown = example(kind)
     return {} if shown.joint else {kind.__name__: shown}
 
 
-def name_of(kind: type[Mechanism]) -> str:
+def find_name(kind: type[Mechanism]) -> str:
     """Name by which `mechanism_class` finds a mechanism: that of an installed one, else the class path."""
     return kind.__name__ if installed().get(kind.__name__) is kind else class_path(kind)
 
 
-def _why(kind: type[Mechanism]) -> str:
-    if kind.level is None and kind.at_level is Mechanism.at_level:
+def _obstacle_text(kind: type[Mechanism]) -> str:
+    if kind.level is None and kind.with_level is Mechanism.with_level:
         return "no target can set it: it says neither level nor at_level (docs/writing_a_mechanism.md)"
     return "its clients encode jointly, so that a target can't set it"

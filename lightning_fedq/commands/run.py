@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args
 import torch
 import yaml
 
-from lightning_fedq._lightning import callbacks_of, is_overridden, pl
+from lightning_fedq._lightning import get_callbacks, is_overridden, pl
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.commands.configs import EVALUATION, TRAINING, find
 from lightning_fedq.commands.errors import concise, suggest
@@ -159,11 +159,11 @@ class FedqCLI(LightningCLI):
     @property
     def run_folder(self) -> RunFolder | None:
         """The trainer's `RunFolder`, if it has one."""
-        return next((c for c in callbacks_of(self.trainer) if isinstance(c, RunFolder)), None)
+        return next((c for c in get_callbacks(self.trainer) if isinstance(c, RunFolder)), None)
 
     def before_fit(self) -> None:
         """Hand the resolved configuration to the run folder. Its summary is printed after the test."""
-        names = {base.__name__ for c in callbacks_of(self.trainer) for base in type(c).__mro__}
+        names = {base.__name__ for c in get_callbacks(self.trainer) for base in type(c).__mro__}
         if not names & {"Federated", "DPSGD"}:
             print(
                 "no Federated callback: an ordinary training on all data, nothing is federated or private; "

@@ -54,7 +54,7 @@ def described(subcommand: str) -> dict[str, str]:
     }
 
 
-def help_of(command: str, *names: str) -> str | None:
+def read_help(command: str, *names: str) -> str | None:
     """Return what `fedq COMMAND --help` prints, or `fedq fit NAME --help`. None where the parser must say.
 
     Every key of a configuration is a flag of a training command, 500 lines that Lightning writes: they come

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Rounds, check_delta, spent_together
-from lightning_fedq.privacy.target import account_of, affordable
+from lightning_fedq.privacy.target import affordable, make_account
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import read_rows
-from lightning_fedq.training.accounts import run_to_come
+from lightning_fedq.training.accounts import planned_run
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RunCost:
     chances: Mapping[Adversary, float] = field(default_factory=dict)
 
 
-def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
+def plan_cost(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     """Cost of a run that has not begun.
 
     Args:
@@ -51,13 +51,13 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     if rounds is None or rounds < 1:
         raise ValueError(f"a run needs a number of rounds, got trainer.max_epochs={rounds}; give one")
     dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
-    byzantine = num_byzantine_of(trainer, planner)
+    byzantine = count_byzantine(trainer, planner)
     mechanism = federated.calibrated(dim, rounds, byzantine)
     asked = federated.privacy_target
-    run = run_to_come(federated, mechanism, dim, rounds, byzantine)
-    most = run.most_rounds or rounds
+    run = planned_run(federated, mechanism, dim, rounds, byzantine)
+    most = run.max_rounds or rounds
     if asked is not None and asked.over == "run" and not planner.law.secret:
-        most = min(most, affordable(account_of(asked, run), asked.against, asked.epsilon, secret=False))
+        most = min(most, affordable(make_account(asked, run), asked.against, asked.epsilon, secret=False))
     whole = Account(run, check_delta(delta, run.num_clients, "clients"))
     claims: dict[Adversary, PrivacyClaim | str] = {}
     for who, claim in whole.claims().items():
@@ -85,11 +85,11 @@ def cost_of_config(config: str, delta: float) -> RunCost:
     Raises:
         ValueError: If nothing is federated, delta does not fit, or its target can't be met.
     """
-    from lightning_fedq.callbacks.of_trainer import federated_of
+    from lightning_fedq.callbacks.trainer_lookup import find_federated
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning: not for --help
 
     cli = FedqCLI(["--config", config], run=False)
-    return cost_of(federated_of(cli.trainer, "fedq privacy"), cli.trainer, cli.model, delta)
+    return plan_cost(find_federated(cli.trainer, "fedq privacy"), cli.trainer, cli.model, delta)
 
 
 def cost_of_folder(folder: Path, delta: float) -> tuple[RunCost, int]:
@@ -102,10 +102,10 @@ def cost_of_folder(folder: Path, delta: float) -> tuple[RunCost, int]:
     if not config.is_file():
         raise ValueError(f"{folder} holds no config.yaml; give folders of runs that `fedq fit` began")
     cost = cost_of_config(str(config), delta)
-    return cost, charged_by(folder, cost)
+    return cost, count_charged_rounds(folder, cost)
 
 
-def charged_by(folder: Path, cost: RunCost) -> int:
+def count_charged_rounds(folder: Path, cost: RunCost) -> int:
     """Rounds of the most charged client: what a run that has ended says, else all that it may have.
 
     Its page is written when it ends, and the configuration when it begins, and again when it goes on.
@@ -141,7 +141,7 @@ def composed(runs: Sequence[tuple[RunCost, int]], adversary: Adversary, delta: f
     found = spent_together(kinds, left)
     if found == math.inf and len(kinds) > 1:  # a grid that is too narrow for wide losses
         alone = [
-            ({kind._replace(loss=kind.loss.by_itself): n}, left / len(kinds)) for kind, n in kinds.items()
+            ({kind._replace(loss=kind.loss.standalone): n}, left / len(kinds)) for kind, n in kinds.items()
         ]
         found = sum(spent_together(*one) for one in alone)
     return found

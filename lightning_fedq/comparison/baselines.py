@@ -104,7 +104,7 @@ def _renyi_of_laplace(order: float, scale: float) -> float:
     return (first + math.log1p(math.exp(second - first))) / (order - 1.0)
 
 
-def by_opacus(option: Option, problem: Problem) -> Option:
+def with_opacus_noise(option: Option, problem: Problem) -> Option:
     """An option of `GaussianNoise` or `LaplaceNoise` with Opacus's noise, and what it really spends.
 
     Args:

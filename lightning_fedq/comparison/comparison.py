@@ -27,12 +27,18 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.mechanism_text import parse_call
 from lightning_fedq.commands.options import change_setting
-from lightning_fedq.commands.plan import federated_settings, sizes_of
+from lightning_fedq.commands.plan import federated_settings, read_sizes
 from lightning_fedq.commands.resolver import Resolved, resolved
-from lightning_fedq.commands.together import RunCost, charged_by, composed, cost_of_config, page_of_runs
-from lightning_fedq.comparison.baselines import NAMES, by_opacus
+from lightning_fedq.commands.together import (
+    RunCost,
+    composed,
+    cost_of_config,
+    count_charged_rounds,
+    page_of_runs,
+)
+from lightning_fedq.comparison.baselines import NAMES, with_opacus_noise
 from lightning_fedq.comparison.processes import DONE, REFUSED, quiet, train_all
-from lightning_fedq.comparison.table import ABOVE, Line, Pivot, calibrated_by, line_of
+from lightning_fedq.comparison.table import ABOVE, Line, Pivot, describe_calibration, read_line
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path, installed
@@ -156,7 +162,7 @@ class Comparison:
     refused: dict[tuple[str, float], str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(
+    def from_names(
         cls,
         on: str = "digits",
         names: Sequence[str] = (),
@@ -192,7 +198,7 @@ class Comparison:
             ValueError: If a number is out of range, there is no such task, or no name has a row.
 
         Example:
-            >>> asked = Comparison.of("digits", ["GaussianNoise"], epsilons=[8.0], seeds=2)
+            >>> asked = Comparison.from_names("digits", ["GaussianNoise"], epsilons=[8.0], seeds=2)
             >>> sorted(asked.names)
             ['GaussianNoise', 'GaussianNoise, by Opacus', 'LaplaceNoise, by Opacus']
         """
@@ -208,9 +214,9 @@ class Comparison:
         task = TASKS.get(on)
         if task is None and tune:
             raise ValueError(f"--tune searches rates, and {on} has none to search; leave --tune out")
-        path = _file_of(on, data)
+        path = _find_config_file(on, data)
         with quiet():
-            sizes, federated, clip = sizes_of(path, "fedq compare")
+            sizes, federated, clip = read_sizes(path, "fedq compare")
             config = resolve([path])
         if task is not None and task.images:
             change_setting(config, task.images, str(data or os.environ["FEDQ_DATA"]))
@@ -267,7 +273,7 @@ class Comparison:
         [found] = plan(problem, {NAMES.get(row, row): self.names[row]}, once=self.task is not None)
         if found.mechanism is None:
             raise ValueError(found.reason)
-        return by_opacus(found, problem) if row in NAMES else found
+        return with_opacus_noise(found, problem) if row in NAMES else found
 
     def configuration(self, cell: Cell, option: Option, root: Path, logger: Logger | None) -> dict[str, Any]:
         """The configuration of a cell, as `fedq fit` trains it.
@@ -323,7 +329,7 @@ class Comparison:
             run = sha256(f"{(out / SETTINGS).read_text()} {out.resolve()} {cell}".encode()).hexdigest()[:12]
             for left in folder.glob(f"wandb/offline-run-*-{run}"):
                 shutil.rmtree(left)
-            given |= {"id": run, "project": "fedq-compare", "group": f"{self.name}, {self._who}"}
+            given |= {"id": run, "project": "fedq-compare", "group": f"{self.name}, {self._adversary_name}"}
         else:
             given |= {"name": name.replace("/", "_"), "version": ""}
             shutil.rmtree(folder / given["name"], ignore_errors=True)
@@ -331,7 +337,7 @@ class Comparison:
         return {"class_path": f"{pl.__name__}.loggers.{kinds[kind]}", "init_args": given}
 
     @property
-    def _who(self) -> str:
+    def _adversary_name(self) -> str:
         return self.adversary.name.lower()
 
     def _tunings(self, row: str, epsilon: float, mechanism: Mechanism | None) -> list[Tuning | None]:
@@ -339,7 +345,7 @@ class Comparison:
         if self.task is None:
             return [None]
         assert mechanism is not None
-        who = Adversary.OUTSIDER.name.lower() if row == ABOVE else self._who
+        who = Adversary.OUTSIDER.name.lower() if row == ABOVE else self._adversary_name
         key = (self.name, NAMES.get(row, row), who, epsilon)
         if not self.tune and (known := _tuned().get(key)):
             return [known]
@@ -437,18 +443,18 @@ class Comparison:
         return {
             "task": self.name,
             "mechanism": cell.row,
-            "adversary": self._who,
+            "adversary": self._adversary_name,
             "epsilon": None if cell.row == ABOVE else cell.epsilon,
             "seed": cell.seed,
             "delta": self.delta,
-            "calibrated_by": calibrated_by(cell.row),
+            "calibrated_by": describe_calibration(cell.row),
             "monitor": self.monitor,
         }
 
     def _validation(self, root: Path, cell: Cell) -> float:
         """Accuracy in the validation of the run that tries a cell's tuning."""
         folder = _folder(root, cell._replace(seed=TUNING_SEED))
-        value = math.nan if folder is None else line_of(folder, "val_acc")["score"]
+        value = math.nan if folder is None else read_line(folder, "val_acc")["score"]
         return -math.inf if math.isnan(value) else value
 
     def _begin(self, out: Path) -> None:
@@ -460,7 +466,7 @@ class Comparison:
         path, trainer = out / SETTINGS, {**self.config["trainer"], "max_epochs": None}
         text = yaml.safe_dump({**self.config, "trainer": trainer}, sort_keys=False)
         asked = {"configuration": sha256(text.encode()).hexdigest()[:16], "rounds": self.sizes["rounds"]}
-        asked |= {"adversary": self._who, "delta": self.delta, "tune": self.tune}
+        asked |= {"adversary": self._adversary_name, "delta": self.delta, "tune": self.tune}
         there = asked
         if path.exists() or (out / "runs").exists():
             try:
@@ -491,10 +497,15 @@ class Comparison:
         found: list[Line] = []
         for row, epsilon in self._asked():
             for seed in self.seeds:
-                line = {"task": self.name, "mechanism": row, "adversary": self._who, "epsilon": epsilon}
-                line |= {"seed": seed, "delta": self.delta, "calibrated_by": calibrated_by(row)}
+                line = {
+                    "task": self.name,
+                    "mechanism": row,
+                    "adversary": self._adversary_name,
+                    "epsilon": epsilon,
+                }
+                line |= {"seed": seed, "delta": self.delta, "calibrated_by": describe_calibration(row)}
                 if folder := _folder(out / "runs", Cell(row, epsilon, seed)):
-                    line |= line_of(folder, self.monitor, None if row == ABOVE else self.adversary.name)
+                    line |= read_line(folder, self.monitor, None if row == ABOVE else self.adversary.name)
                     line["folder"] = str(folder)
                 elif reason := self.refused.get((row, epsilon)):
                     line["reason"] = reason
@@ -535,7 +546,9 @@ class Comparison:
                     except ValueError:  # `Federated` will refuse it, and nothing is sent
                         costs[group] = None
                 if cost := costs[group]:
-                    runs.append((cost, cost.most_charges if place in coming else charged_by(place, cost)))
+                    runs.append(
+                        (cost, cost.most_charges if place in coming else count_charged_rounds(place, cost))
+                    )
         title = "Privacy of all runs of a comparison, for clients and the server"
         page = page_of_runs(runs, self.delta, title)
         rest = [run for run in runs if not _is_plain(run[0])]
@@ -569,7 +582,7 @@ def scaled(mechanism: Mechanism, norm: float) -> Mechanism:
     return {**installed(), name: type(mechanism)}[name](**values)
 
 
-def _file_of(on: str, data: Path | None) -> str:
+def _find_config_file(on: str, data: Path | None) -> str:
     """File of a task or a configuration.
 
     Raises:
@@ -602,7 +615,7 @@ def _seconds(root: Path, cell: Cell, monitor: str | None) -> float:
     """
     folder = _folder(root, cell)
     assert folder is not None
-    return _AROUND + float(line_of(folder, monitor)["seconds"])
+    return _AROUND + float(read_line(folder, monitor)["seconds"])
 
 
 def _how_long(runs: int, processes: int, seconds: float) -> str:

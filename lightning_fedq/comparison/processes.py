@@ -41,7 +41,7 @@ def train(file: Path, settings: Mapping[str, Any]) -> str:
         KeyboardInterrupt: If it was interrupted.
     """
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line
-    from lightning_fedq.comparison.table import tell
+    from lightning_fedq.comparison.table import log_figures
 
     log = file.with_suffix(".log")
     try:
@@ -54,7 +54,7 @@ def train(file: Path, settings: Mapping[str, Any]) -> str:
             return f"its configuration is refused: {log.read_text().strip().splitlines()[-2:]}"
         raise KeyboardInterrupt from leaves  # so Lightning answers Ctrl-C
     assert cli.run_folder is not None and cli.run_folder.path is not None
-    tell(cli.trainer.loggers, settings, cli.run_folder.path)
+    log_figures(cli.trainer.loggers, settings, cli.run_folder.path)
     write_atomically(file.with_suffix(DONE), cli.run_folder.path.name)
     return ""
 

@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.reports.hand import legend, panels, series
+from lightning_fedq.reports.plot_style import legend, panels, series
 from lightning_fedq.reports.runs import (
     Row,
     first_metric,
-    mode_of,
+    metric_mode,
+    metric_stage,
     plot_progress,
     read_rows,
     save_figure,
-    stage_of,
     totals,
     write_rows,
     write_summary,
@@ -95,14 +95,14 @@ def usual_metric(metrics: Mapping[str, float]) -> str:
     Raises:
         ValueError: If nothing of the kind was logged.
     """
-    tested = [name for name in metrics if stage_of(name) == "test"]
+    tested = [name for name in metrics if metric_stage(name) == "test"]
     found = next((name for name in tested if name in ("test_acc", "test/acc")), next(iter(tested), None))
     if found is None and (found := first_metric([metrics])) is None:
         raise ValueError(f"nothing of test or validation was logged; --monitor takes one of {list(metrics)}")
     return found
 
 
-def line_of(folder: Path, monitor: str | None = None, who: str | None = None) -> Line:
+def read_line(folder: Path, monitor: str | None = None, who: str | None = None) -> Line:
     """Figures of a cell's folder.
 
     Args:
@@ -134,11 +134,11 @@ def line_of(folder: Path, monitor: str | None = None, who: str | None = None) ->
     }
 
 
-def tell(loggers: Sequence[Any], settings: Mapping[str, Any], folder: Path) -> None:
+def log_figures(loggers: Sequence[Any], settings: Mapping[str, Any], folder: Path) -> None:
     """Give loggers the settings and the figures of a cell, by the names that the table has."""
     if not loggers:
         return
-    line = line_of(
+    line = read_line(
         folder, settings["monitor"], settings["adversary"].upper() if settings["epsilon"] else None
     )
     figures = {f"compare/{name}": v for name, v in line.items() if isinstance(v, float) and math.isfinite(v)}
@@ -157,14 +157,14 @@ def tell(loggers: Sequence[Any], settings: Mapping[str, Any], folder: Path) -> N
 # ---- cells of a comparison ----------------------------------------------------------------------------
 
 
-def calibrated_by(row: str) -> str:
+def describe_calibration(row: str) -> str:
     """Words on who has set the noise of a row."""
     if row == ABOVE:
         return "no privacy"
     return "Opacus (RDP)" if row.endswith(OPACUS) else "this package (exact)"
 
 
-def spread_of(lines: Sequence[Line]) -> tuple[float, float]:
+def mean_and_deviation(lines: Sequence[Line]) -> tuple[float, float]:
     """Mean score and its deviation over seeds. With one seed the deviation is NaN."""
     scores = [line["score"] for line in lines]
     return mean(scores), stdev(scores) if len(scores) > 1 else math.nan
@@ -197,13 +197,13 @@ class Pivot:
         self.above = self.of.pop((ABOVE, math.inf), [])
         self.epsilons = sorted({epsilon for _, epsilon in self.of})
         self.monitor = found[0]["monitor"] if found else ""
-        self.grows = (mode or mode_of(self.monitor)) == "max"
+        self.grows = (mode or metric_mode(self.monitor)) == "max"
         self.rows = sorted(dict.fromkeys(row for row, _ in self.of), key=self._place)
 
     def _place(self, row: str) -> tuple[float, float]:
         """Best at the largest epsilon first."""
         largest = max(epsilon for of, epsilon in self.of if of == row)
-        score = spread_of(self.of[row, largest])[0]
+        score = mean_and_deviation(self.of[row, largest])[0]
         return -largest, math.inf if math.isnan(score) else -score if self.grows else score
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -211,13 +211,18 @@ class Pivot:
         heads = ["mechanism", "calibrated by", "down", *(f"ε {epsilon:g}" for epsilon in self.epsilons)]
         lines = []
         if self.above:
-            cell = f"{_word(spread_of(self.above))}\n{_mean(self.above, 'bits_up', 'bits_keys'):.3g} bits"
-            first = [f"{ABOVE}, no finite ε", calibrated_by(ABOVE), f"{_mean(self.above, 'bits_down'):.3g}"]
+            bits = _mean(self.above, "bits_up", "bits_keys")
+            cell = f"{_word(mean_and_deviation(self.above))}\n{bits:.3g} bits"
+            first = [
+                f"{ABOVE}, no finite ε",
+                describe_calibration(ABOVE),
+                f"{_mean(self.above, 'bits_down'):.3g}",
+            ]
             lines.append([*first, *[cell] * len(self.epsilons)])
         for row in self.rows:
             whole = [line for (of, _), some in self.of.items() if of == row for line in some]
             cells = [_cell(self.of.get((row, epsilon), []), epsilon) for epsilon in self.epsilons]
-            lines.append([row, calibrated_by(row), f"{_mean(whole, 'bits_down'):.3g}", *cells])
+            lines.append([row, describe_calibration(row), f"{_mean(whole, 'bits_down'):.3g}", *cells])
         return heads, lines
 
     def picture(self, title: str, delta: float) -> Figure:
@@ -234,7 +239,7 @@ class Pivot:
         for place, name in enumerate(names):
             known = [epsilon for epsilon in self.epsilons if (name, epsilon) in self.of]
             some = [self.of[name, epsilon] for epsilon in known]
-            scores = [spread_of(lines) for lines in some]
+            scores = [mean_and_deviation(lines) for lines in some]
             y, bars = [score for score, _ in scores], [0.0 if math.isnan(sd) else sd for _, sd in scores]
             up = [_mean(lines, "bits_up", "bits_keys") for lines in some]
             ways = [_mean(lines, "bits_up", "bits_keys", "bits_down") for lines in some]
@@ -247,7 +252,7 @@ class Pivot:
                         f"{epsilon:g}", (at, value), textcoords="offset points", xytext=(4, 3), fontsize=7
                     )
         if self.above:
-            score, bits = spread_of(self.above)[0], _mean(self.above, "bits_up", "bits_keys")
+            score, bits = mean_and_deviation(self.above)[0], _mean(self.above, "bits_up", "bits_keys")
             label = f"{ABOVE}: no privacy, no finite ε"
             by_epsilon.axhline(score, color="0.5", linestyle="--", label=label)
             for axes, at in ((by_up, bits), (by_both, bits + _mean(self.above, "bits_down"))):
@@ -273,7 +278,7 @@ def _cell(lines: Sequence[Line], epsilon: float) -> str:
         return "-"
     keys, spent, seen = (_mean(lines, name) for name in ("bits_keys", "epsilon_spent", "R"))
     bits = f"{_mean(lines, 'bits_up'):.3g}" + (f" + {keys:.2g}" if keys > 0.005 else "")
-    shown = [_word(spread_of(lines)), f"{bits} bits", f"R {seen:.2g}"]
+    shown = [_word(mean_and_deviation(lines)), f"{bits} bits", f"R {seen:.2g}"]
     if spent < 0.99 * epsilon or spent > epsilon:
         shown.append(f"ε {format_epsilon(spent)} spent")
     return "\n".join(shown)
@@ -324,22 +329,28 @@ def compare(
         ValueError: If a run never logged `monitor`.
     """
     # import torch, and are only needed here
-    from lightning_fedq.privacy.document import common
-    from lightning_fedq.privacy.secret_row import title_of
+    from lightning_fedq.privacy.document import common_adversary
+    from lightning_fedq.privacy.secret_row import adversary_title
 
     found = {name: read_run(folder) for name, folder in runs.items()}
     reports = {name: read_report(folder) for name, folder in runs.items()}
     known = [report for report in reports.values() if report is not None]
-    who = common(known) if adversary is None and known else None if adversary is None else adversary.name
+    who = (
+        common_adversary(known)
+        if adversary is None and known
+        else None
+        if adversary is None
+        else adversary.name
+    )
     monitor = monitor or first_metric([row for rows, _ in found.values() for row in rows]) or "val_acc"
-    mode = mode or mode_of(monitor)
+    mode = mode or metric_mode(monitor)
     table, curves, plain = [], {}, set()
     for name, (rows, summary) in found.items():
         values = [row[monitor] for row in rows if monitor in row]
         if not values:
             raise ValueError(f"{runs[name]} never logged {monitor!r}; it has {sorted(rows[-1])}")
         mechanism = str(summary["mechanism"]).partition("(")[0]
-        privacy, price = _privacy_of(reports[name], summary, who)
+        privacy, price = _privacy_columns(reports[name], summary, who)
         said = ", ".join(part for part in ("" if mechanism == name else mechanism, price) if part)
         label = f"{name} ({said})" if said else name
         curves[label] = rows
@@ -350,7 +361,7 @@ def compare(
         table.append({"run": name, **{column: result[column] for column in COLUMNS}})
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
-    towards = "" if who is None else f"\nε: over the run, towards {title_of(who)}"
+    towards = "" if who is None else f"\nε: over the run, towards {adversary_title(who)}"
     figure = plot_progress(curves, monitor, f"{monitor}{towards}", dashed=plain)
     save_figure(figure, out / "compare.png", twin=True)
     print_table(table, monitor)
@@ -372,21 +383,21 @@ def compare(
     return table
 
 
-def _privacy_of(
+def _privacy_columns(
     report: PrivacyReport | None, summary: Mapping[str, Any], who: str | None
 ) -> tuple[dict[str, Any], str]:
     """Columns of a run's privacy, "-" where it is not known, and what a legend says of it.
 
     R is the noise over the signal, as seen where that is known, or else as planned.
     """
-    from lightning_fedq.privacy.document import shown  # imports torch, and only needed here
+    from lightning_fedq.privacy.document import summarise_privacy  # imports torch, and only needed here
 
     noise = summary.get("noise_over_signal") or {}
     ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
     columns = {"R": "-" if ratio is None else ratio}
     if report is None:
         return {"epsilon": "-", "delta": "-", "verdict": "-", "view": "-", **columns}, ""
-    found = shown(report, who)
+    found = summarise_privacy(report, who)
     view = f"{found.who}, {found.asked}" if found.asked else found.who
     epsilon = found.printed if found.epsilon is None else found.epsilon
     columns |= {"delta": report.delta, "verdict": found.verdict, "view": view}
@@ -409,10 +420,10 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
             cells["R"] = f"{row['R']:.2g}" if row["R"] > 1e-6 else "0"
         shown.add_row(*(cell for name, cell in cells.items() if name not in hidden))
     console = _print_wide(shown, 500)
-    from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
+    from lightning_fedq.privacy.secret_row import adversary_title  # imports torch, and only needed here
 
     views = {row["run"]: str(row["view"]) for row in table}
-    views = {run: view if view in ("", "-") else title_of(view) for run, view in views.items()}
+    views = {run: view if view in ("", "-") else adversary_title(view) for run, view in views.items()}
     at = {row["run"]: "" if row["delta"] == "-" else f", at delta {row['delta']:g}" for row in table}
     views = {run: f"{view}{at[run]}" for run, view in views.items()}
     if len(set(views.values())) == 1:

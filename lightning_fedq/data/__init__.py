@@ -1,7 +1,7 @@
 """Who holds what, and the batches of each client."""
 
-from lightning_fedq.data.by_turn import ClientData
 from lightning_fedq.data.datamodule import FederatedDataModule
+from lightning_fedq.data.lazy_datasets import ClientData
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition, Sizes
 from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
 

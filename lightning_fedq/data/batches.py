@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
-from lightning_fedq.data.sampling import Sampling, batching_of, sampling_of
+from lightning_fedq.data.sampling import Sampling, get_batching, get_sampling
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LocalWork:
     """Data that each client holds, and how it would pass over them in a round.
 
     Args:
-        held: Sample indices of each client.
+        client_indices: Sample indices of each client.
         batch_size: Samples of a whole batch.
         drop_last: Is the rest of a pass left out?
         shuffle: Whether every pass has an order of its own.
@@ -100,7 +100,7 @@ class LocalWork:
         dataset: Data set that the indices are of; None where there are several.
     """
 
-    held: Sequence[Tensor]
+    client_indices: Sequence[Tensor]
     batch_size: int
     drop_last: bool
     shuffle: bool
@@ -111,7 +111,7 @@ class LocalWork:
     dataset: Dataset[Any] | None = None
 
     @classmethod
-    def of(
+    def from_loader(
         cls,
         loader: DataLoader[Any],
         held: Sequence[Tensor],
@@ -120,8 +120,8 @@ class LocalWork:
         limit_batches: int | float = 1.0,
     ) -> LocalWork:
         """With the settings of the user's own loader."""
-        size, drop_last, sampler = batching_of(loader)
-        shuffle, sampling = not isinstance(sampler, SequentialSampler), sampling_of(loader)[0]
+        size, drop_last, sampler = get_batching(loader)
+        shuffle, sampling = not isinstance(sampler, SequentialSampler), get_sampling(loader)[0]
         passes = local_epochs, local_steps, limit_batches
         return cls(held, size, drop_last, shuffle, *passes, sampling, loader.dataset)
 
@@ -129,11 +129,11 @@ class LocalWork:
     def passes(self) -> list[tuple[int, ...]]:
         """Each client's batch sizes in one pass."""
         settings = (self.batch_size, self.drop_last, self.limit_batches)
-        return [pass_sizes(self.pass_length(client), *settings) for client in range(len(self.held))]
+        return [pass_sizes(self.pass_length(client), *settings) for client in range(len(self.client_indices))]
 
     def pass_length(self, client: int) -> int:
         """Samples of one pass of this client, without a limit."""
-        held = len(self.held[client])
+        held = len(self.client_indices[client])
         return held if self.sampling is None else self.sampling.size(held)
 
     @cached_property
@@ -148,7 +148,7 @@ class LocalWork:
     @cached_property
     def _shuffled(self) -> list[bool]:
         drawn = self.sampling is not None
-        return [self.shuffle and (drawn or len(held) > self.batch_size) for held in self.held]
+        return [self.shuffle and (drawn or len(held) > self.batch_size) for held in self.client_indices]
 
 
 class BatchRule(Protocol):

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from lightning_fedq.data.by_turn import ClientDatasets
 from lightning_fedq.data.columns import as_tensors
-from lightning_fedq.data.own_loaders import LoadersOfClients
-from lightning_fedq.data.sampling import batching_of, sampling_of
+from lightning_fedq.data.lazy_datasets import ClientDatasets
+from lightning_fedq.data.per_client_loaders import PerClientLoaders
+from lightning_fedq.data.sampling import get_batching, get_sampling
 
 Source = Dataset[Any] | DataLoader[Any] | Callable[[], Any]
 """A client's data: a data set, a loader, or a function without arguments that returns one of them."""
@@ -46,7 +46,7 @@ class ClientSources:
             self._loaded = [_load(source) for source in self._sources]
         return self._loaded
 
-    def train_dataloader(self) -> DataLoader[Any] | LoadersOfClients:
+    def train_dataloader(self) -> DataLoader[Any] | PerClientLoaders:
         """One loader over all clients' data where they are alike, else one for each client.
 
         Raises:
@@ -61,7 +61,7 @@ class ClientSources:
                     f"one of them, got {type(one).__name__}"
                 )
         if all(isinstance(one, DataLoader) for one in found):
-            return _as_one(found) or LoadersOfClients(self.names, found)
+            return _combine_loaders(found) or PerClientLoaders(self.names, found)
         if self._batch_size is None:
             raise ValueError("data sets of clients need a batch_size, got None; pass batch_size=32, say")
         if not any(isinstance(one, DataLoader) or _is_stream(one) for one in found):
@@ -71,9 +71,9 @@ class ClientSources:
                 shuffle=True,
                 num_workers=self._num_workers,
             )
-        return LoadersOfClients(self.names, [self._loader_of(one) for one in found])
+        return PerClientLoaders(self.names, [self._make_loader(one) for one in found])
 
-    def _loader_of(self, one: Any) -> DataLoader[Any]:
+    def _make_loader(self, one: Any) -> DataLoader[Any]:
         if isinstance(one, DataLoader):
             return one
         shuffle = None if _is_stream(one) else True
@@ -82,7 +82,7 @@ class ClientSources:
     @property
     def split(self) -> list[range]:
         """The indices of each client's samples in the one loader over all of them. Else nothing to say."""
-        if isinstance(self.train_dataloader(), LoadersOfClients):
+        if isinstance(self.train_dataloader(), PerClientLoaders):
             return []
         data = [one.dataset if isinstance(one, DataLoader) else one for one in self.load()]
         return ClientDatasets(data).clients
@@ -97,14 +97,14 @@ def _is_stream(data: object) -> bool:
     return isinstance(data, IterableDataset)
 
 
-def _as_one(loaders: Sequence[DataLoader[Any]]) -> DataLoader[Any] | None:
+def _combine_loaders(loaders: Sequence[DataLoader[Any]]) -> DataLoader[Any] | None:
     """One loader over the data of all, if they are alike: clients can then train side by side."""
     first = loaders[0]
     if any(one.batch_sampler is None for one in loaders):
         return None
     try:
-        kinds = {(*batching_of(one)[:2], type(batching_of(one).sampler)) for one in loaders}
-        plain = all(sampling_of(one) == (None, None) for one in loaders if not _is_stream(one.dataset))
+        kinds = {(*get_batching(one)[:2], type(get_batching(one).sampler)) for one in loaders}
+        plain = all(get_sampling(one) == (None, None) for one in loaders if not _is_stream(one.dataset))
     except ValueError:
         return None
     alike = len(kinds) == 1 and len({one.collate_fn for one in loaders}) == 1
@@ -112,7 +112,7 @@ def _as_one(loaders: Sequence[DataLoader[Any]]) -> DataLoader[Any] | None:
         return None
     if len({(one.num_workers, one.worker_init_fn, one.pin_memory) for one in loaders}) > 1:
         return None
-    size, drop_last, sampler = batching_of(first)
+    size, drop_last, sampler = get_batching(first)
     return DataLoader(
         ClientDatasets([one.dataset for one in loaders]),
         batch_size=size,

@@ -11,7 +11,7 @@ By = int | str | Callable[[Any], Any] | Sequence[Any] | Tensor
 """Where values are: an item of every sample, a function of a sample, or the values themselves."""
 
 
-def check_by(by: object) -> None:
+def check_column(by: object) -> None:
     """Refuse what says no value of a sample.
 
     Raises:
@@ -56,7 +56,7 @@ def column(dataset: Any, name: str) -> list[Any]:
     return list(dataset.with_format(None)[name])
 
 
-def values_of(dataset: Dataset[Any], by: By, what: str) -> list[Any]:
+def read_column(dataset: Dataset[Any], by: By, what: str) -> list[Any]:
     """Return one value a sample.
 
     A function, and an item of a data set that is no table of tensors or columns, reads every sample once.
@@ -78,7 +78,7 @@ def values_of(dataset: Dataset[Any], by: By, what: str) -> list[Any]:
     if isinstance(dataset, Subset):
         inner = dataset.dataset
         if isinstance(inner, TensorDataset) or is_table(inner):
-            whole = values_of(inner, by, what)
+            whole = read_column(inner, by, what)
             return [whole[index] for index in dataset.indices]
     if isinstance(by, str) and is_table(dataset):
         return column(dataset, by)
@@ -113,7 +113,7 @@ def _scalar(value: Any, by: Any, what: str) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def groups_of(values: Sequence[Any]) -> tuple[Tensor, list[Any]]:
+def number_groups(values: Sequence[Any]) -> tuple[Tensor, list[Any]]:
     """Number the distinct values in their order, of several types in that of their words.
 
     Args:

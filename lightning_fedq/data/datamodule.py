@@ -143,9 +143,9 @@ class FederatedDataModule(pl.LightningDataModule):
     def _serve(self, **datasets: Any) -> None:
         for name, dataset in datasets.items():
             if dataset is not None:
-                setattr(self, name, self._loader_of(dataset, shuffle=name == "train_dataloader"))
+                setattr(self, name, self._make_loader(dataset, shuffle=name == "train_dataloader"))
 
-    def _loader_of(
+    def _make_loader(
         self, dataset: Dataset[Any] | DataLoader[Any], shuffle: bool
     ) -> Callable[[], DataLoader[Any]]:
         if isinstance(dataset, DataLoader):
@@ -173,7 +173,7 @@ class FederatedDataModule(pl.LightningDataModule):
         )
 
 
-def split_of(owner: object, partition: Partition) -> Partition | Sequence[Sequence[int]]:
+def choose_partition(owner: object, partition: Partition) -> Partition | Sequence[Sequence[int]]:
     """Who holds what: what a `FederatedDataModule` says, else the callback's rule.
 
     Args:

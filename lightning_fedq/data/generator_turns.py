@@ -5,7 +5,7 @@ what it would draw if its sequence were the only one. Python's and NumPy's gener
 the data; a training step that draws from them is never mapped over clients.
 
 A seed is no secret, however it was chosen: torch's CPU generator keeps 32 bits of it, which whoever sees the
-result can try. `draw_from` fills whole states from a key of 256 bits.
+result can try. `seed_generators` fills whole states from a key of 256 bits.
 """
 
 import functools
@@ -62,7 +62,7 @@ def _blank_state() -> bytes:
     return state
 
 
-def draw_from(key: bytes, *purpose: str | int) -> None:
+def seed_generators(key: bytes, *purpose: str | int) -> None:
     """Fill the states of the default generators of torch (all devices in use), NumPy and Python from a key.
 
     Nothing that is drawn afterwards follows from what was drawn before, or from a seed.
@@ -90,7 +90,7 @@ def draw_from(key: bytes, *purpose: str | int) -> None:
 
 
 def states_of_defaults() -> dict[str, object]:
-    """States of the default generators that `draw_from` fills, by name, to compare."""
+    """States of the default generators that `seed_generators` fills, by name, to compare."""
     state, cuda = generator_state()
     numpy: Any = np.random.get_state()  # noqa: NPY002
     found: dict[str, object] = {
@@ -160,35 +160,35 @@ def generators_in(*holders: Any) -> list[Any]:
             queue.extend((*kept, one.__defaults__, one.__kwdefaults__))
         elif not isinstance(one, types.ModuleType):
             queue.append(getattr(one, "__dict__", None))
-            slots = (name for kind in type(one).__mro__ for name in _slots_of(kind))
+            slots = (name for kind in type(one).__mro__ for name in _get_slots(kind))
             queue.extend(getattr(one, name, None) for name in slots)
     return found
 
 
-def _slots_of(kind: type) -> Sequence[str]:
+def _get_slots(kind: type) -> Sequence[str]:
     slots = vars(kind).get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def reseed(generator: Any, seed: int) -> None:
     """Let a generator, or one of a subclass, begin anew from a seed."""
-    _put_state(generator, state_of(new_generator(generator, seed)))
+    _put_state(generator, get_state(new_generator(generator, seed)))
 
 
-def _kind_of(generator: Any) -> Any:
+def _generator_class(generator: Any) -> Any:
     return next(kind for kind in GENERATORS if isinstance(generator, kind))
 
 
-def state_of(generator: Any) -> Any:
+def get_state(generator: Any) -> Any:
     """The state of a random generator, or of one of a subclass."""
-    kind = _kind_of(generator)
+    kind = _generator_class(generator)
     if kind is np.random.Generator:
         return generator.bit_generator.state
     return kind.getstate(generator) if kind is random.Random else kind.get_state(generator)
 
 
 def _put_state(generator: Any, state: Any) -> None:
-    kind = _kind_of(generator)
+    kind = _generator_class(generator)
     if kind is np.random.Generator:
         generator.bit_generator.state = state
     elif kind is random.Random:
@@ -198,7 +198,7 @@ def _put_state(generator: Any, state: Any) -> None:
 
 
 @contextmanager
-def own_draws() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Put the default generators of torch (all devices in use), NumPy and Python back afterwards."""
     state, others = generator_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
     try:
@@ -256,7 +256,7 @@ class GeneratorTurns:
         self._seed_of, self._states, self._others = seed_of, {}, {}
 
     @contextmanager
-    def of(self, index: int) -> Iterator[None]:
+    def activate(self, index: int) -> Iterator[None]:
         """Draw from one sequence of torch's. From the generators as they are before the first `begin`."""
         if self._seed_of is None:
             yield
@@ -269,7 +269,7 @@ class GeneratorTurns:
         self._states[index] = generator_state()
 
     @contextmanager
-    def of_transforms(self, index: int) -> Iterator[None]:
+    def activate_all(self, index: int) -> Iterator[None]:
         """The same, and from one sequence each of Python's and NumPy's."""
         if self._seed_of is not None:
             if index in self._others:
@@ -279,8 +279,8 @@ class GeneratorTurns:
                     _put_state(generator, state)
             else:
                 self.seed(self._seed_of(index))
-        with self.of(index):
+        with self.activate(index):
             yield
         if self._seed_of is not None:
-            states = [state_of(generator) for generator in self.held]
+            states = [get_state(generator) for generator in self.held]
             self._others[index] = random.getstate(), np.random.get_state(), states  # noqa: NPY002

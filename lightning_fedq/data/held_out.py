@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fedq.data.columns import groups_of, values_of
-from lightning_fedq.data.labels import Labels, labels_of
-from lightning_fedq.data.partition import Partition, parts_of
+from lightning_fedq.data.columns import number_groups, read_column
+from lightning_fedq.data.labels import Labels, read_labels
+from lightning_fedq.data.partition import Partition, group_by_owner
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.data.splits import Natural
 
@@ -29,7 +29,7 @@ class HeldOut:
         self.fraction, self._generator_of = fraction, generator_of
         self.parts: list[Tensor] = []
 
-    def take(self, held: Sequence[Tensor], least: int = 1) -> list[Tensor]:
+    def select_training(self, held: Sequence[Tensor], least: int = 1) -> list[Tensor]:
         """Return what is left for training, each client's samples in their order.
 
         Args:
@@ -59,7 +59,7 @@ class HeldOut:
         return left
 
 
-class DealtOut:
+class PartitionedHeldOut:
     """Deals a data set out as the training's: by writer, label or feature to whoever trains on such samples.
 
     Where a rule looks at nothing of a sample, as `IID`, it deals this one out with the draws of the other.
@@ -76,7 +76,7 @@ class DealtOut:
         self._dataset, self._generator = dataset, generator
         self.parts: list[Tensor] = []
 
-    def deal(
+    def partition(
         self, rule: Partition | Sequence[Sequence[int]], training: Any, held: Sequence[Tensor], labels: Labels
     ) -> None:
         """Deal it out.
@@ -96,13 +96,15 @@ class DealtOut:
                 "ClientEvaluation([dataset, ...]) with a data set for each client"
             )
         if isinstance(rule, Natural):
-            named = [groups_of(values_of(data, rule.by, "Natural")) for data in (training, self._dataset)]
+            named = [
+                number_groups(read_column(data, rule.by, "Natural")) for data in (training, self._dataset)
+            ]
             names = {name: number for number, name in enumerate(named[0][1])}
             if strange := [name for name in named[1][1] if name not in names]:
                 raise ValueError(_nobodys(strange))
             kinds, new = named[0][0], torch.tensor([names[name] for name in named[1][1]])[named[1][0]]
         elif rule.needs_labels:
-            kinds, new = labels_of(training, labels), labels_of(self._dataset, labels)
+            kinds, new = read_labels(training, labels), read_labels(self._dataset, labels)
         elif (values := rule.values(training)) is not None:
             kinds, new = values, rule.values(self._dataset)  # type: ignore[assignment]
         else:
@@ -110,7 +112,9 @@ class DealtOut:
             self.parts = rule.split(None, size, len(held), self._generator)
             return
         owners = torch.repeat_interleave(torch.arange(len(held)), torch.tensor([len(part) for part in held]))
-        self.parts = parts_of(_owners(kinds[torch.cat(list(held))], owners, new, self._generator), len(held))
+        self.parts = group_by_owner(
+            _owners(kinds[torch.cat(list(held))], owners, new, self._generator), len(held)
+        )
 
 
 def _nobodys(kinds: Sequence[Any]) -> str:

@@ -22,7 +22,7 @@ Labels = int | str | Sequence[int] | Tensor | None
 """Where labels are: an item of every sample, or the labels themselves; None looks in the usual places."""
 
 
-def labels_of(dataset: Dataset[Any], labels: Labels = None) -> Tensor:
+def read_labels(dataset: Dataset[Any], labels: Labels = None) -> Tensor:
     """Return one integer label a sample, `(len(dataset),)` int64.
 
     Looked up where datasets usually keep them (the last tensor of a `TensorDataset`, `targets`,
@@ -89,10 +89,10 @@ def _label_column(dataset: Any) -> str:
     return found[0]
 
 
-def are_at_hand(dataset: Dataset[Any], labels: Labels = None) -> bool:
-    """Whether `labels_of` finds labels without reading every sample."""
+def has_stored_labels(dataset: Dataset[Any], labels: Labels = None) -> bool:
+    """Whether `read_labels` finds labels without reading every sample."""
     if isinstance(dataset, Subset):
-        return are_at_hand(dataset.dataset, labels)
+        return has_stored_labels(dataset.dataset, labels)
     if isinstance(dataset, TensorDataset) or not isinstance(labels, int | str | None):
         return True
     if is_table(dataset):

@@ -33,11 +33,11 @@ from torch.utils.data import (
 )
 
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.data.by_turn import ClientDatasets
-from lightning_fedq.data.generator_turns import GeneratorTurns, draw_from, generators_in
-from lightning_fedq.data.labels import Labels, labels_of
+from lightning_fedq.data.generator_turns import GeneratorTurns, generators_in, seed_generators
+from lightning_fedq.data.labels import Labels, read_labels
+from lightning_fedq.data.lazy_datasets import ClientDatasets
 from lightning_fedq.data.partition import Partition, larger_shares
-from lightning_fedq.data.sampling import batching_of, collation_of, in_short, sampling_of
+from lightning_fedq.data.sampling import get_batching, get_collation, get_sampling, in_short
 from lightning_fedq.functional.batch_stack import map_tensors, stacked
 
 _APART = 0x9E3779B97F4A7C15
@@ -78,7 +78,7 @@ def check_loader(loader: object) -> DataLoader[Any]:
             f"{type(loader.dataset).__name__}; give every client its own: "
             "FederatedDataModule(clients=[dataset, ...], batch_size=...), or use a map-style Dataset"
         )
-    sampling_of(loader)
+    get_sampling(loader)
     return loader
 
 
@@ -95,8 +95,8 @@ def check_plain(loader: object) -> DataLoader[Any]:
             "a DataLoader with automatic batching off gives whole batches, and another rule draws the "
             "samples of each; give it a batch_size"
         )
-    if sampling_of(found) != (None, None):
-        name = type(batching_of(found).sampler).__name__
+    if get_sampling(found) != (None, None):
+        name = type(get_batching(found).sampler).__name__
         raise ValueError(
             f"the DataLoader's sampler {name} would be replaced, because another rule draws the batches; "
             "use shuffle=True or False"
@@ -104,7 +104,7 @@ def check_plain(loader: object) -> DataLoader[Any]:
     return found
 
 
-def deal_out(
+def partition_dataset(
     loader: DataLoader[Any],
     partition: Partition | Sequence[Sequence[int]],
     num_clients: int,
@@ -127,10 +127,10 @@ def deal_out(
     """
     num_samples = len(loader.dataset)  # type: ignore[arg-type]
     if isinstance(partition, Partition):
-        there = sampling_of(loader)[1]
+        there = get_sampling(loader)[1]
         known = partition.values(loader.dataset)
         if partition.needs_labels:
-            known = labels_of(loader.dataset, labels)
+            known = read_labels(loader.dataset, labels)
         if there is None:
             parts = partition.split(known, num_samples, num_clients, generator)
         else:
@@ -145,7 +145,7 @@ def deal_out(
             raise ValueError(
                 f"client indices must lie in [0, {num_samples}), got {indices.min()} to {indices.max()}"
             )
-    batching = batching_of(loader)
+    batching = get_batching(loader)
     least = batching.batch_size if batching.drop_last else 1
     small = [client for client, part in enumerate(parts) if len(part) < least]
     if small:
@@ -198,9 +198,9 @@ class ClientBatches(Dataset[Any]):
         """Fetch one batch, each client in its turn, or from its own seed, or a secret, where there is one."""
         indices, seeds = asked if isinstance(asked, tuple) else (asked, ())
         if isinstance(seeds, bytes):
-            draw_from(seeds, "fetch")
+            seed_generators(seeds, "fetch")
             batch = self.fetch(indices, GeneratorTurns())
-            draw_from(seeds, "fetched")  # a data set may have seeded them
+            seed_generators(seeds, "fetched")  # a data set may have seeded them
             return batch
         if not seeds:
             return self.fetch(indices, self._turns)
@@ -212,7 +212,7 @@ class ClientBatches(Dataset[Any]):
     def fetch(self, indices: Tensor, turns: GeneratorTurns) -> Any:
         """Fetch one batch, the clients of a stack from given sequences of random numbers."""
         if not indices.numel():
-            return map_tensors(torch.zeros_like, self._one([0]))
+            return map_tensors(torch.zeros_like, self._fetch_batch([0]))
         if self._tensors is not None:
             flat = indices.reshape(-1)
             flat = flat if self._subset is None else self._subset[flat]
@@ -223,16 +223,16 @@ class ClientBatches(Dataset[Any]):
                 for tensor in self._tensors
             ]
         if isinstance(self._dataset, ClientDatasets):
-            self._dataset.close_others((indices if indices.dim() == 1 else indices[:, 0]).tolist())
+            self._dataset.close_unused((indices if indices.dim() == 1 else indices[:, 0]).tolist())
         if indices.dim() == 1:
-            return self._one(indices.tolist())
+            return self._fetch_batch(indices.tolist())
         rows = []
         for index, row in enumerate(indices.tolist()):
-            with turns.of_transforms(index):
-                rows.append(self._one(row))
+            with turns.activate_all(index):
+                rows.append(self._fetch_batch(row))
         return stacked(rows)
 
-    def _one(self, indices: list[int]) -> Any:
+    def _fetch_batch(self, indices: list[int]) -> Any:
         fetch = getattr(self._dataset, "__getitems__", None)
         return self._collate(fetch(indices) if fetch else [self._dataset[index] for index in indices])
 
@@ -284,9 +284,9 @@ class ClientLoader:
     ) -> None:
         self.loader, self._work, self._stacks, self._length = loader, work, stacks, length
         self.turns = GeneratorTurns()
-        self._batches = ClientBatches(loader.dataset, collation_of(loader), self.turns)
-        alike = len({len(held) for held in work.held}) == 1
-        self._table = torch.stack(list(work.held)) if alike else None
+        self._batches = ClientBatches(loader.dataset, get_collation(loader), self.turns)
+        alike = len({len(held) for held in work.client_indices}) == 1
+        self._table = torch.stack(list(work.client_indices)) if alike else None
         self._generator = torch.Generator()
         self._workers = None
         if loader.num_workers:
@@ -341,14 +341,14 @@ class ClientLoader:
             ValueError: If its dataset is of another length, or its batches of another size.
         """
         old, new = len(self.dataset), len(loader.dataset)  # type: ignore[arg-type]
-        size = batching_of(loader).batch_size
+        size = get_batching(loader).batch_size
         if new != old or size != self.batch_size:
             raise ValueError(
                 f"the reloaded training loader has {new} samples in batches of {size}, and the "
                 f"split over the clients was of {old} in batches of {self.batch_size}; return one of the "
                 "same length and batch size, or leave reload_dataloaders_every_n_epochs at 0"
             )
-        work = replace(self._work, sampling=sampling_of(loader)[0])  # its weights may be new
+        work = replace(self._work, sampling=get_sampling(loader)[0])  # its weights may be new
         return ClientLoader(loader, work, self._stacks, self._length)
 
     def __len__(self) -> int:
@@ -377,7 +377,7 @@ class ClientLoader:
 
     def _order(self, client: int, seed: int | None, total: int) -> Tensor:
         """Sample indices of one client, pass after pass, `(total,)`."""
-        held, used = self._work.held[client], sum(self._work.passes[client])
+        held, used = self._work.client_indices[client], sum(self._work.passes[client])
         num_passes = -(-total // used)
         if seed is None:
             return held[:total] if num_passes == 1 else held[:used].repeat(num_passes)[:total]
@@ -406,7 +406,7 @@ class ClientLoader:
             else:
                 yield indices, [(seed + number * _APART) % 2**63 for seed in seeds]
 
-    def by_stack(self) -> Iterator[tuple[Stack, Iterator[Any]]]:
+    def iterate_stacks(self) -> Iterator[tuple[Stack, Iterator[Any]]]:
         """Yield the stacks of the round to come with their batches, which are drawn when they are asked for.
 
         The generators are seeded anew before each stack's first batch. What is not asked for is skipped.
@@ -419,19 +419,19 @@ class ClientLoader:
             batches = iter(self._workers)
         for stack in stacks:
             if stack.keys:
-                draw_from(stack.keys[0], "before the first batch")
+                seed_generators(stack.keys[0], "before the first batch")
             own = self._seeded(stack, islice(batches, len(stack.batch_sizes)))
             yield stack, own
             deque(own, maxlen=0)
 
-    def of_stack(self, stack: Stack) -> Iterator[Any]:
+    def stack_batches(self, stack: Stack) -> Iterator[Any]:
         """Yield the batches of one stack, drawn in this process and beside the round."""
         return self._seeded(stack, map(self._batches.__getitem__, self._asked(stack, False)))
 
     def _seeded(self, stack: Stack, batches: Iterator[Any]) -> Iterator[Any]:
         if stack.keys:
             for key, batch in zip(stack.keys, batches, strict=False):
-                draw_from(key, "handed over")  # hooks on the batch come before those of the step
+                seed_generators(key, "handed over")  # hooks on the batch come before those of the step
                 yield batch
             return
         self.turns.seed(stack.training_seed)
@@ -439,7 +439,7 @@ class ClientLoader:
         yield from batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Refuse the first batch: only the rounds draw batches, and every client its own (`by_stack`).
+        """Refuse the first batch: only the rounds draw batches, and every client its own (`iterate_stacks`).
 
         Lightning asks whether there is an iterator, so it is the iterator that refuses.
 

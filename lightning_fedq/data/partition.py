@@ -147,7 +147,7 @@ def dirichlet_shares(alpha: float, num_parts: int, generator: torch.Generator) -
     return gamma / gamma.sum()
 
 
-def sizes_of(shares: Tensor, num_samples: int, least: int) -> Tensor:
+def round_sizes(shares: Tensor, num_samples: int, least: int) -> Tensor:
     """Whole sizes, `least` up, that sum to `num_samples`: shares of all samples, rounded to a neighbour.
 
     Where a share is less than `least`, the others pay for it in proportion to what they have above that.
@@ -210,7 +210,7 @@ class Sizes(Partition):
                 f"sizes sum to {total:g}, there are {num_samples} samples; let them sum to that, in whole "
                 "numbers (torch.utils.data.Subset leaves samples out), or to 1, as fractions"
             )
-        return sizes_of(given / total, num_samples, 1)
+        return round_sizes(given / total, num_samples, 1)
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
@@ -273,10 +273,10 @@ class Dirichlet(Partition):
         counts = torch.unique(labels, return_counts=True)[1]
         shares = torch.stack([dirichlet_shares(self.alpha, num_clients, generator) for _ in counts])
         if self.sizes is None:
-            sizes = sizes_of((counts.double() / num_samples) @ shares, num_samples, self.least)
+            sizes = round_sizes((counts.double() / num_samples) @ shares, num_samples, self.least)
         else:
             sizes = Sizes(self.sizes).counts(num_samples, num_clients)
-        return parts_of(_owners(shares, labels, sizes, generator), num_clients)
+        return group_by_owner(_owners(shares, labels, sizes, generator), num_clients)
 
 
 _DRAWS = 30
@@ -317,11 +317,11 @@ def _owners(shares: Tensor, labels: Tensor, sizes: Tensor, generator: torch.Gene
     return owners
 
 
-def parts_of(owners: Tensor, num_clients: int) -> list[Tensor]:
+def group_by_owner(owners: Tensor, num_clients: int) -> list[Tensor]:
     """Samples of each client, in their order, of the owner of each sample.
 
     Example:
-        >>> parts_of(torch.tensor([1, 0, 1]), 2)
+        >>> group_by_owner(torch.tensor([1, 0, 1]), 2)
         [tensor([1]), tensor([0, 2])]
     """
     order = owners.argsort(stable=True)

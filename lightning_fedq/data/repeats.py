@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 
-def row_of(dataset: Any, index: Any) -> tuple[Hashable, ...]:
+def find_row(dataset: Any, index: Any) -> tuple[Hashable, ...]:
     """The row behind a sample: the data set that it is of, by identity, and its index or key there.
 
     Args:
@@ -23,7 +23,7 @@ def row_of(dataset: Any, index: Any) -> tuple[Hashable, ...]:
 
     Example:
         >>> rows = list("abc")
-        >>> row_of(ConcatDataset([Subset(rows, [2, 2, 0]), rows]), 1) == row_of(rows, -1)
+        >>> find_row(ConcatDataset([Subset(rows, [2, 2, 0]), rows]), 1) == find_row(rows, -1)
         True
     """
     while True:
@@ -42,7 +42,7 @@ def row_of(dataset: Any, index: Any) -> tuple[Hashable, ...]:
             return (*map(id, base), index)
 
 
-def most_repeated(dataset: Dataset[Any], held: Sequence[Tensor]) -> tuple[int, int]:
+def max_repeats(dataset: Dataset[Any], held: Sequence[Tensor]) -> tuple[int, int]:
     """Samples, and clients, in which some row of the training data stands at most.
 
     Args:
@@ -51,7 +51,7 @@ def most_repeated(dataset: Dataset[Any], held: Sequence[Tensor]) -> tuple[int, i
     """
     samples, clients = Counter[Any](), Counter[Any]()
     for part in held:
-        rows = [row_of(dataset, index) for index in part.tolist()]
+        rows = [find_row(dataset, index) for index in part.tolist()]
         samples.update(rows)
         clients.update(set(rows))
     return max(samples.values(), default=0), max(clients.values(), default=0)

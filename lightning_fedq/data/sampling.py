@@ -29,7 +29,7 @@ class Batching(NamedTuple):
     sampler: Sampler[int]
 
 
-def batching_of(loader: DataLoader[Any]) -> Batching:
+def get_batching(loader: DataLoader[Any]) -> Batching:
     """The batch size, and the sampler behind it.
 
     Raises:
@@ -57,7 +57,7 @@ class _OfOneSample:
         return self.convert(samples[0])
 
 
-def collation_of(loader: DataLoader[Any]) -> Callable[[list[Any]], Any]:
+def get_collation(loader: DataLoader[Any]) -> Callable[[list[Any]], Any]:
     """The function that makes a batch of a list of samples."""
     collate: Callable[[Any], Any] = loader.collate_fn
     return _OfOneSample(collate) if loader.batch_sampler is None else collate
@@ -170,7 +170,7 @@ def in_short(names: Sequence[object], most: int = 10) -> str:
     return ", ".join(map(str, names[:most])) + (f" and {rest} more" if rest > 0 else "")
 
 
-def sampling_of(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | None]:
+def get_sampling(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | None]:
     """Local sampler that follows from the loader's, and the samples there are.
 
     Returns:
@@ -179,7 +179,7 @@ def sampling_of(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | None
     Raises:
         ValueError: If the sampler's weights are not the samples'.
     """
-    sampler = batching_of(loader).sampler
+    sampler = get_batching(loader).sampler
     num_samples: int = len(loader.dataset)  # type: ignore[arg-type]
     if type(sampler) is SequentialSampler:
         return None, None

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fedq.data.columns import By, check_by, groups_of, in_words, values_of
+from lightning_fedq.data.columns import By, check_column, in_words, number_groups, read_column
 from lightning_fedq.data.partition import (
     Partition,
     check_least,
     check_sizes,
     deal_shards,
     dirichlet_shares,
-    parts_of,
-    sizes_of,
+    group_by_owner,
+    round_sizes,
 )
 from lightning_fedq.functional.checks import check_fields, check_positive
 
@@ -50,18 +50,18 @@ class Natural(Partition):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_by(self.by)
+        check_column(self.by)
 
     def __repr__(self) -> str:
         return f"Natural(by={in_words(self.by)}, merge={self.merge})"
 
     def values(self, dataset: Dataset[Any]) -> Tensor:
         """Number of the user of each sample."""
-        return groups_of(values_of(dataset, self.by, "Natural"))[0]
+        return number_groups(read_column(dataset, self.by, "Natural"))[0]
 
     def users(self, dataset: Dataset[Any]) -> list[Any]:
         """Names of the users, in the order of the clients where nobody is merged."""
-        return groups_of(values_of(dataset, self.by, "Natural"))[1]
+        return number_groups(read_column(dataset, self.by, "Natural"))[1]
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
@@ -85,7 +85,7 @@ class Natural(Partition):
         owner = torch.arange(num_clients)
         if len(sizes) > num_clients:
             owner = _deal_whole(sizes.tolist(), num_clients, generator)
-        return parts_of(owner[users], num_clients)
+        return group_by_owner(owner[users], num_clients)
 
 
 def _deal_whole(sizes: list[int], num_clients: int, generator: torch.Generator) -> Tensor:
@@ -130,7 +130,7 @@ class QuantitySkew(Partition):
         check_sizes(num_samples, num_clients)
         check_least(num_samples, num_clients, self.least)
         rest = num_samples - num_clients * self.least
-        sizes = sizes_of(dirichlet_shares(self.alpha, num_clients, generator), rest, 0) + self.least
+        sizes = round_sizes(dirichlet_shares(self.alpha, num_clients, generator), rest, 0) + self.least
         return list(torch.split(torch.randperm(num_samples, generator=generator), sizes.tolist()))
 
 
@@ -155,7 +155,7 @@ class FeatureShards(Partition):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_by(0 if self.by is None else self.by)
+        check_column(0 if self.by is None else self.by)
         if self.shards_per_client < 1:
             raise ValueError(f"shards_per_client must be >= 1, got {self.shards_per_client}")
 
@@ -168,7 +168,7 @@ class FeatureShards(Partition):
         Raises:
             ValueError: If a value is no number.
         """
-        found = values_of(dataset, _mean_of_input if self.by is None else self.by, "FeatureShards")
+        found = read_column(dataset, _mean_of_input if self.by is None else self.by, "FeatureShards")
         try:
             numbers = torch.tensor([float(value) for value in found], dtype=torch.float64)
         except (TypeError, ValueError) as error:

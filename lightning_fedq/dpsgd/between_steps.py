@@ -58,7 +58,9 @@ def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor,
             "batch. Leave it out of the loss, or compute it from weights, which are private, or from "
             "trainer.global_step; draw from torch.rand, np.random or random without a generator"
         )
-    names = sorted(name for name in {*one[1], *other[1]} if not _alike(one[1].get(name), other[1].get(name)))
+    names = sorted(
+        name for name in {*one[1], *other[1]} if not _is_same_number(one[1].get(name), other[1].get(name))
+    )
     if names:
         raise ValueError(
             f"validation logs {', '.join(names)}, which follow from training batches: exact figures "
@@ -160,5 +162,5 @@ def _distance(one: list[Tensor], other: list[Tensor]) -> float:
     return found
 
 
-def _alike(one: float | None, other: float | None) -> bool:
+def _is_same_number(one: float | None, other: float | None) -> bool:
     return one == other or (one is not None and other is not None and one != one and other != other)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lightning_fedq.data.generator_turns import draw_from, own_draws, states_of_defaults
+from lightning_fedq.data.generator_turns import preserve_generators, seed_generators, states_of_defaults
 from lightning_fedq.dpsgd.refusals import equal
 
 _KEYS = bytes(32), bytes(31) + b"\1"
@@ -30,12 +30,12 @@ def check_draws_of_data(fetch: Callable[[Tensor], Any], samples: Tensor) -> None
         ValueError: If the same samples with the same draws differ once others were fetched.
     """
     found = []
-    with own_draws():
+    with preserve_generators():
         for _ in range(2):
-            draw_from(_KEYS[0])
+            seed_generators(_KEYS[0])
             found.append(tree_leaves(fetch(samples)))
             fetch(samples[:1])
-    if not all(_alike(one, other) for one, other in zip(*found, strict=True)):
+    if not all(_is_same_value(one, other) for one, other in zip(*found, strict=True)):
         raise ValueError(
             "samples differ from one fetch to the next though torch's, NumPy's and Python's own generators "
             "begin alike: a data set, transform or collate_fn draws from a generator of its own, which goes "
@@ -54,9 +54,9 @@ def check_draws_of_step(step: Callable[[Any], Any], batch: Any) -> None:
         ValueError: If a generator ends in the same state wherever it began.
     """
     ends = []
-    with own_draws():
+    with preserve_generators():
         for key in _KEYS:
-            draw_from(key)
+            seed_generators(key)
             step(batch)
             ends.append(states_of_defaults())
     seeded = [name for name, end in ends[0].items() if end == ends[1][name]]
@@ -68,7 +68,7 @@ def check_draws_of_step(step: Callable[[Any], Any], batch: Any) -> None:
         )
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _is_same_value(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return equal(one, other)
     return type(one) is type(other)

@@ -98,26 +98,26 @@ def loss_reduction(
     probe.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     probe.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
     with torch.random.fork_rng(), torch.enable_grad():
-        step, modes = _step_of(trainer, probe), dict[torch.nn.Module, bool]()
+        step, modes = _make_loss_function(trainer, probe), dict[torch.nn.Module, bool]()
 
-        def loss_of(part: Any) -> float:
+        def compute_loss(part: Any) -> float:
             return float(step(part).detach())
 
         check_draws_of_step(step, batch)
-        if _is_random(loss_of, batch):
+        if _is_random(compute_loss, batch):
             modes = {part: part.training for part in probe.modules()}
             probe.eval()
-            if _is_random(loss_of, batch):
+            if _is_random(compute_loss, batch):
                 raise ValueError(
                     "the loss of one batch differs from call to call even in eval mode, so DPSGD can't tell "
                     "how it is reduced; make training_step deterministic where module.training is False"
                 )
-        alone = [loss_of(_part(batch, [i])) for i in range(size)]
-        whole = loss_of(batch)
+        alone = [compute_loss(_part(batch, [i])) for i in range(size)]
+        whole = compute_loss(batch)
         if not math.isfinite(whole):  # samples that are not finite count as zero when they are clipped
             finite = [i for i, loss in enumerate(alone) if math.isfinite(loss)]
             alone = [alone[i] for i in finite]
-            whole = loss_of(_part(batch, finite)) if finite else whole
+            whole = compute_loss(_part(batch, finite)) if finite else whole
         reduction = _reduction(whole, alone, before)
         probe.zero_grad()
         for part, trains in modes.items():  # dropout stays away, and Opacus hooks into what trains
@@ -149,18 +149,18 @@ def _check_rows(
                 "nobody can tell whether samples are kept apart; draw no random numbers in backward"
             )
     alone = _alone(probe, step, batch)
-    if not _are_apart(probe, step, batch, alone):
+    if not _are_per_sample(probe, step, batch, alone):
         raise ValueError(_MIXED)
     backwards = _part(batch, list(range(_size(batch)))[::-1])
     try:
         with torch.no_grad():
             step(backwards)
-        apart = _are_apart(probe, step, backwards, alone)
+        apart = _are_per_sample(probe, step, backwards, alone)
     except RuntimeError:  # not sorted
         apart = False
     if not apart:
         other = backwards if again is None else again()
-        if not _are_apart(probe, step, other, _alone(probe, step, other)):
+        if not _are_per_sample(probe, step, other, _alone(probe, step, other)):
             raise ValueError(_MIXED)
 
 
@@ -177,7 +177,7 @@ def _alone(probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any)
     return [_rows(probe, step, _part(batch, [i]), 1) for i in range(_size(batch))]
 
 
-def _are_apart(
+def _are_per_sample(
     probe: pl.LightningModule, step: Callable[[Any], Tensor], batch: Any, alone: list[Tensor | None]
 ) -> bool:
     """Are the rows of a batch's gradients those of its samples, in any order?"""
@@ -239,11 +239,11 @@ def _reduction(
     )
 
 
-def _step_of(trainer: Any, probe: pl.LightningModule) -> Callable[[Any], Tensor]:
+def _make_loss_function(trainer: Any, probe: pl.LightningModule) -> Callable[[Any], Tensor]:
     code = getattr(type(probe).training_step, "__code__", None)
     with_index = code is None or code.co_argcount > 2
 
-    def loss_of(batch: Any) -> Tensor:
+    def compute_loss(batch: Any) -> Tensor:
         with trainer.precision_plugin.train_step_context():
             output: Any = probe.training_step(batch, 0) if with_index else probe.training_step(batch)
         loss = output["loss"] if isinstance(output, dict) else output
@@ -251,7 +251,7 @@ def _step_of(trainer: Any, probe: pl.LightningModule) -> Callable[[Any], Tensor]
             raise ValueError(f"training_step must return a loss for every batch, got {type(loss).__name__}")
         return loss
 
-    return loss_of
+    return compute_loss
 
 
 def _is_random(loss_of: Callable[[Any], float], batch: Any) -> bool:

@@ -49,7 +49,7 @@ History = tuple[tuple[float, float, int], ...]
 NoiseWords = Callable[[int], NDArray[np.uint64]]
 
 
-def _loss_at(x: float, s: float, q: float) -> float:
+def _privacy_loss(x: float, s: float, q: float) -> float:
     """ln(1 - q + q e^((2x - 1) / (2 s^2))), the loss of a sample's presence at the output x."""
     exponent = (2.0 * x - 1.0) / (2.0 * s * s)
     if exponent > 600.0:
@@ -85,7 +85,9 @@ def sampled_gaussian_grid(
     if rows > 1:
         return mixture_grid(s, q, rows, removal, tail)
     width = s * (math.sqrt(-2.0 * math.log(tail)) + 0.5)
-    ends = sorted(_loss_at(x, s, q) if q == 1.0 or x > 0 else math.log1p(-q) for x in (-width, 1.0 + width))
+    ends = sorted(
+        _privacy_loss(x, s, q) if q == 1.0 or x > 0 else math.log1p(-q) for x in (-width, 1.0 + width)
+    )
     ends = [min(max(end, -_LARGEST_LOSS), _LARGEST_LOSS) for end in ends]
     step = max(_std(s, q, removal) / POINTS_PER_STD, (ends[1] - ends[0]) / _MOST_POINTS)
     first, last = math.floor(ends[0] / step), math.ceil(ends[1] / step)
@@ -123,13 +125,13 @@ def mixture_grid(s: float, q: float, rows: int, removal: bool, tail: float) -> L
     chances = {j: float(stats.binom.logpmf(j, rows, q)) for j in range(rows + 1)}
     chances = {j: chance for j, chance in chances.items() if chance > -_LARGEST_LOSS}
 
-    def losses_at(x: Array) -> Array:
+    def privacy_losses(x: Array) -> Array:
         parts = (chance + (2.0 * j * x - j * j) / (2.0 * s * s) for j, chance in chances.items())
         return reduce(np.logaddexp, parts)
 
     width = s * (math.sqrt(-2.0 * math.log(tail)) + 0.5)
     x = np.linspace(-width, rows + width, _MOST_POINTS // 16)
-    losses = losses_at(x)
+    losses = privacy_losses(x)
     x, losses = (column[np.abs(losses) <= _LARGEST_LOSS] for column in (x, losses))
     density = np.exp(-0.5 * (x / s) ** 2 + (losses if removal else 0.0))
     if len(x) < 2 or not density.any():  # hardly any noise
@@ -139,7 +141,7 @@ def mixture_grid(s: float, q: float, rows: int, removal: bool, tail: float) -> L
     # outputs at which the loss has grown by about a step, and the exact losses there
     points = np.linspace(losses[0], losses[-1], math.ceil((losses[-1] - losses[0]) / step) + 1)
     x = np.interp(points, losses, x)
-    losses, edges = losses_at(x), np.concatenate([[-np.inf], x, [np.inf]])
+    losses, edges = privacy_losses(x), np.concatenate([[-np.inf], x, [np.inf]])
     without = _cell_masses(edges, 0.0, s)
     parts = (math.exp(chance) * _cell_masses(edges, j, s) for j, chance in chances.items())
     mixture = reduce(np.add, parts)
@@ -156,7 +158,7 @@ def mixture_grid(s: float, q: float, rows: int, removal: bool, tail: float) -> L
 def _std(s: float, q: float, removal: bool) -> float:
     """Root mean square of the loss, roughly."""
     x = np.linspace(-9.0 * s, 1.0 + 9.0 * s, 4001)
-    losses = np.clip([_loss_at(value, s, q) for value in x.tolist()], -_LARGEST_LOSS, _LARGEST_LOSS)
+    losses = np.clip([_privacy_loss(value, s, q) for value in x.tolist()], -_LARGEST_LOSS, _LARGEST_LOSS)
     density = np.exp(-0.5 * (x / s) ** 2)
     if removal:
         density = (1.0 - q) * density + q * np.exp(-0.5 * ((x - 1.0) / s) ** 2)

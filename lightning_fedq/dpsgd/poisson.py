@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from lightning_fedq.data.batches import LocalWork
-from lightning_fedq.data.repeats import most_repeated
+from lightning_fedq.data.repeats import max_repeats
 from lightning_fedq.keys.randomness import Stream
 
 
@@ -25,7 +25,7 @@ def check_repeats(dataset: Dataset[Any], held: Sequence[Tensor], rows: int) -> N
     Raises:
         ValueError: With the number there is, and the cure.
     """
-    samples, clients = most_repeated(dataset, held)
+    samples, clients = max_repeats(dataset, held)
     if samples > rows:
         where = f", held by {clients} clients, which would each spend on it" if clients > 1 else ""
         raise ValueError(
@@ -47,9 +47,9 @@ class PoissonBatches:
     """
 
     def __init__(self, work: LocalWork, stream: Callable[[int, int], Stream]) -> None:
-        self._held, self._stream = work.held, stream
+        self._held, self._stream = work.client_indices, stream
         # rounded down, and charged at the rate of the integer
-        self.thresholds = [min((work.batch_size << 32) // len(part), 1 << 32) for part in work.held]
+        self.thresholds = [min((work.batch_size << 32) // len(part), 1 << 32) for part in work.client_indices]
         self.steps = [len(sizes) for sizes in work.sizes]
         """Steps of each client in a round: as many as by passes over its data."""
 
@@ -61,7 +61,7 @@ class PoissonBatches:
         """Number of samples that a client holds."""
         return len(self._held[client])
 
-    def take(self, client: int, step: int) -> Tensor:
+    def draw_samples(self, client: int, step: int) -> Tensor:
         """The samples of one step."""
         held = self._held[client]
         coins = self._stream(client, step).words(len(held)) < self.thresholds[client]
@@ -95,7 +95,7 @@ class PoissonEpoch(Sampler[tuple[Tensor, bytes]]):
         self.keys = []
         first = self._next_step()
         for step in range(first, first + len(self)):
-            taken = self._batches.take(0, step)
+            taken = self._batches.draw_samples(0, step)
             self.drawn.append((step, len(taken)))
             self.keys.append(self._key(step))
             yield taken, self.keys[-1]

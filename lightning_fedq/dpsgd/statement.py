@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon, verdict
 
 
-def unit_of(rows: int) -> str:
+def describe_unit(rows: int) -> str:
     """Say what is counted: whose data the two worlds that are compared differ by.
 
     Args:
         rows: Rows of one person that are charged for.
 
     Example:
-        >>> unit_of(1)
+        >>> describe_unit(1)
         'counted: one row of the training data set, there or not; who stands in k rows pays for k'
     """
     who = "one row" if rows == 1 else f"a person in up to {rows} rows"
@@ -54,7 +54,7 @@ class SampleStatement:
     rows: int = 1
 
     @classmethod
-    def of_histories(
+    def from_histories(
         cls,
         histories: Mapping[str, Sequence[tuple[float, float, int]]],
         delta: float,
@@ -99,7 +99,7 @@ class SampleStatement:
             spent = f"batches and noise come from a seed; with DPSGD(seed=None) it would be {spent}"
         return (
             f"one sample (DP-SGD), against everybody who sees messages or models: {self.verdict}, {spent} "
-            f"({unit_of(self.rows)})"
+            f"({describe_unit(self.rows)})"
         )
 
     @property
@@ -107,7 +107,7 @@ class SampleStatement:
         """Origin of the figures, and what they count on."""
         return " ".join(
             (
-                f"The figures are of the account that has spent most; {unit_of(self.rows)}.",
+                f"The figures are of the account that has spent most; {describe_unit(self.rows)}.",
                 "Where a person's rows lie is not known: charged are all of them at the client where that",
                 "costs most. Rows that a Subset or a ConcatDataset repeats are seen, copies are not.",
                 "Assumed: who takes part and how many samples a client holds are known. Not covered: what",

@@ -11,16 +11,16 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.failures import Failures
 from lightning_fedq.flower.records import from_record, to_record
-from lightning_fedq.flower.remote_client import Own, RemoteClient
+from lightning_fedq.flower.remote_client import ClientConfig, RemoteClient
 from lightning_fedq.flower.settings import (
     QUESTIONS,
     check_client_callbacks,
     check_deployable,
     check_identities,
-    own_budget,
+    make_client_budget,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.flower.training_words import callbacks_in
+from lightning_fedq.flower.training_description import callbacks_in
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget
 
@@ -71,14 +71,14 @@ def client_app(
     check_deployable(federated)
     check_identities(federated, identities is not None, "client_app(identities=...)")
     if isinstance(budget, PrivacyTarget):
-        own_budget(federated, budget, identities is not None)
+        make_client_budget(federated, budget, identities is not None)
     check_client_callbacks(callbacks_in(trainer or {}), federated)
     app = _App()
     failures, anew = app.failures, set[str]()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
         where = context.node_config.get("fedq-home") if home is None else home(context)
-        own = Own(
+        own = ClientConfig(
             federated,
             None if where is None else Store(Path(str(where))),
             int(context.node_config.get("partition-id", -1)),

@@ -23,11 +23,11 @@ def wait_for_enough(server: RoundServer, roster: Roster, secagg: SecAgg | None) 
     Raises:
         RuntimeError: If there are too few, see `Roster.wait_for`.
     """
-    plan = server.coming_plan()
-    roster.wait_for(plan.cohort, needed_of(server, plan, secagg), f"round {plan.round + 1}")
+    plan = server.next_plan()
+    roster.wait_for(plan.cohort, count_needed_answers(server, plan, secagg), f"round {plan.round + 1}")
 
 
-def needed_of(server: RoundServer, plan: RoundPlan, secagg: SecAgg | None) -> int:
+def count_needed_answers(server: RoundServer, plan: RoundPlan, secagg: SecAgg | None) -> int:
     """Answers without which the round of `plan` has no mean."""
     silent = server.mechanism.tolerated_dropouts(server.context(plan))
     needed = 1 if silent is None else len(plan.cohort) - silent
@@ -49,7 +49,7 @@ class Cohort:
         self._sum = server.secure_sum
         self._left_out = self._roster.left_out
 
-    def questions(self) -> dict[int, Fields]:
+    def client_requests(self) -> dict[int, Fields]:
         """Fields for each client beside the model. Whoever is not connected is told nothing."""
         self._roster.refresh()
         asked = self._server.task()
@@ -63,7 +63,7 @@ class Cohort:
                 if client in self._left_out:
                     rank_zero_warn(f"{self.group}: client {client} is left out, as it has broken a round")
                     continue
-                why = self._roster.away(client)
+                why = self._roster.absence_reason(client)
                 if why and not why.endswith(DECLINED):  # who has declined is asked, and counted on by nobody
                     rank_zero_warn(f"{self.group}: client {client} is away: {why}")
                     continue
@@ -82,32 +82,32 @@ class Cohort:
         answers = self._exchange(kind, sent, self.group)
         for client, node in ((client, nodes[client]) for client in contents):
             if "refused" in (found := answers.get(node, {"refused": f"no answer to {kind}"})):
-                self._roster.failed(client, str(found["refused"]))
+                self._roster.mark_failed(client, str(found["refused"]))
             else:
-                self._roster.there(client)
-        return self.by_client(answers)
+                self._roster.mark_present(client)
+        return self.answers_by_client(answers)
 
-    def by_client(self, answers: Mapping[int, Fields]) -> dict[int, Fields]:
+    def answers_by_client(self, answers: Mapping[int, Fields]) -> dict[int, Fields]:
         """Answers of nodes, by client, without refusals. Whom they accuse is in dispute with them."""
         clients = {node: client for client, node in self._roster.nodes.items()}
         for node, fields in answers.items():
             accused = fields.get("accused")
-            near = self._near(clients[node])
+            near = self._find_partners(clients[node])
             for client in accused if isinstance(accused, list) else ():
                 if client in near:
                     told = f"client {clients[node]} could not open what client {client} sealed for it"
                     rank_zero_warn(f"{self.group}: {told}")
-                    self._roster.disputes.between(clients[node], client)
+                    self._roster.disputes.add_dispute(clients[node], client)
         return {clients[node]: fields for node, fields in answers.items() if "refused" not in fields}
 
-    def _near(self, client: int) -> set[int]:
+    def _find_partners(self, client: int) -> set[int]:
         """Who seals anything for a client: its partners behind secure aggregation."""
         return (set() if self._sum is None else self._sum.machine.partners(client)) - {client}
 
     def conclude(self, answers: dict[int, Fields]) -> None:
         """Give the server what came back, after the further exchanges of secure aggregation."""
         if self._sum is None:
-            self._take(answers)
+            self._receive_answers(answers)
         else:
             self._secure(self._sum, answers)
         if new := sorted(self._roster.left_out - self._left_out):
@@ -117,31 +117,33 @@ class Cohort:
                 "server's folder and the server started again"
             )
 
-    def _take(self, answers: dict[int, Fields]) -> None:
+    def _receive_answers(self, answers: dict[int, Fields]) -> None:
         """In the order of a simulation, so that sums of floats have the same last bits."""
         for client in self._plan.survivors:
             if client not in answers:
                 continue
             try:
-                self._server.take(bytes_in(answers[client], "answer"))
+                self._server.receive_message(bytes_in(answers[client], "answer"))
             except RefusedMessageError as error:
                 rank_zero_warn(f"the message of client {client} is refused: {error}")
-                self._roster.failed(client, f"its message is refused: {error}")
+                self._roster.mark_failed(client, f"its message is refused: {error}")
 
     def _secure(self, secure: RemoteSum, answers: dict[int, Fields]) -> None:
         def exchange(kind: str, messages: dict[int, bytes]) -> dict[int, bytes]:
-            return _answered(self.ask(kind, {client: {"secagg": m} for client, m in messages.items()}))
+            return _accepted_answers(
+                self.ask(kind, {client: {"secagg": m} for client, m in messages.items()})
+            )
 
         try:
-            self._server.answered(secure.run(_answered(answers), exchange, rank_zero_warn))
+            self._server.set_answered(secure.run(_accepted_answers(answers), exchange, rank_zero_warn))
         except AbortedRoundError as error:
             self._server.abort(str(error))
         for holder, owner in secure.machine.wrong_shares:
             rank_zero_warn(f"{self.group}: client {holder} opened a wrong share of client {owner}")
-            self._roster.disputes.between(holder, owner)
+            self._roster.disputes.add_dispute(holder, owner)
         for client in secure.machine.broken:
-            self._roster.disputes.prove(client)
+            self._roster.disputes.exclude(client)
 
 
-def _answered(found: dict[int, Fields]) -> dict[int, bytes]:
-    return {client: bytes_in(fields, "secagg") for client, fields in found.items()}
+def _accepted_answers(answers: dict[int, Fields]) -> dict[int, bytes]:
+    return {client: bytes_in(fields, "secagg") for client, fields in answers.items()}

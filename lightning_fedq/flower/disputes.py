@@ -29,16 +29,16 @@ class Disputes:
         for one, other in kept["between"]:
             self._with.setdefault(one, set()).add(other)
 
-    def between(self, one: int, other: int) -> None:
+    def add_dispute(self, client: int, other_client: int) -> None:
         """One of these two has lied. They may be one."""
-        if one == other:
-            self.prove(one)
+        if client == other_client:
+            self.exclude(client)
             return
-        self._with.setdefault(one, set()).add(other)
-        self._with.setdefault(other, set()).add(one)
+        self._with.setdefault(client, set()).add(other_client)
+        self._with.setdefault(other_client, set()).add(client)
         self._keep()
 
-    def prove(self, client: int) -> None:
+    def exclude(self, client: int) -> None:
         """This one has broken a round."""
         self._broken.add(client)
         self._keep()
@@ -48,7 +48,7 @@ class Disputes:
         if self._store is not None:
             self._store.put(_NAME, {"broken": sorted(self._broken), "between": between})
 
-    def of(self, client: int) -> set[int]:
+    def disputed_clients(self, client: int) -> set[int]:
         """With whom a client is in dispute, those who are left out aside."""
         return self._with.get(client, set()) - self.left_out
 

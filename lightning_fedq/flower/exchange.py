@@ -53,9 +53,9 @@ class Exchange:
             self._fail(node, f"no answer to {kind} in {self.timeout:g} s")
         return {**{node: {"refused": words} for node, words in self._failed.items()}, **answers}
 
-    def _fail(self, node: int, words: object) -> None:
+    def _fail(self, node: int, text: object) -> None:
         """Keep, and say, why a node has answered nothing."""
-        self._failed[node] = _shown(words)
+        self._failed[node] = _escape_text(text)
         self._warn(f"node {node}: {self._failed[node]}")
 
     def push(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[str, int]:
@@ -69,23 +69,23 @@ class Exchange:
             self._registrations.update(asked)
         return asked
 
-    def pull(self, asked: dict[str, int]) -> dict[int, Fields]:
-        """Answers that have come by now, by node. Their messages are taken out of `asked`."""
+    def pull(self, requests: dict[str, int]) -> dict[int, Fields]:
+        """Answers that have come by now, by node. Their messages are taken out of `requests`."""
         answers: dict[int, Fields] = {}
-        for reply in self._grid.pull_messages(list(asked)):
+        for reply in self._grid.pull_messages(list(requests)):
             # an error that the SuperLink makes up names no node, so replies are known by what they answer
             number = reply.metadata.reply_to_message_id
-            node, new = asked.pop(number), number in self._registrations
+            node, new = requests.pop(number), number in self._registrations
             self._registrations.discard(number)
-            if (fields := self._read(node, reply, says=not new)) is not None:
+            if (fields := self._read(node, reply, describe_error=not new)) is not None:
                 answers[node] = fields
         return answers
 
-    def _read(self, node: int, reply: Message, says: bool = True) -> Fields | None:
+    def _read(self, node: int, reply: Message, describe_error: bool = True) -> Fields | None:
         """Answer of one node. None is nothing that can be read, which is warned of.
 
         Args:
-            says: Whether to warn of a refusal; of one to register the roster does.
+            describe_error: Whether to warn of a refusal; of one to register the roster does.
         """
         if reply.has_error():
             self._fail(node, reply.error.reason or f"error {reply.error.code}")
@@ -96,13 +96,13 @@ class Exchange:
             self._fail(node, error)
             return None
         if "refused" in fields:
-            words = _shown(fields["refused"])
-            if says:
+            words = _escape_text(fields["refused"])
+            if describe_error:
                 self._warn(f"node {node} refuses: {words}")
             return {"refused": words, **({"accused": fields["accused"]} if "accused" in fields else {})}
         return fields
 
 
-def _shown(words: object) -> str:
+def _escape_text(text: object) -> str:
     """Words of somebody else as part of a line of a log, which they can neither end nor make long."""
-    return "".join(c if c.isprintable() else " " for c in str(words)[:_LONGEST])
+    return "".join(c if c.isprintable() else " " for c in str(text)[:_LONGEST])

@@ -16,25 +16,27 @@ class Failures:
 
     def __init__(self) -> None:
         self.asked = self.failed = 0
-        self._last = ""
+        self._last_error = ""
 
-    def add(self, round: int, error: Exception, told: bool, store: Store | None) -> None:
+    def add(self, round: int, error: Exception, message: bool, store: Store | None) -> None:
         """Note one, in the client's folder, too, where it has one.
 
         Args:
             round: Its round, from 0.
-            told: Does the server hear that it failed?
+            message: Does the server hear that it failed?
             store: The client's folder.
         """
         self.failed += 1
         words = f"{type(error).__name__}: {error}"
-        server = "knows" if told else "does not know"
-        self._last = f"and the server {server}; the last one, in round {round + 1}: {words}"
+        server = "knows" if message else "does not know"
+        self._last_error = f"and the server {server}; the last one, in round {round + 1}: {words}"
         if store is not None:
-            store.append("failed", {"round": round + 1, "error": words, "server_knows": told})
+            store.append("failed", {"round": round + 1, "error": words, "server_knows": message})
 
     def line(self) -> str:
         """Number of them, and the last one's error. "" if there are none."""
         return (
-            f"{self.failed} of {self.asked} trainings have failed here, {self._last}" if self.failed else ""
+            f"{self.failed} of {self.asked} trainings have failed here, {self._last_error}"
+            if self.failed
+            else ""
         )

@@ -22,38 +22,38 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.algorithms.local_algorithm import KeptOffsets
+from lightning_fedq.algorithms.local_algorithm import PersistentOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.undo import Undo
-from lightning_fedq.clients.vector import Members, optimised
+from lightning_fedq.clients.vector import Members, optimised_ids
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
-from lightning_fedq.data.generator_turns import own_draws
+from lightning_fedq.data.generator_turns import preserve_generators
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID
-from lightning_fedq.flower.cohort import Cohort, needed_of, wait_for_enough
+from lightning_fedq.flower.cohort import Cohort, count_needed_answers, wait_for_enough
 from lightning_fedq.flower.exchange import Exchange
-from lightning_fedq.flower.kept import NEVER, Attempt
 from lightning_fedq.flower.local_round import check_counted, check_schedules
-from lightning_fedq.flower.measured import RemoteEvaluator
+from lightning_fedq.flower.persistent_state import NEVER, Attempt
 from lightning_fedq.flower.records import Fields
+from lightning_fedq.flower.remote_evaluator import RemoteEvaluator
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.settings import (
     check_deployable,
     check_identities,
+    count_rounds,
     differences,
     fingerprint,
-    of_each_client,
+    is_per_client,
     only_simulated,
-    rounds_of,
     time_limit,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.flower.training_words import callbacks_in, training_words
-from lightning_fedq.privacy.journal import naming, sync_folder
+from lightning_fedq.flower.training_description import callbacks_in, training_words
+from lightning_fedq.privacy.journal import name_file_in_errors, sync_folder
 from lightning_fedq.rounds import Broadcast, RoundPlan, RoundRecord, RoundServer
-from lightning_fedq.training.loops import Schedule, idle
-from lightning_fedq.training.population import Holdings, Population, Stacks
+from lightning_fedq.training.loops import Schedule, idle_stack
+from lightning_fedq.training.population import PartitionedData, Population, Stacks
 from lightning_fedq.training.settings import Protection
 
 _SETTINGS = "settings"
@@ -86,7 +86,9 @@ class RemoteRoundServer(RoundServer):
 
     def finish(self) -> RoundRecord:
         """Ask, take what comes in time, and finish the round, see `RoundServer.finish`."""
-        with own_draws():  # as in other processes: a server's step draws what it draws in a simulation
+        with (
+            preserve_generators()
+        ):  # as in other processes: a server's step draws what it draws in a simulation
             self.collect()
         record = super().finish()
         self.counted(record)
@@ -96,10 +98,10 @@ class RemoteRoundServer(RoundServer):
 class _IdleRounds(Schedule):
     """One idle step a round: nobody trains here."""
 
-    longest = 1
+    max_batches = 1
 
-    def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
-        return [idle(self._planner.plan(round, self._mechanism))]
+    def _make_stacks(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
+        return [idle_stack(self._planner.plan(round, self._mechanism))]
 
 
 class _NoData(pl.LightningDataModule):
@@ -142,14 +144,14 @@ class RemoteClients(Population):
         self._exchange, self._roster, self._trainer = exchange, roster, trainer
         self._counted: dict[int, Attempt] = {}
         self._open_attempt = NEVER
-        self._said = set[str]()
+        self._reported_names = set[str]()
         undo.replace(trainer, "limit_train_batches", 1.0)  # of clients' passes, not of the idle step
         undo.replace(trainer.datamodule or module, "train_dataloader", lambda: self.loader())
 
     def check_start(self, trainer: pl.Trainer) -> None:
         """Refuse schedules that clients can't follow, before anybody is charged."""
         check_schedules(trainer, self._federation.local.local_steps)
-        self._held, self._values = optimised(trainer.optimizers), plain_values(trainer.lightning_module)
+        self._held, self._values = optimised_ids(trainer.optimizers), plain_values(trainer.lightning_module)
 
     def check_change(self, before: Members, now: Members) -> None:
         """Refuse to freeze what has been trained, and to train what clients' optimisers do not hold.
@@ -173,7 +175,7 @@ class RemoteClients(Population):
                 "other values; freeze in module() from the start, or keep it trained"
             )
 
-    def to_try(self) -> None:
+    def trial_stacks(self) -> None:
         """Nobody: there are no data here."""
 
     def server(
@@ -194,7 +196,7 @@ class RemoteClients(Population):
         )
         server.ready = lambda: self._check_ready(server)
         server.collect = lambda: self._collect(server)
-        server.counted = lambda record: self._count(server, record)
+        server.counted = lambda record: self._record_counted(server, record)
         return server
 
     def _check_ready(self, server: RemoteRoundServer) -> None:
@@ -206,28 +208,29 @@ class RemoteClients(Population):
         if len(self._in_vain) >= self._most_aborted:
             raise RuntimeError(
                 f"{len(self._in_vain)} rounds in a row came to nothing and were charged, the last because "
-                f"{self._in_vain[-1]}; {self._roster.why_failed() or 'no client has failed'}. The next is "
+                f"{self._in_vain[-1]}; {self._roster.describe_failures() or 'no client has failed'}. The "
+                "next is "
                 "not begun: cure that first, then start this run again with the same home; "
                 "server_app(most_aborted=...) says how many are borne"
             )
         wait_for_enough(server, self._roster, self._federation.server.secure_aggregation)
 
-    def _count(self, server: RemoteRoundServer, record: RoundRecord) -> None:
+    def _record_counted(self, server: RemoteRoundServer, record: RoundRecord) -> None:
         """Remember whose answers are in the sum. Each client is told with its next task.
 
         Counters of batches advance as in a simulation, where every client takes as many.
         """
         if (batches := self._federation.local.local_steps) is not None:
-            left = self._federated.fit.side.clock.most_batches
-            self._federated.fit.vector.most_counted.fill_(batches if left is None else min(batches, left))
+            left = self._federated.fit.side.clock.max_batches
+            self._federated.fit.vector.max_counted.fill_(batches if left is None else min(batches, left))
         if record.aborted or not record.num_received:
             self._in_vain.append(record.aborted or "nobody has answered")
         else:
             self._in_vain.clear()
             self._roster.failures = {
-                c: why for c, why in self._roster.failures.items() if self._roster.away(c)
+                c: why for c, why in self._roster.failures.items() if self._roster.absence_reason(c)
             }
-        self._counted |= dict.fromkeys(sorted(server.in_last_sum), self._open_attempt)
+        self._counted |= dict.fromkeys(sorted(server.last_summed_clients), self._open_attempt)
 
     def state_dict(self) -> dict[str, Any]:
         # the last round and attempt of each client that counted
@@ -236,7 +239,7 @@ class RemoteClients(Population):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._counted = {int(client): (at[0], at[1]) for client, at in state["counted"].items()}
 
-    def _beside(self) -> dict[str, Any]:
+    def _round_inputs(self) -> dict[str, Any]:
         """Return all that clients need beside task and weights: the algorithm's vector, optimisers' numbers.
 
         Callbacks and schedules of this fit may have changed these, learning rates say, and what is trained.
@@ -246,23 +249,26 @@ class RemoteClients(Population):
         engine = self._federation.engine
         if engine is not None and engine.statistic is not None:  # released, so it says nothing new
             fields["statistic"] = engine.statistic.float().numpy().astype("<f4").tobytes()
-        if algorithm is not None and algorithm.sends and isinstance(term, KeptOffsets):
+        if algorithm is not None and algorithm.sends and isinstance(term, PersistentOffsets):
             fields["algorithm"] = term.server.float().cpu().numpy().tobytes()
         groups = [
             [{k: v for k, v in group.items() if type(v) in (bool, int, float)} for group in one.param_groups]
             for one in self._trainer.optimizers
         ]
-        held, named = optimised(self._trainer.optimizers), self._trainer.lightning_module.named_parameters()
+        held, named = (
+            optimised_ids(self._trainer.optimizers),
+            self._trainer.lightning_module.named_parameters(),
+        )
         fields["trained"] = json.dumps([n for n, p in named if p.requires_grad and id(p) in held])
         return {**fields, "groups": json.dumps(groups)}
 
-    def _say_what_stays(self) -> None:
+    def _report_changed_values(self) -> None:
         """Name, once each, what the fit has changed on its module that real clients do not hear of."""
         now = plain_values(self._trainer.lightning_module)
         changed = [name for name, value in now.items() if self._values.get(name) != value]
         self._values = now
-        if news := [name for name in changed if name not in self._said]:
-            self._said.update(news)
+        if news := [name for name in changed if name not in self._reported_names]:
+            self._reported_names.update(news)
             rank_zero_warn(
                 f"this fit has changed {', '.join(news[:3])} of its module, and real clients begin each "
                 "round with the module as it is made: weights, what is trained and optimisers' numbers reach "
@@ -270,25 +276,25 @@ class RemoteClients(Population):
                 "what builds on the round before is lost"
             )
 
-    def _deal(self) -> Holdings:
+    def _partition_data(self) -> PartitionedData:
         one = torch.zeros(1, dtype=torch.int64)  # only how many is known here, and a client may say anything
         held = [one.expand(n) for _, n in sorted(self._roster.samples.items())]
         work = LocalWork((one,), 1, False, False, 1, None)
         schedule = _IdleRounds(self._federation.planner, self._federation.mechanism, work, None, 0)
-        schedule.longest = self._federation.local.local_steps or 1
+        schedule.max_batches = self._federation.local.local_steps or 1
         idle = DataLoader(TensorDataset(torch.zeros(1, 1)))
-        loader = ClientLoader(idle, work, lambda: self.coming(), schedule.longest)
-        return Holdings(held, schedule, loader, False, [])
+        loader = ClientLoader(idle, work, lambda: self.coming(), schedule.max_batches)
+        return PartitionedData(held, schedule, loader, False, [])
 
     def _collect(self, server: RemoteRoundServer) -> None:
         """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
-        self._say_what_stays()
+        self._report_changed_values()
         cohort, plan = Cohort(server, self._exchange, self._roster), server.plan
         assert plan is not None
         self._open_attempt = plan.round, server.attempt
         of = self._model(server, server.broadcast)
-        questions = cohort.questions()
-        needed = needed_of(server, plan, self._federation.server.secure_aggregation)
+        questions = cohort.client_requests()
+        needed = count_needed_answers(server, plan, self._federation.server.secure_aggregation)
         if len(questions) < needed:  # they left while it began: nobody else is to send for nothing
             server.abort(f"{needed} clients are needed, {len(questions)} are there")
             return
@@ -299,7 +305,7 @@ class RemoteClients(Population):
         """Give each client the model, in few bits or as it is, and all that belongs to it."""
         weights = server.weights.detach().cpu().contiguous()
         sent = weights.numpy().tobytes() if broadcast is None else broadcast.pack(weights, server.segments)
-        model = {"weights": sent, "dtype": str(weights.dtype).partition(".")[2], **self._beside()}
+        model = {"weights": sent, "dtype": str(weights.dtype).partition(".")[2], **self._round_inputs()}
         return lambda client: {**model, "counted": list(self._counted.get(client, NEVER))}
 
     def evaluator(self, trainer: pl.Trainer, engine: RemoteRoundServer) -> RemoteEvaluator:
@@ -330,7 +336,7 @@ class FederatedServer(Federated):
         self._most_aborted = most_aborted
         local = federated.local
         ledger = None if federated.owns_ledger else federated.ledger
-        self._settle(
+        self._check_settings(
             Protection(federated.mechanism, federated.seed, ledger, federated.privacy_target),
             replace(federated.clients, dropout_probability=0.0, partition=IID(), labels=None),
             replace(
@@ -345,7 +351,7 @@ class FederatedServer(Federated):
         self.planner = replace(self.planner, real_clients=True)
         self._exchange, self._roster = exchange, roster
 
-    def _populate(self, trainer: pl.Trainer, module: pl.LightningModule) -> RemoteClients:
+    def _make_population(self, trainer: pl.Trainer, module: pl.LightningModule) -> RemoteClients:
         parts = (self._exchange, self._roster, self._undo, self._most_aborted)
         return RemoteClients(self, trainer, module, *parts)
 
@@ -393,7 +399,7 @@ class Deployment:
             RefusedError: If a layer or a schedule goes by a number that nobody knows over a network.
         """
         store = Store(self.home)
-        with store.alone():
+        with store.lock():
             _check_checkpoint(self.home)
             module = self.module()
             check_counted(module, self.federated.local)
@@ -405,17 +411,17 @@ class Deployment:
                     "max_steps counts steps of clients, and a server that does not see what they hold does "
                     "not know how many they take; say local_steps=..., or max_epochs, which counts rounds"
                 )
-            rounds = rounds_of(self.trainer)
+            rounds = count_rounds(self.trainer)
             roster = Roster(self.federated, exchange, store, words, self.directory, rounds)
-            if self.federated.kept_target is not None:  # which sets it for so many rounds
+            if self.federated.calibrated_target is not None:  # which sets it for so many rounds
                 del settings["mechanism"]
             _check_settings(store, settings)
             roster.gather(self.wait)
             store.put(_SETTINGS, settings)
             server = FederatedServer(self.federated, exchange, roster, self.most_aborted)
-            kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)
+            kept, given = _RoundCheckpoint(self.home / "checkpoints"), dict(self.trainer)
             given_callbacks = callbacks_in(given)
-            callbacks = [server, *(one for one in given_callbacks if not of_each_client(one)), kept]
+            callbacks = [server, *(one for one in given_callbacks if not is_per_client(one)), kept]
             trainer = pl.Trainer(
                 **{"enable_progress_bar": False, "num_sanity_val_steps": 0, **given, "callbacks": callbacks}
             )
@@ -465,7 +471,7 @@ def _check_checkpoint(home: Path) -> None:
         raise ValueError(f"{last} is damaged in its part {damaged}: {cure}")
 
 
-class _EveryRound(pl.callbacks.Checkpoint):
+class _RoundCheckpoint(pl.callbacks.Checkpoint):
     """Keeps one checkpoint, whole at any time: of the last round, and before the first one has been charged.
 
     So the ledger's journal, which lies beside it, is never without a checkpoint that names it.
@@ -487,7 +493,7 @@ class _EveryRound(pl.callbacks.Checkpoint):
 
     def _save(self, trainer: pl.Trainer) -> None:
         new = self.path.with_suffix(".new")
-        with naming(self.path):
+        with name_file_in_errors(self.path):
             trainer.save_checkpoint(new)
             with new.open("r+b") as file:  # a power cut must not leave an empty file in the old one's place
                 os.fsync(file.fileno())

@@ -22,21 +22,21 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.algorithms.local_algorithm import Correction, KeptOffsets
+from lightning_fedq.algorithms.local_algorithm import Correction, PersistentOffsets
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.child import count_from
+from lightning_fedq.clients.client_trainer import resume_counters
 from lightning_fedq.clients.hooks import knows_clients
 from lightning_fedq.clients.personal import State
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import train_only
 from lightning_fedq.data.batches import BatchRule, Stack
-from lightning_fedq.data.dealing import LocalPasses, deal
+from lightning_fedq.data.client_splits import LocalPasses, split_loader
 from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.flower.kept import check_names
+from lightning_fedq.flower.persistent_state import check_names
 from lightning_fedq.flower.settings import RefusedError
-from lightning_fedq.flower.training_words import acts
+from lightning_fedq.flower.training_description import changes_training
 from lightning_fedq.functional.batch_stack import map_tensors
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlan, RoundPlanner, RoundTask
@@ -49,10 +49,10 @@ from lightning_fedq.training.checks import (
     check_setup,
     check_shapes,
 )
-from lightning_fedq.training.client_evaluation import ClientEvaluator, known, show_statistic
-from lightning_fedq.training.client_metrics import forks
-from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install
-from lightning_fedq.training.population import Holdings
+from lightning_fedq.training.client_evaluation import ClientEvaluator, none_if_nan, pass_statistic_to_module
+from lightning_fedq.training.client_metrics import metric_forks
+from lightning_fedq.training.loops import OF_THE_FIT, Schedule, forget_loader, install_round_loop
+from lightning_fedq.training.population import PartitionedData
 from lightning_fedq.training.round import ClientSide
 from lightning_fedq.training.settings import Local
 
@@ -99,29 +99,30 @@ class _OwnPlanner(RoundPlanner):
         return _OwnPlan(round, ((0,),), frozenset(), self.seed, self.number)
 
 
-class Told(NamedTuple):
+class RoundInputs(NamedTuple):
     """Return all that a client goes on with, beside the global weights.
 
     Args:
-        kept: What it has kept of its earlier rounds.
-        theirs: `(num_parameters,)` vector of the local algorithm's server; None where it sends none.
+        saved: What it has kept of its earlier rounds.
+        algorithm_vector: `(num_parameters,)` vector of the local algorithm's server; None where it sends
+            none.
         groups: Numbers of the groups of the server's optimisers; None where it sends none.
         trained: Names of the parameters that the server's fit trains now; None where it does not say.
         statistic: `(size,)` mean of all clients' statistics; None before it is released.
     """
 
-    kept: State
-    theirs: Tensor | None = None
+    saved: State
+    algorithm_vector: Tensor | None = None
     groups: list[list[dict[str, Any]]] | None = None
     trained: list[str] | None = None
     statistic: Tensor | None = None
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], kept: State) -> Told:
+    def from_fields(cls, fields: Mapping[str, Any], saved: State) -> RoundInputs:
         """Read a message.
 
         Args:
-            kept: What the client has kept.
+            saved: What the client has kept.
 
         Raises:
             RefusedError: If it says something else.
@@ -136,7 +137,7 @@ class Told(NamedTuple):
             if json.dumps(numbers) != (groups or "[]") or json.dumps(names) != (trained or "[]"):
                 raise ValueError("neither groups of numbers nor names")
             given = None if groups is None else numbers, None if trained is None else names
-            return cls(kept, vector, *given, mean)
+            return cls(saved, vector, *given, mean)
         except (ValueError, TypeError) as error:
             raise RefusedError(
                 f"the server's message says nothing readable of its optimisers: {error}"
@@ -147,10 +148,10 @@ class LaterRound(NamedTuple):
     """A message of a later round that is tried before the first: two batches, from the module's own weights.
 
     Args:
-        of_zeros: Put zeros in the place of the data's tensors.
+        has_zero_batches: Put zeros in the place of the data's tensors.
     """
 
-    of_zeros: bool = False
+    has_zero_batches: bool = False
     round: int = 1
 
 
@@ -163,10 +164,10 @@ class LocalRound(pl.Callback):
         task: The round, or a later one to be tried; None only looks at what would travel. A number measures
             the model after this round.
         weights: `(dim,)` the global model.
-        told: What the client goes on with beside it.
+        inputs: What the client goes on with beside it.
         held_out_seed: Seed of the choice of samples that are measured on, and never trained on; None is
             `seed`.
-        is_anew: Is all that this message trains made for it alone, so that nothing need be copied?
+        is_reset: Is all that this message trains made for it alone, so that nothing need be copied?
 
     Attributes:
         measured: By model, what validation logs, None where it is not defined.
@@ -190,12 +191,17 @@ class LocalRound(pl.Callback):
         seed: int,
         task: RoundTask | LaterRound | int | None,
         weights: Tensor,
-        told: Told | None = None,
+        inputs: RoundInputs | None = None,
         held_out_seed: int | None = None,
-        is_anew: bool = False,
+        is_reset: bool = False,
     ) -> None:
-        self._is_anew = is_anew
-        self._told, self._federated, self._task, self._given = told or Told({}), federated, task, weights
+        self._is_reset = is_reset
+        self._told, self._federated, self._task, self._given = (
+            inputs or RoundInputs({}),
+            federated,
+            task,
+            weights,
+        )
         round = task.round if isinstance(task, RoundTask | LaterRound) else task or 0
         self._is_done = False
         self._planner = _OwnPlanner(1, seed, number=number)
@@ -211,7 +217,7 @@ class LocalRound(pl.Callback):
             )
         self._undo, self.number = Undo(), number
         self._rule: BatchRule | None = None
-        self._holdings: Holdings | None = None
+        self._holdings: PartitionedData | None = None
 
     def run(
         self, module: pl.LightningModule, data: pl.LightningDataModule, trainer: dict[str, Any]
@@ -231,9 +237,9 @@ class LocalRound(pl.Callback):
         given = {**quiet, "num_sanity_val_steps": 0, **trainer}
         own = given.pop("callbacks", None) or []
         own = [own] if isinstance(own, pl.Callback) else own
-        if task is None and (left := sorted(type(one).__name__ for one in own if not acts(one))):
+        if task is None and (left := sorted(type(one).__name__ for one in own if not changes_training(one))):
             rank_zero_info(f"{', '.join(left)}: of the whole fit, which is the server's; left out here")
-        own = [one for one in own if acts(one)]
+        own = [one for one in own if changes_training(one)]
         # as they were made: what they keep of one message is not there in the next
         callbacks = [self, *map(deepcopy, own)]
         wanted = given.pop("max_epochs", None) or 0
@@ -245,7 +251,7 @@ class LocalRound(pl.Callback):
                 **{**given, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},
                 callbacks=callbacks,
             )
-            _kept[_setup, "_log_device_info"] = _nothing  # two lines of the log, which have been said
+            _kept[_setup, "_log_device_info"] = _no_operation  # two lines of the log, which have been said
             epochs: Any = fit.fit_loop.epoch_progress.current
             epochs.processed = epochs.completed = round  # the round is `current_epoch`
             # what is validated is the server's model
@@ -258,9 +264,9 @@ class LocalRound(pl.Callback):
                 rank_zero_warn(f"after the work of a message, which counts: {type(error).__name__}: {error}")
         return self
 
-    def shares_with(self, other: LocalRound) -> list[Any]:
+    def shared_objects(self, other_round: LocalRound) -> list[Any]:
         """Objects that another message would find as this one's training leaves them, and generators."""
-        return self._world.shares_with(other._world)
+        return self._snapshot.shared_objects(other_round._snapshot)
 
     def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the client's loader and loops in place of the Trainer's own."""
@@ -275,11 +281,11 @@ class LocalRound(pl.Callback):
             self._is_done = True
             return steps
 
-        install(trainer, work, lambda name, value: None, self._undo)
+        install_round_loop(trainer, work, lambda name, value: None, self._undo)
         for one in (pl_module, *(c for c in trainer.callbacks if not knows_clients(c))):
             for hook in OF_THE_FIT:
                 if hasattr(one, hook):
-                    self._undo.replace(one, hook, _nothing)
+                    self._undo.replace(one, hook, _no_operation)
         owner = trainer.datamodule
         self._user_loader = owner.train_dataloader
         self._limit = 1.0 if trainer.fast_dev_run else trainer.limit_train_batches
@@ -304,8 +310,8 @@ class LocalRound(pl.Callback):
         """Let a rule draw the batches, and go on with the account that this client has kept of it."""
         check_batch_rule(rule, self._rule, self._federated.local)
         self._account = "account" if rule.protects_samples else "account of a seed"
-        self._rule, rule.account = rule, self._told.kept.get(self._account, [])
-        rule.loss_reduction = self._told.kept.get("loss_reduction")  # decided in the first round
+        self._rule, rule.account = rule, self._told.saved.get(self._account, [])
+        rule.loss_reduction = self._told.saved.get("loss_reduction")  # decided in the first round
 
     def fetch(self, indices: Tensor) -> Any:
         """Some samples as one batch. Draws nothing."""
@@ -316,7 +322,7 @@ class LocalRound(pl.Callback):
         """The only stack, and which of its batches that is."""
         return self._stacks()[0], batch_idx
 
-    def _deal(self, trainer: Any) -> Holdings:
+    def _deal(self, trainer: Any) -> PartitionedData:
         """The client's own data. Dealt out at the first question, which `configure_optimizers` may ask."""
         if self._holdings is None:
             local, labels = self._federated.local, self._federated.clients.labels
@@ -326,7 +332,7 @@ class LocalRound(pl.Callback):
                     "the data are a stream (an IterableDataset), whose passes have no end that a round could "
                     "wait for; give a map-style Dataset of what the round is to train on"
                 )
-            dealt = deal(
+            dealt = split_loader(
                 given,
                 _OwnData,
                 1,
@@ -343,11 +349,13 @@ class LocalRound(pl.Callback):
             steps = int(rule is not None and self._task is None)  # only one is tried
             steps = 2 if isinstance(self._task, LaterRound) else steps
             schedule = Schedule(self._planner, self._federated.mechanism, dealt.work, rule, steps)
-            loader: Any = dealt.loader(self._stacks, schedule.longest)
-            if isinstance(self._task, LaterRound) and self._task.of_zeros:
-                loader.by_stack = functools.partial(_of_zeros, loader.by_stack)
+            loader: Any = dealt.loader(self._stacks, schedule.max_batches)
+            if isinstance(self._task, LaterRound) and self._task.has_zero_batches:
+                loader.iterate_stacks = functools.partial(_zero_batches, loader.iterate_stacks)
             held_out = [] if self._held_out is None else self._held_out.parts
-            self._holdings = Holdings(list(dealt.work.held), schedule, loader, False, held_out)
+            self._holdings = PartitionedData(
+                list(dealt.work.client_indices), schedule, loader, False, held_out
+            )
         return self._holdings
 
     def _loader(self) -> ClientLoader:
@@ -355,7 +363,7 @@ class LocalRound(pl.Callback):
 
     def _stacks(self) -> Sequence[Stack]:
         schedule = self._deal(self._trainer).schedule
-        return schedule.stacks(self._plan.round, 0, 1, self._side.clock.most_batches)
+        return schedule.stacks(self._plan.round, 0, 1, self._side.clock.max_batches)
 
     def on_fit_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Find what travels, and move model, counters and schedules to the round at hand.
@@ -374,22 +382,23 @@ class LocalRound(pl.Callback):
         holdings = self._deal(trainer)
         forget_loader(trainer)
         local, schedule = self._federated.local, holdings.schedule
-        steps = self._plan.round * -(-schedule.longest // int(trainer.accumulate_grad_batches))
-        count_from(trainer, steps, steps)
+        steps = self._plan.round * -(-schedule.max_batches // int(trainer.accumulate_grad_batches))
+        resume_counters(trainer, steps, steps)
         # later messages rehearse where that finds more than the layers say; the first one also to fail early
-        rehearses = self._task is None or (local.buffers != "frozen" and keeps_more(pl_module))
-        to_try = schedule.to_try(self._plan.round, 1) if self._rule is None and rehearses else None
+        rehearses = self._task is None or (local.buffers != "frozen" and has_other_state(pl_module))
+        to_try = schedule.trial_stacks(self._plan.round, 1) if self._rule is None and rehearses else None
         self._side = ClientSide(trainer, local, holdings, self._loader, self._rule, self, _NO_FORKS, to_try)
         self.vector, self.segments = self._side.vector, self._side.vector.segments
         if self._task is None:
             self._side.begin("shared", None, number=self.number)
-            self._try(to_try)
+            self._try_client(to_try)
             self._is_done = True
             return
         if isinstance(self._task, RoundTask) and self.segments != list(self._task.segments):
             raise RefusedError(
-                f"the server's model is cut into segments of {_shown(self._task.segments)}, this client's "
-                f"into {_shown(self.segments)}; both sides need the same module, with the same "
+                f"the server's model is cut into segments of {_segments_text(self._task.segments)}, this "
+                "client's "
+                f"into {_segments_text(self.segments)}; both sides need the same module, with the same "
                 "parameters frozen"
             )
         statistics = local.statistics
@@ -399,19 +408,19 @@ class LocalRound(pl.Callback):
                     f"the server sends a mean of {len(mean)} numbers, here {statistics!r} is asked for; "
                     "both sides need the same settings"
                 )
-            show_statistic(pl_module, mean)
+            pass_statistic_to_module(pl_module, mean)
         if not isinstance(self._task, LaterRound):
-            self.vector.show(self._given)
+            self.vector.write(self._given)
         self._counting: list[Tensor] = [
             attrgetter(f"{name}.num_batches_tracked")(pl_module) for name in counting
         ]
         before = self._plan.round + isinstance(self._task, int)
         before = max(before - (0 if statistics is None else statistics.rounds), 0)  # which count no batch
         for counter in self._counting:  # what the rounds before have counted, which is the same for everybody
-            counter += before * schedule.longest
-        self._side.begin("shared", self._begin_term(), number=self.number, itself=self._is_anew)
-        check_names(self._told.kept, self.vector.own.names)
-        self._side.worker.states.put(0, self._told.kept)
+            counter += before * schedule.max_batches
+        self._side.begin("shared", self._begin_term(), number=self.number, itself=self._is_reset)
+        check_names(self._told.saved, self.vector.personal.names)
+        self._side.worker.states.put(0, self._told.saved)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:  # the server has the validation that it follows
                 continue
@@ -420,9 +429,9 @@ class LocalRound(pl.Callback):
                 warnings.simplefilter("ignore", UserWarning)
                 for _ in range(ahead // config.frequency):
                     config.scheduler.step()
-        self._follow(trainer)
+        self._copy_optimizer_settings(trainer)
 
-    def _try(self, to_try: Sequence[Stack] | None) -> None:
+    def _try_client(self, to_try: Sequence[Stack] | None) -> None:
         """Refuse, before the first round, what can't work on this client's data.
 
         Raises:
@@ -441,12 +450,12 @@ class LocalRound(pl.Callback):
         self._check_watched()
 
     @staticmethod
-    def _refuse(words: str, work: Callable[[], object]) -> None:
+    def _refuse(message: str, work: Callable[[], object]) -> None:
         try:
             work()
         except Exception as error:
             rank_zero_warn(f"{type(error).__name__}: {error}")
-            raise RefusedError(words) from error
+            raise RefusedError(message) from error
 
     def _evaluator(self) -> ClientEvaluator | None:
         """Measures this client, as a simulation does."""
@@ -466,7 +475,7 @@ class LocalRound(pl.Callback):
             RefusedError: Naming the schedule and the metric.
         """
         side, loader, held = self._side, self._loader(), self.client_indices[0]
-        of_training = {fork for name in side.log.names for fork in forks(name)}
+        of_training = {fork for name in side.log.names for fork in metric_forks(name)}
         watched = {config.monitor: config for config in self._trainer.lr_scheduler_configs if config.monitor}
         for name in sorted(of_training.intersection(watched)):
             one = held[: loader.batch_size]
@@ -481,7 +490,7 @@ class LocalRound(pl.Callback):
                 "and the server hears nothing of it; watch a metric of the validation, which is the server's"
             )
 
-    def _follow(self, trainer: Any) -> None:
+    def _copy_optimizer_settings(self, trainer: Any) -> None:
         """Step with the numbers of the server's optimisers, which callbacks of its fit may change."""
         theirs = self._told.groups
         if theirs is None:
@@ -503,12 +512,12 @@ class LocalRound(pl.Callback):
 
     def _begin_term(self) -> Correction | None:
         """The local algorithm's half at this client, with the vector of the server's half."""
-        algorithm, theirs = self._federated.local.algorithm, self._told.theirs
+        algorithm, theirs = self._federated.local.algorithm, self._told.algorithm_vector
         if algorithm is None:
             return None
         check_algorithm(algorithm, self._trainer, self._rule, True)
         term = algorithm.begin(self.vector.num_parameters)
-        if theirs is not None and isinstance(term, KeptOffsets):
+        if theirs is not None and isinstance(term, PersistentOffsets):
             if theirs.shape != term.server.shape:
                 raise RefusedError(
                     f"the server's vector of {type(algorithm).__name__} has {len(theirs)} values, this "
@@ -527,7 +536,7 @@ class LocalRound(pl.Callback):
         evaluator = self._evaluator()
         values = {} if evaluator is None else evaluator.measure(self._task).values
         self.measured = {
-            model: {name: known(float(value)) for name, value in found.items()}
+            model: {name: none_if_nan(float(value)) for name, value in found.items()}
             for model, found in values.items()
         }
         self._trainer.should_stop = True
@@ -551,12 +560,12 @@ class LocalRound(pl.Callback):
         with side.training(start, asked) as trained:
             [self.update] = [one.updates[0] for one in trained]
             if isinstance(self._task, LaterRound):  # of which is asked what it shares
-                self._world = side.worker.fit.world
+                self._snapshot = side.worker.fit.snapshot
         if asked is None:
             self._check_counts()
-        opened = side.worker.states.opened().get(0, {})
-        self.state = {**self._told.kept, **opened, "names": list(vector.own.names)}
-        steps = side.clock.coming_steps
+        opened = side.worker.states.pending().get(0, {})
+        self.state = {**self._told.saved, **opened, "names": list(vector.personal.names)}
+        steps = side.clock.next_round_steps
         if not side.worker.fit.itself:  # else schedules, counters and loss scale have moved with the client
             side.commit([0])  # here: whether it counts in the federation, the next message says
             steps = side.clock.steps
@@ -571,7 +580,7 @@ class LocalRound(pl.Callback):
         vector = self.vector
         own = {id(counter) for counter in self._counting}
         counters = [attrgetter(name)(vector.module) for name in vector.members.counters]
-        found = torch.split(vector.most_counted, [counter.numel() for counter in counters])
+        found = torch.split(vector.max_counted, [counter.numel() for counter in counters])
         for counter, counted in zip(counters, found, strict=True):
             if id(counter) in own and int(counted) != batches:
                 raise RefusedError(
@@ -589,20 +598,20 @@ class LocalRound(pl.Callback):
         self._undo.close()
 
 
-def _nothing(*args: Any) -> None:
+def _no_operation(*args: Any) -> None:
     """Stand in for a hook of the whole fit, which is the server's."""
 
 
 _NO_FORKS = "a client tries in its own process"
 
 
-def _of_zeros(by_stack: Callable[[], Iterator[tuple[Stack, Any]]]) -> Iterator[tuple[Stack, Any]]:
+def _zero_batches(by_stack: Callable[[], Iterator[tuple[Stack, Any]]]) -> Iterator[tuple[Stack, Any]]:
     """The batches of a loader, with zeros in the place of their tensors."""
     for stack, batches in by_stack():
         yield stack, (map_tensors(torch.zeros_like, batch) for batch in batches)
 
 
-def keeps_more(module: torch.nn.Module) -> bool:
+def has_other_state(module: torch.nn.Module) -> bool:
     """Are there tensors that a training may change beside those that it trains?"""
     return any(True for _ in module.buffers()) or not all(p.requires_grad for p in module.parameters())
 
@@ -650,6 +659,6 @@ def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
         )
 
 
-def _shown(segments: Sequence[int]) -> str:
+def _segments_text(segments: Sequence[int]) -> str:
     shown = ", ".join(map(str, segments[:6])) + (", ..." if len(segments) > 6 else "")
     return f"[{shown}] ({sum(segments)} in all)"

@@ -21,14 +21,20 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.personal import State
-from lightning_fedq.data.generator_turns import own_draws
+from lightning_fedq.data.generator_turns import preserve_generators
 from lightning_fedq.data.held_out import num_held_out
 from lightning_fedq.data.loader import check_loader
 from lightning_fedq.flower.failures import Failures
-from lightning_fedq.flower.kept import NEVER, KeptState
-from lightning_fedq.flower.local_round import LaterRound, LocalRound, Told, check_counted, keeps_more
+from lightning_fedq.flower.local_round import (
+    LaterRound,
+    LocalRound,
+    RoundInputs,
+    check_counted,
+    has_other_state,
+)
+from lightning_fedq.flower.persistent_state import NEVER, PersistentState
 from lightning_fedq.flower.records import Fields, check_kinds
-from lightning_fedq.flower.secure import session_of
+from lightning_fedq.flower.secure import session_id
 from lightning_fedq.flower.settings import (
     DECLINED,
     MOST_ATTEMPTS,
@@ -40,12 +46,12 @@ from lightning_fedq.flower.settings import (
     deployed_mechanism,
     differences,
     fingerprint,
+    is_per_client,
     keeps_state,
-    of_each_client,
-    own_budget,
+    make_client_budget,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.flower.training_words import callbacks_in, training_words
+from lightning_fedq.flower.training_description import callbacks_in, training_words
 from lightning_fedq.keys.party_keys import (
     ClientSecrets,
     HeldClientKeys,
@@ -69,7 +75,7 @@ from lightning_fedq.secagg import (
     model_digest,
 )
 from lightning_fedq.training.checks import check_hooks
-from lightning_fedq.training.client_metrics import claims_something, protecting_samples
+from lightning_fedq.training.client_metrics import has_claim, sample_protectors
 
 Measured = dict[str, dict[str, float | None]]
 """By model, "global" or "personal": what validation logs, by name."""
@@ -94,7 +100,7 @@ _OPTIONAL: dict[str, type] = {
 }
 
 
-class Own(NamedTuple):
+class ClientConfig(NamedTuple):
     """Settings, folder, number and keys that a client has of its own.
 
     Args:
@@ -105,8 +111,9 @@ class Own(NamedTuple):
             the server to relay them.
         budget: Privacy budget of this client over all that its log knows; None leaves it to the ledger.
         failures: Count of its trainings that fail; None is a new one.
-        anew: Folders of clients whose messages have nothing in common but classes, code and data, as was
-            tried at their registration in this process: what they train is not copied. None is a new one.
+        reset_after_abort: Folders of clients whose messages have nothing in common but classes, code and
+            data, as was tried at their registration in this process: what they train is not copied. None is a
+            new one.
     """
 
     federated: Federated
@@ -115,7 +122,7 @@ class Own(NamedTuple):
     identities: Identities | None = None
     budget: PrivacyTarget | None = None
     failures: Failures | None = None
-    anew: set[str] | None = None
+    reset_after_abort: set[str] | None = None
 
 
 class RemoteClient:
@@ -129,24 +136,24 @@ class RemoteClient:
 
     def __init__(
         self,
-        own: Own,
+        config: ClientConfig,
         module: Callable[[], pl.LightningModule],
         data: Callable[[], pl.LightningDataModule],
         trainer: dict[str, Any],
     ) -> None:
-        self._federated, self._store, self._partition, self._identities, budget, failures, anew = own
-        self._anew = set() if anew is None else anew
+        self._federated, self._store, self._partition, self._identities, budget, failures, anew = config
+        self._reset_after_abort = set() if anew is None else anew
         self._place = f"client {self._partition}" if self._store is None else str(self._store.folder)
         self._failures = failures or Failures()
-        self._budget = own_budget(own.federated, budget, own.identities is not None)
+        self._budget = make_client_budget(config.federated, budget, config.identities is not None)
         self._module, self._data, self._trainer = module, data, trainer
 
     def settings(self) -> dict[str, str]:
         """Settings that the server's are compared with, by name."""
         words = fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
-        return {**words, **training_words(self._trainer, self._module), **self._rehearsed()}
+        return {**words, **training_words(self._trainer, self._module), **self._run_rehearsal()}
 
-    def _rehearsed(self) -> dict[str, str]:
+    def _run_rehearsal(self) -> dict[str, str]:
         """Try the training, and count what travels, where first steps may find more than the layers say.
 
         A server has no data to try, and counts by the layers alone. Where the data are not to be had yet, nor
@@ -158,13 +165,13 @@ class RemoteClient:
         module, local = self._module(), self._federated.local
         check_counted(module, local)
         check_hooks(module, local.statistics)
-        counts = local.buffers == "share" and keeps_more(module)
+        counts = local.buffers == "share" and has_other_state(module)
         try:
-            found = self._tried(module, None)
+            found = self._train_trial(module, None)
         except RefusedError:
             raise
         except Exception as error:  # of the user's data, which say nothing to the server here
-            needs = ["DPSGD"] if any(map(of_each_client, callbacks_in(self._trainer))) else []
+            needs = ["DPSGD"] if any(map(is_per_client, callbacks_in(self._trainer))) else []
             needs += [] if local.evaluate_clients is None else ["evaluate_clients"]
             if needs:
                 rank_zero_warn(str(error))
@@ -176,9 +183,9 @@ class RemoteClient:
         self._try_a_later_message()
         return {TRAVELS: str(sum(found.segments))} if counts else {}
 
-    def _tried(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
+    def _train_trial(self, module: pl.LightningModule, task: LaterRound | None) -> LocalRound:
         tried = LocalRound(self._federated, 0, 0, task, torch.zeros(0))
-        with own_draws():
+        with preserve_generators():
             return tried.run(module, self._data(), self._trainer)
 
     def _try_a_later_message(self) -> None:
@@ -190,12 +197,14 @@ class RemoteClient:
         errors: list[Exception] = []
         statistics = self._federated.local.statistics
         round = max(1, 0 if statistics is None else statistics.rounds)  # the first one trains, too
-        self._anew.discard(self._place)
+        self._reset_after_abort.discard(self._place)
         for of_zeros in (False, True):
             try:
-                first, second = (self._tried(self._module(), LaterRound(of_zeros, round)) for _ in range(2))
-                if not first.shares_with(second):
-                    self._anew.add(self._place)
+                first, second = (
+                    self._train_trial(self._module(), LaterRound(of_zeros, round)) for _ in range(2)
+                )
+                if not first.shared_objects(second):
+                    self._reset_after_abort.add(self._place)
                 break
             except RefusedError:  # in words for both sides, which the message itself will say
                 return
@@ -213,7 +222,7 @@ class RemoteClient:
     def mechanism(self) -> Mechanism:
         """The mechanism, from the client's own code and never from the server."""
         # it is set to the privacy target, where there is one
-        if self._federated.kept_target is None:
+        if self._federated.calibrated_target is None:
             return self._federated.mechanism
         return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
 
@@ -236,7 +245,7 @@ class RemoteClient:
         try:
             if kind not in answers:
                 raise ValueError(f"there is no such question; they are {', '.join(answers)}")
-            check_kinds(fields, self._wanted(kind), _OPTIONAL)
+            check_kinds(fields, self._required_fields(kind), _OPTIONAL)
             self._check_numbers(fields)
             return answers[kind](fields)
         except (ValueError, RuntimeError, PermissionError, SecAggError) as error:
@@ -245,7 +254,7 @@ class RemoteClient:
             rank_zero_warn(f"{kind}: {type(error).__name__}: {error}")
             raise RefusedError(f"{kind}: {type(error).__name__}; the client's own log says more") from error
 
-    def _wanted(self, kind: str) -> dict[str, type]:
+    def _required_fields(self, kind: str) -> dict[str, type]:
         """Kinds of the fields that a message must have, by name."""
         keyed, secagg = self._federated.seed is None, self._federated.server.secure_aggregation
         if kind == "register":
@@ -283,7 +292,7 @@ class RemoteClient:
 
         A round that was answered is the last for ever: all before it are over.
         """
-        said = [MOST_ROUNDS, self._own_rounds]
+        said = [MOST_ROUNDS, self._trainer_rounds]
         if self._federated.seed is None and self._store is not None:
             said.append((self._store.get(_KEYS) or {}).get("rounds", MOST_ROUNDS))
         if not (0 <= round < min(said) and 0 <= attempt < MOST_ATTEMPTS):
@@ -294,7 +303,7 @@ class RemoteClient:
             )
 
     @property
-    def _own_rounds(self) -> int:
+    def _trainer_rounds(self) -> int:
         """Rounds of the client's own Trainer, where it says them."""
         said = self._trainer.get("max_epochs") or -1
         return MOST_ROUNDS if said < 0 else int(said)
@@ -316,7 +325,7 @@ class RemoteClient:
             ValueError: If a setting differs, or there is no folder to keep keys in.
         """
         if self._store is not None:
-            self._store.tidy()
+            self._store.remove_drafts()
         theirs = {name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)}
         check_deployable(self._federated)
         own = self.settings()
@@ -331,24 +340,25 @@ class RemoteClient:
                 + (buffers if TRAVELS in found else "")
             )
         rounds = fields.get("rounds", 0)
-        if not 0 <= rounds <= self._own_rounds:
+        if not 0 <= rounds <= self._trainer_rounds:
             raise ValueError(
-                f"the server's run has {rounds} rounds, this client answers {self._own_rounds} at most; give "
+                f"the server's run has {rounds} rounds, this client answers {self._trainer_rounds} at "
+                "most; give "
                 "both sides' trainers the same max_epochs"
             )
-        for name, found in ((name, fields[name]) for name in self._wanted("register")):
+        for name, found in ((name, fields[name]) for name in self._required_fields("register")):
             if len(found) != 32:
                 raise ValueError(f"the field {name!r} must be 32 bytes, {len(found)} came")
-        answer: Fields = {**self._check_room(), "partition": self._partition}
+        answer: Fields = {**self._check_folder(), "partition": self._partition}
         if self._federated.server.weighting == "samples":
-            answer["samples"] = self._counted()
+            answer["samples"] = self._count_samples()
         if self._federated.seed is None:
-            secrets, federation = self._own_secrets(fields, registers=True), fields["federation"]
+            secrets, federation = self._load_secrets(fields, registers=True), fields["federation"]
             key = answer["key"] = secrets.public_key
             nonce = fields["nonce"]
             answer["proof"] = registration_proof(secrets.secret, fields["server"], federation, key, nonce)
             if rounds:
-                store = self._folder(_KEYS_AND_LOG)
+                store = self._require_folder(_KEYS_AND_LOG)
                 store.put(_KEYS, {**(store.get(_KEYS) or {}), "rounds": rounds})
             if self._identities is not None:
                 answer["signature"] = sign_key(self._identities.own, federation, key)
@@ -361,12 +371,12 @@ class RemoteClient:
             RefusedError: If its folder takes nothing more, or has lost its keys.
         """
         if self._federated.seed is None:
-            self._kept_keys()
-        return self._check_room()
+            self._read_keys()
+        return self._check_folder()
 
-    def _kept_keys(self) -> dict[str, Any]:
+    def _read_keys(self) -> dict[str, Any]:
         """The keys with which this client has registered."""
-        store = self._folder(_KEYS_AND_LOG)
+        store = self._require_folder(_KEYS_AND_LOG)
         if (kept := store.get(_KEYS)) is None:
             raise RefusedError(
                 f"{store.folder} holds no keys, and this client has registered: it was emptied, or is "
@@ -374,17 +384,17 @@ class RemoteClient:
             )
         return kept
 
-    def _check_room(self) -> Fields:
+    def _check_folder(self) -> Fields:
         if self._store is not None:
             try:
                 self._store.put_bytes(_PROBE, bytes(_ROOM))
-                self._store.take_bytes(_PROBE)
+                self._store.pop_bytes(_PROBE)
             except OSError as error:
                 rank_zero_warn(f"{self._store.folder}: {error}")
                 raise RefusedError("its folder can't be written; its own log says why") from error
         return {}
 
-    def _counted(self) -> int:
+    def _count_samples(self) -> int:
         """Samples that are trained on. What went wrong with the data is said here and not to the server."""
         evaluated = self._federated.local.evaluate_clients
         try:
@@ -398,19 +408,19 @@ class RemoteClient:
         fraction = None if evaluated is None else evaluated.fraction
         return held if fraction is None else held - num_held_out(fraction, held)
 
-    def _folder(self, what: str) -> Store:
-        """The client's folder, or words that `what` is kept in one."""
+    def _require_folder(self, purpose: str) -> Store:
+        """The client's folder, or words that `purpose` is kept in one."""
         if self._store is None:
             raise RefusedError(
-                f"{what} are kept in a folder of the client's own; start the SuperNode with --node-config "
+                f"{purpose} are kept in a folder of the client's own; start the SuperNode with --node-config "
                 "'fedq-home=\"/a/folder\"', or give client_app(home=...)"
             )
         return self._store
 
-    def _own_secrets(self, fields: Fields, registers: bool = False) -> ClientSecrets:
+    def _load_secrets(self, fields: Fields, registers: bool = False) -> ClientSecrets:
         """Drawn at the first registration with a federation, and the same ever after."""
-        store, federation = self._folder(_KEYS_AND_LOG), fields["federation"]
-        kept = store.get(_KEYS) if registers else self._kept_keys()
+        store, federation = self._require_folder(_KEYS_AND_LOG), fields["federation"]
+        kept = store.get(_KEYS) if registers else self._read_keys()
         if kept is None:
             new = ClientSecrets.draw()
             # no key of the server's that is none is kept
@@ -431,32 +441,32 @@ class RemoteClient:
         self._check_place(store, kept)
         return ClientSecrets(kept["secret"], kept["seed"])
 
-    def _check_place(self, store: Store, kept: dict[str, Any]) -> None:
+    def _check_place(self, store: Store, saved: dict[str, Any]) -> None:
         """Refuse a copy of a folder that is still there. One that was moved goes on."""
-        here, there = store.folder.resolve(), Path(kept.get("folder", store.folder)).resolve()
-        if str(here) == kept.get("folder"):
+        here, there = store.folder.resolve(), Path(saved.get("folder", store.folder)).resolve()
+        if str(here) == saved.get("folder"):
             return
         exists = (there / f"{_KEYS}.json").exists() and not there.samefile(here)
-        if ((Store(there).get(_KEYS) or {}) if exists else {}).get("secret") == kept["secret"]:
+        if ((Store(there).get(_KEYS) or {}) if exists else {}).get("secret") == saved["secret"]:
             raise ValueError(
                 f"this client's folder {here} is a copy of {there}, which is still there: each would count "
                 "its own messages only, against one budget and one set of keys. Go on with that one, or move "
                 "a folder in place of copying it"
             )
-        store.put(_KEYS, {**kept, "folder": str(here)})
+        store.put(_KEYS, {**saved, "folder": str(here)})
 
     # ---- a round ------------------------------------------------------------------------------------------
 
     def _keys(self, fields: Fields) -> Keys:
         seed = self._federated.seed
-        return self._own_keys(fields) if seed is None else SeededKeys(seed)
+        return self._load_keys(fields) if seed is None else SeededKeys(seed)
 
-    def _own_keys(self, fields: Fields) -> HeldClientKeys:
-        secrets = self._own_secrets(fields)
-        peers = dict(zip(fields["peers"], _cut(fields["peer_keys"], 32), strict=True))
+    def _load_keys(self, fields: Fields) -> HeldClientKeys:
+        secrets = self._load_secrets(fields)
+        peers = dict(zip(fields["peers"], _split_bytes(fields["peer_keys"], 32), strict=True))
         if self._identities is not None:
             self._identities.check_number(fields["client"])
-            signed = dict(zip(fields["peers"], _cut(fields.get("signatures", b""), 64), strict=False))
+            signed = dict(zip(fields["peers"], _split_bytes(fields.get("signatures", b""), 64), strict=False))
             for peer, key in peers.items():
                 directory, federation = self._identities.directory, fields["federation"]
                 verify_key(directory, peer, federation, key, signed.get(peer, b""))
@@ -473,7 +483,7 @@ class RemoteClient:
     def _log(self, owner: str) -> StreamLog:
         if self._federated.seed is not None:  # with one, a repeated round repeats its bits
             return StreamLog(None, owner)
-        store = self._folder(_KEYS_AND_LOG)
+        store = self._require_folder(_KEYS_AND_LOG)
         kept, path = store.get(_KEYS) or {}, store.folder / "streams.jsonl"
         if kept.get("logged") and not path.exists():
             raise ValueError(
@@ -492,39 +502,39 @@ class RemoteClient:
         self._check_round(task.round, task.attempt)
         weights = _weights(fields, task.segments, self._federated.server.broadcast_bits)
 
-        return self._answer(fields, task, weights, lambda: self._trained(fields, task, weights))
+        return self._answer(fields, task, weights, lambda: self._train_update(fields, task, weights))
 
     def evaluate(self, fields: Fields) -> Fields:
         """Measure, and return what these settings let out: exact values, or nothing."""
         if self._federated.local.evaluate_clients is None:
             raise ValueError("these settings measure nothing; give both sides evaluate_clients, or neither")
-        found = self._measured(fields, fields["round"], _weights(fields, (), None))
-        if self._shares_measured():
+        found = self._measure_models(fields, fields["round"], _weights(fields, (), None))
+        if self._may_send_measurements():
             return {"measured": json.dumps(found)}
         if self._store is not None and found:
             self._store.append("measured", {"round": fields["round"] + 1, **found})
         return {}
 
-    def _measured(self, fields: Fields, round: int, weights: Tensor) -> Measured:
+    def _measure_models(self, fields: Fields, round: int, weights: Tensor) -> Measured:
         """Metrics of validation, by model. The server hears of a failure where it hears all values only."""
         try:
-            return self._locally(fields, round, weights, self._settled(fields)[1]).measured
+            return self._run_local_round(fields, round, weights, self._load_state(fields)[1]).measured
         except RefusedError:
             raise
         except Exception as error:
             rank_zero_warn(f"round {round + 1}: nothing is measured: {type(error).__name__}: {error}")
-            if self._shares_measured():
+            if self._may_send_measurements():
                 raise RefusedError("the measurement has failed; the client's own log says why") from error
             return Measured()
 
-    def _shares_measured(self) -> bool:
+    def _may_send_measurements(self) -> bool:
         """Do exact measurements go to the server? By these settings, as in a simulation."""
         choice = self._federated.local.client_metrics
         if choice is not None:
             return choice == "shared"
         one, planner = torch.ones(1, dtype=torch.float64), self._federated.planner
         groups = planner.expected(0, self.mechanism()).groups
-        return self._says_all(RoundContext(0, groups, (1,), 0.0 * one, one))
+        return self._is_unprotected(RoundContext(0, groups, (1,), 0.0 * one, one))
 
     def _answer(
         self, fields: Fields, task: RoundTask, weights: Tensor, update: Callable[[], Tensor]
@@ -575,7 +585,7 @@ class RemoteClient:
         if any(other >= planner.num_clients for _, other in pairs):
             raise ValueError(f"noise is handed on among {planner.num_clients} clients, the server names more")
 
-    def _trained(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
+    def _train_update(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
         """The update. What went wrong with the data is said here and not to the server.
 
         Where something is claimed, nor is it said that anything went wrong: whether a training fails follows
@@ -583,12 +593,12 @@ class RemoteClient:
         """
         self._failures.asked += 1
         try:
-            return self._carried(self.update(fields, task, weights), task, weights)
+            return self._spread_statistics(self.update(fields, task, weights), task, weights)
         except RefusedError:
             raise
         except Exception as error:
             reason = f"round {task.round + 1}: {type(error).__name__}: {error}"
-            told = self._says_all(task.context())
+            told = self._is_unprotected(task.context())
             self._failures.add(task.round, error, told, self._store)
             if told:
                 rank_zero_warn(reason)
@@ -597,29 +607,29 @@ class RemoteClient:
                 f"{reason}; the training has failed, and a zero update is encoded in its place: a refusal "
                 "would tell the server of the data what no noise hides. Cure it here, nobody else sees it"
             )
-            return self._carried(None, task, weights)
+            return self._spread_statistics(None, task, weights)
 
-    def _carried(self, found: Tensor | None, task: RoundTask, weights: Tensor) -> Tensor:
+    def _spread_statistics(self, result: Tensor | None, task: RoundTask, weights: Tensor) -> Tensor:
         """Update `(dim,)` of what a round has made, in which statistics are spread. None: of no data."""
         statistics = self._federated.local.statistics
         if statistics is None or task.round >= statistics.rounds:
-            return torch.zeros_like(weights) if found is None else found.to(weights)
-        vector = torch.zeros(statistics.size) if found is None else found
+            return torch.zeros_like(weights) if result is None else result.to(weights)
+        vector = torch.zeros(statistics.size) if result is None else result
         parts = self.mechanism(), task.context(), weights, self._federated.server.target
         return statistics.spread(vector[None].to(weights.device), *parts)[0]
 
-    def _says_all(self, context: RoundContext) -> bool:
+    def _is_unprotected(self, context: RoundContext) -> bool:
         """Is nothing claimed of what this client's messages hide, nor of single samples?"""
-        if protecting_samples(callbacks_in(self._trainer)):
+        if sample_protectors(callbacks_in(self._trainer)):
             return False
-        return self._federated.seed is not None or not claims_something(self.mechanism(), context)
+        return self._federated.seed is not None or not has_claim(self.mechanism(), context)
 
     def update(self, fields: Fields, task: RoundTask, weights: Tensor) -> Tensor:
         """Train, and return `(dim,)` local - global."""
-        states, kept = self._settled(fields)
+        states, kept = self._load_state(fields)
         at = task.round, task.attempt
         try:
-            local = self._locally(fields, task, weights, kept)
+            local = self._run_local_round(fields, task, weights, kept)
         except Exception:
             if states is not None:  # a zero update may be sent in its place, and be counted
                 states.keep(at, kept)
@@ -628,26 +638,30 @@ class RemoteClient:
             states.keep(at, local.state)
         return local.update
 
-    def _settled(self, fields: Fields) -> tuple[KeptState | None, State]:
+    def _load_state(self, fields: Fields) -> tuple[PersistentState | None, State]:
         """State that the client goes on with, and its place. None where it keeps nothing."""
         seed = self._federated.seed
         if not keeps_state(self._federated.local, callbacks_in(self._trainer)):
             return None, State()
         of = f"the federation of seed {seed}" if seed is not None else fields["federation"].hex()[:16]
-        store = self._folder("tensors of local=, buffers='local', an algorithm's memory and DPSGD's account")
-        states = KeptState(store, f"client {fields['client']} of {of}")
+        store = self._require_folder(
+            "tensors of local=, buffers='local', an algorithm's memory and DPSGD's account"
+        )
+        states = PersistentState(store, f"client {fields['client']} of {of}")
         counted = [int(one) for one in fields.get("counted", NEVER)]
         return states, states.settle((counted[0], counted[1]) if len(counted) == 2 else NEVER)
 
-    def _locally(self, fields: Fields, at: RoundTask | int, weights: Tensor, kept: State) -> LocalRound:
+    def _run_local_round(
+        self, fields: Fields, attempt: RoundTask | int, weights: Tensor, saved: State
+    ) -> LocalRound:
         """Train in a round, or measure after it. What is held out is the same in every round."""
         seed = held_out = self._federated.seed
         if seed is None:
             seed = int.from_bytes(os.urandom(7), "big")
-            held_out = int.from_bytes(self._own_secrets(fields).derived("held out")[:7], "big")
-        told = Told.of(fields, kept)
-        is_anew = self._place in self._anew
-        own = LocalRound(self._federated, fields["client"], seed, at, weights, told, held_out, is_anew)
+            held_out = int.from_bytes(self._load_secrets(fields).derived("held out")[:7], "big")
+        told = RoundInputs.from_fields(fields, saved)
+        is_anew = self._place in self._reset_after_abort
+        own = LocalRound(self._federated, fields["client"], seed, attempt, weights, told, held_out, is_anew)
         return own.run(self._module(), self._data(), self._trainer)
 
     # ---- secure aggregation: three more exchanges, or four ------------------------------------------------
@@ -656,7 +670,7 @@ class RemoteClient:
         secagg, context = self._federated.server.secure_aggregation, task.context()
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
-        layout, session = secagg.layout(self.mechanism(), context, public), session_of(keys.public(), task)
+        layout, session = secagg.layout(self.mechanism(), context, public), session_id(keys.public(), task)
         silent = self.mechanism().tolerated_dropouts(context)
         clients = self._federated.clients.num_clients
         terms = secagg.terms(session, task.round, task.attempt, context.cohort, layout, clients, silent)
@@ -673,16 +687,16 @@ class RemoteClient:
         self._rounds().put(_ROUND, {**plain, "machine": machine.to_bytes()})
 
     def _rounds(self) -> Store:
-        return self._folder("states of secure aggregation between messages")
+        return self._require_folder("states of secure aggregation between messages")
 
     @contextmanager
-    def _goes_on(self, last: bool = False) -> Iterator[Client]:
+    def _resume_machine(self, previous: bool = False) -> Iterator[Client]:
         """The open round's machine. It is in one pair of hands at a time, so nothing is answered twice.
 
         After an error this client is out of the round; a message out of turn changes nothing.
         """
         # off the disk until it is kept again: a crash leaves the client out
-        kept = self._rounds().take(_ROUND)
+        kept = self._rounds().pop(_ROUND)
         if kept is None:
             raise ValueError("no round is open at this client, or another message of it is being answered")
         task = RoundTask.from_bytes(kept["task"])
@@ -693,31 +707,31 @@ class RemoteClient:
         except StageError:
             self._keep(kept, machine)
             raise
-        if not last:
+        if not previous:
             self._keep(kept, machine)
 
     def shares(self, fields: Fields) -> Fields:
         """Answer the roster with shares for the neighbours."""
-        with self._goes_on() as machine:
+        with self._resume_machine() as machine:
             return {"secagg": machine.share_keys(fields.get("secagg", b""))}
 
     def masked(self, fields: Fields) -> Fields:
         """Take the neighbours' shares, and send the masked symbols."""
-        with self._goes_on() as machine:
+        with self._resume_machine() as machine:
             machine.accept_shares(fields.get("secagg", b""))
-            symbols = self._rounds().take_bytes(_SYMBOLS)  # taken: no second message masks them
+            symbols = self._rounds().pop_bytes(_SYMBOLS)  # taken: no second message masks them
             masked = machine.masked_input(np.frombuffer(symbols, "<i8"))
             accused = {"accused": list(machine.unopened)} if machine.unopened else {}
             return {"secagg": masked, **accused}
 
     def confirm(self, fields: Fields) -> Fields:
         """Sign the list of survivors, where the server may lie about it."""
-        with self._goes_on() as machine:
+        with self._resume_machine() as machine:
             return {"secagg": machine.confirm(fields.get("secagg", b""))}
 
     def unmask(self, fields: Fields) -> Fields:
         """Open one share of every neighbour. Then nothing of the round is left here."""
-        with self._goes_on(last=True) as machine:
+        with self._resume_machine(previous=True) as machine:
             return {"secagg": machine.unmask(fields.get("secagg", b""))}
 
 
@@ -738,5 +752,5 @@ def _weights(fields: Fields, segments: tuple[int, ...], broadcast_bits: int | No
     return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)  # a tensor writes, bytes are read-only
 
 
-def _cut(data: bytes, size: int) -> list[bytes]:
+def _split_bytes(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]

@@ -35,7 +35,7 @@ class Roster:
     """Who is who: the clients' numbers, their public keys and the nodes that they sit at.
 
     Args:
-        words: The server's fingerprint.
+        settings: The server's fingerprint.
         rounds: Rounds of the run, which clients agree to; None tells them no number.
         directory: Everybody's verification key; with it a number is given to its identity only.
 
@@ -51,15 +51,15 @@ class Roster:
         federated: Federated,
         exchange: Exchange,
         store: Store,
-        words: dict[str, str],
+        settings: dict[str, str],
         directory: Mapping[int, Ed25519PublicKey] | None = None,
         rounds: int | None = None,
     ) -> None:
         self._federated, self._exchange, self._store = federated, exchange, store
         self.directory = directory
-        self._words: Fields = {f"setting {name}": value for name, value in words.items()}
+        self._settings: Fields = {f"setting {name}": value for name, value in settings.items()}
         if rounds is not None:
-            self._words["rounds"] = rounds
+            self._settings["rounds"] = rounds
         self.nodes: dict[int, int] = {}
         self.samples: dict[int, int] = {}
         self.disputes = Disputes(store)
@@ -67,31 +67,33 @@ class Roster:
         self._strangers: set[int] = set()
         self._refusing: dict[int, str] = {}
         self._no_at: dict[int, float] = {}
-        self._asked: dict[str, int] = {}
+        self._queried: dict[str, int] = {}
         self._nonces: dict[int, bytes] = {}
-        self._known: dict[int, bytes] = {}
+        self._registered: dict[int, bytes] = {}
         self._signatures: dict[int, bytes] = {}
         self._patience, self._has_waited = 0.0, False
         self.failures: dict[int, str] = {}
         self._away: dict[int, tuple[int, str]] = {}
-        self._asked_away: dict[str, int] = {}
-        self._asked_at: dict[int, float] = {}
+        self._queried_absent_at: dict[str, int] = {}
+        self._queried_at: dict[int, float] = {}
         self._secrets: ServerSecrets | None = None
         if federated.seed is None:
-            self._secrets = self._own_secrets()
+            self._secrets = self._load_secrets()
             kept = store.get(_ROSTER) or {}
-            self._known = {int(client): key for client, key in kept.items()}
+            self._registered = {int(client): key for client, key in kept.items()}
             signed = store.get(_SIGNATURES) or {}
             self._signatures = {int(client): signature for client, signature in signed.items()}
             self.samples = {int(client): number for client, number in (store.get(_SAMPLES) or {}).items()}
-        self._resumed = store.get(_GATHERED) is not None or len(self._known) >= federated.clients.num_clients
+        self._resumed = (
+            store.get(_GATHERED) is not None or len(self._registered) >= federated.clients.num_clients
+        )
 
     @property
     def left_out(self) -> set[int]:
         """Clients that are asked no more, also after a restart of the server."""
         return self.disputes.left_out
 
-    def _own_secrets(self) -> ServerSecrets:
+    def _load_secrets(self) -> ServerSecrets:
         kept = self._store.get(_SECRETS)
         if kept is None:
             new = ServerSecrets.draw()
@@ -103,7 +105,7 @@ class Roster:
         """Wait until every client has registered, and no longer, whoever else is silent or refuses.
 
         A server that is started again has seen everybody, and after `wait` seconds goes on with whoever is
-        there: the others are missed, as in mid-run, until they come back (`wait_for`).
+        mark_present: the others are missed, as in mid-run, until they come back (`wait_for`).
 
         Raises:
             RuntimeError: If some are missing after `wait` seconds, at a first start, or everybody is.
@@ -111,14 +113,16 @@ class Roster:
         wanted, end = self._federated.clients.num_clients, time.monotonic() + wait
         self._patience = wait
         while True:
-            self._ask_new()
-            self._take_in()
+            self._query_new_nodes()
+            self._admit_nodes()
             if len(self.nodes) >= wanted:
                 break
             # whether as many nodes as there are clients refuse and none has registered: settings differ
             hopeless = not self.nodes and len(self._refusing) >= self._federated.clients.num_clients
             if hopeless or time.monotonic() > end:
-                missing = self._missing([client for client in range(wanted) if client not in self.nodes])
+                missing = self._describe_missing(
+                    [client for client in range(wanted) if client not in self.nodes]
+                )
                 if self._resumed and self.nodes:
                     rank_zero_warn(
                         f"the server goes on with {len(self.nodes)} of {wanted} clients; {missing}"
@@ -136,7 +140,7 @@ class Roster:
             signed = {str(client): signature for client, signature in sorted(self._signatures.items())}
             self._store.put(_SIGNATURES, signed)
             self._store.put(_SAMPLES, {str(client): number for client, number in self.samples.items()})
-            self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
+            self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._registered.items())})
 
     def wait_for(self, cohort: Sequence[int], needed: int, name: str) -> None:
         """Wait until so many of a cohort are connected, as long as `gather` did, before anybody is charged.
@@ -154,48 +158,51 @@ class Roster:
         patience, self._has_waited = 0.0 if self._has_waited else self._patience, False
         end, said = time.monotonic() + patience, not patience
         while True:
-            self._ask_away()
-            self._take_in()
+            self._query_absent()
+            self._admit_nodes()
             online, left_out = set(self._exchange.online()), self.left_out
             missing = sorted(client for client in cohort if self.nodes.get(client) not in online)
-            out = {*missing, *left_out, *filter(self.away, cohort)}
+            out = {*missing, *left_out, *filter(self.absence_reason, cohort)}
             here = [client for client in cohort if client not in out]
             if len(here) >= needed:
                 return
             words = f"it needs {needed} of its {len(cohort)} clients, {len(here)} are connected"
             if broken := sorted(left_out.intersection(cohort)):
                 words += f", and clients {broken[:10]} are left out (disputes.json)"
-            if any(map(self.away, cohort)):
-                words += f"; {self.why_failed(filter(self.away, cohort))}"
+            if any(map(self.absence_reason, cohort)):
+                words += f"; {self.describe_failures(filter(self.absence_reason, cohort))}"
             if time.monotonic() >= end:
                 raise RuntimeError(
-                    f"{name} is not begun and nobody is charged for it: {words}; {self._missing(missing)}; "
+                    f"{name} is not begun and nobody is charged for it: {words}; "
+                    f"{self._describe_missing(missing)}; "
                     "then start this run again with the same home"
                 )
             if not said:
                 rank_zero_warn(f"{name} waits {patience:g} s at most: {words}; missing are {missing[:10]}")
                 said = True
             time.sleep(POLL)
-            self._ask_new()
+            self._query_new_nodes()
 
-    def failed(self, client: int, why: str) -> None:
-        """A client has failed in a round: it is away until it says that it is ready (`away`)."""
+    def mark_failed(self, client: int, reason: str) -> None:
+        """A client has failed in a round: it is away until it says that it is ready (`absence_reason`)."""
         node = self.nodes[client]
-        self._away[client], self.failures[client] = (node, why), why
-        self._asked_at.pop(client, None)
+        self._away[client], self.failures[client] = (node, reason), reason
+        self._queried_at.pop(client, None)
         # what it says to a question of before is of before
-        self._asked_away = {number: asked for number, asked in self._asked_away.items() if asked != node}
+        self._queried_absent_at = {
+            number: asked for number, asked in self._queried_absent_at.items() if asked != node
+        }
 
-    def there(self, client: int) -> None:
+    def mark_present(self, client: int) -> None:
         """A client has answered."""
         self._away.pop(client, None)
 
-    def away(self, client: int) -> str:
+    def absence_reason(self, client: int) -> str:
         """Why a client that is connected does not count as there, "" if it does."""
         node, why = self._away.get(client, (None, ""))
         return why if node == self.nodes.get(client) else ""
 
-    def _ask_away(self) -> set[str]:
+    def _query_absent(self) -> set[str]:
         """Ask who has failed whether it is ready, at once and then every minute. Who has declined stays out.
 
         Returns messages to wait for: answers of those that have failed with words of their own come at once.
@@ -204,22 +211,22 @@ class Roster:
         nodes = {
             node: client
             for client, (node, why) in self._away.items()
-            if node in online and self.away(client) and not why.endswith(DECLINED)
-            if node not in self._asked_away.values()
-            if now - self._asked_at.get(client, -_ASK_AGAIN) >= _ASK_AGAIN
+            if node in online and self.absence_reason(client) and not why.endswith(DECLINED)
+            if node not in self._queried_absent_at.values()
+            if now - self._queried_at.get(client, -_ASK_AGAIN) >= _ASK_AGAIN
         }
         if not nodes:
             return set()
-        first = {node for node, client in nodes.items() if client not in self._asked_at}
-        self._asked_at |= dict.fromkeys(nodes.values(), now)
+        first = {node for node, client in nodes.items() if client not in self._queried_at}
+        self._queried_at |= dict.fromkeys(nodes.values(), now)
         sent = self._exchange.push("ready", {node: Fields() for node in nodes}, "ready")
-        self._asked_away |= sent
+        self._queried_absent_at |= sent
         quiet = {node for node, why in self._away.values() if why.startswith("no answer")}
         return {number for number, node in sent.items() if node in first - quiet}
 
-    def _take_ready(self) -> None:
+    def _admit_ready(self) -> None:
         """Count those as there again who are ready."""
-        answers = self._exchange.pull(self._asked_away) if self._asked_away else {}
+        answers = self._exchange.pull(self._queried_absent_at) if self._queried_absent_at else {}
         clients = {node: client for client, (node, _) in self._away.items()}
         for node in set(answers) & set(clients):
             client, found = clients[node], answers[node]
@@ -229,15 +236,15 @@ class Roster:
             else:
                 del self._away[client]
 
-    def why_failed(self, clients: Iterable[int] | None = None) -> str:
+    def describe_failures(self, clients: Iterable[int] | None = None) -> str:
         """Which clients have failed since the last round that came to something, and why, for people."""
         chosen = sorted(self.failures if clients is None else clients)
         found = [f"client {client} has failed ({self.failures.get(client)})" for client in chosen]
         return "; ".join(found[:5]) + (f"; {len(found) - 5} more" if found[5:] else "")
 
-    def _missing(self, missing: Sequence[int]) -> str:
+    def _describe_missing(self, missing: Sequence[int]) -> str:
         """Who is not there, and what an operator can do."""
-        quiet = sorted(self._asked.values())
+        quiet = sorted(self._queried.values())
         found = f"missing are clients {missing[:10]}" + (", ..." if missing[10:] else "")
         if self._refusing:
             node, words = next(reversed(self._refusing.items()))
@@ -258,19 +265,19 @@ class Roster:
         """
         for node in list(self._refusing):  # asked again: what it refused for may be put right
             self._no_at.pop(node)
-        new, again, began = self._ask_new(), self._ask_away(), time.monotonic()
-        self._take_in()
-        while new & set(self._asked) or again & set(self._asked_away):
+        new, again, began = self._query_new_nodes(), self._query_absent(), time.monotonic()
+        self._admit_nodes()
+        while new & set(self._queried) or again & set(self._queried_absent_at):
             online, clients = set(self._exchange.online()), range(self._federated.clients.num_clients)
             somebody_is_gone = any(self.nodes.get(client) not in online for client in clients)
-            waits = somebody_is_gone and new & set(self._asked)
+            waits = somebody_is_gone and new & set(self._queried)
             limit = self._exchange.timeout if waits else _WAIT_FOR_NEW
             if time.monotonic() - began >= min(limit, self._exchange.timeout):
                 break
             time.sleep(POLL)
-            self._take_in()
+            self._admit_nodes()
 
-    def _ask_new(self) -> set[str]:
+    def _query_new_nodes(self) -> set[str]:
         """Ask nodes of which nothing is known, and every minute those that have refused or are no clients.
 
         A node that has left is forgotten: if it comes back, the reason of its refusal may be put right.
@@ -279,21 +286,21 @@ class Roster:
         """
         online, now = set(self._exchange.online()), time.monotonic()
         self._silent &= online  # whoever was away and is back is waited for again
-        self._asked = {number: node for number, node in self._asked.items() if node in online}
+        self._queried = {number: node for number, node in self._queried.items() if node in online}
         for gone in self._no_at.keys() - online:
             self._forget(gone)
         lately = {node for node, at in self._no_at.items() if now - at < _ASK_AGAIN}
-        known = {*self.nodes.values(), *lately, *self._asked.values()}
+        known = {*self.nodes.values(), *lately, *self._queried.values()}
         new = sorted(online - known)
         if not new:
             return set()
         self._nonces |= {node: os.urandom(_NONCE_BYTES) for node in new}
-        asked: dict[int, Fields] = dict.fromkeys(new, self._words)
+        asked: dict[int, Fields] = dict.fromkeys(new, self._settings)
         if self._secrets is not None:
             public = {"federation": self._secrets.federation, "server": self._secrets.public_key}
-            asked = {node: {**self._words, **public, "nonce": self._nonces[node]} for node in new}
+            asked = {node: {**self._settings, **public, "nonce": self._nonces[node]} for node in new}
         sent = self._exchange.push("register", asked, "register")
-        self._asked |= sent
+        self._queried |= sent
         return {number for number, node in sent.items() if node not in self._silent | self._strangers}
 
     def _forget(self, node: int) -> None:
@@ -302,20 +309,20 @@ class Roster:
         self._refusing.pop(node, None)
         self._strangers.discard(node)
 
-    def _turn_away(self, node: int, why: str) -> None:
+    def _refuse_node(self, node: int, reason: str) -> None:
         """A node is no client, as long as it says the same."""
         if node not in self._strangers:
-            rank_zero_warn(f"node {node}{why}; it is asked again every minute")
+            rank_zero_warn(f"node {node}{reason}; it is asked again every minute")
         self._forget(node)
         self._no_at[node] = time.monotonic()
         self._strangers.add(node)
 
-    def _take_in(self) -> None:
+    def _admit_nodes(self) -> None:
         """Give numbers to those who have answered by now, and name those who refuse."""
-        self._take_ready()
-        asked = set(self._asked.values())
-        answers = self._exchange.pull(self._asked) if self._asked else {}
-        self._silent |= asked - set(self._asked.values()) - set(answers)  # Flower answers for them
+        self._admit_ready()
+        asked = set(self._queried.values())
+        answers = self._exchange.pull(self._queried) if self._queried else {}
+        self._silent |= asked - set(self._queried.values()) - set(answers)  # Flower answers for them
         for node in sorted(answers):
             if "refused" in answers[node]:
                 words = str(answers[node]["refused"])
@@ -326,15 +333,15 @@ class Roster:
                 continue
             samples = number_in(answers[node], "samples")
             if self._federated.server.weighting == "samples" and (samples is None or samples < 1):
-                self._turn_away(node, " does not say how many samples it holds, at least one")
+                self._refuse_node(node, " does not say how many samples it holds, at least one")
                 continue
             try:
-                client = self._number(node, answers[node])
+                client = self._find_number(node, answers[node])
             except ValueError as error:
-                self._turn_away(node, f": {error}")
+                self._refuse_node(node, f": {error}")
                 continue
             if client is None:
-                self._turn_away(node, " is no client of this federation, or its number is taken")
+                self._refuse_node(node, " is no client of this federation, or its number is taken")
                 continue
             self._forget(node)
             self.nodes[client] = node
@@ -343,7 +350,7 @@ class Roster:
             if samples is not None:
                 self.samples[client] = samples
 
-    def _number(self, node: int, answer: Fields) -> int | None:
+    def _find_number(self, node: int, answer: Fields) -> int | None:
         """Whose node this is: by its key, else by its own number, else the next that is free.
 
         Raises:
@@ -358,14 +365,14 @@ class Roster:
                 return partition if partition < total else None
             return free[0] if free else None
         key = bytes_in(answer, "key")
-        client = next((known for known, kept in self._known.items() if kept == key), -1)
+        client = next((known for known, kept in self._registered.items() if kept == key), -1)
         if client < 0:
-            free = [client for client in range(total) if client not in self._known]
+            free = [client for client in range(total) if client not in self._registered]
             client = partition if partition >= 0 else (free[0] if free else -1)
             if client not in free:
                 return None
         self._check_key(client, key, self._nonces.pop(node), answer)
-        self._known[client] = key
+        self._registered[client] = key
         return client
 
     def _check_key(self, client: int, key: bytes, nonce: bytes, answer: Fields) -> None:
@@ -386,7 +393,7 @@ class Roster:
         if self._secrets is None:
             assert self._federated.seed is not None
             return SeededKeys(self._federated.seed)
-        return HeldServerKeys(self._secrets, self._known)
+        return HeldServerKeys(self._secrets, self._registered)
 
     def introduction(self, keys: ServerKeys, client: int, group: Sequence[int]) -> Fields:
         """Public keys and sealed ones that a client needs for one round: those of `group`, itself aside."""

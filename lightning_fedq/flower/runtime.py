@@ -91,11 +91,11 @@ class FlowerChangedError(RuntimeError):
     """A version of flwr that this module does not know."""
 
 
-class TooLongError(RefusedError):
+class MessageTooLongError(RefusedError):
     """More bytes than the site takes for one message."""
 
 
-class DroppedError(RefusedError):
+class RunEndedError(RefusedError):
     """A message whose run has ended before the SuperNode had its content. Nobody waits for an answer."""
 
 
@@ -126,11 +126,11 @@ def check_flower(version: str | None = None) -> None:
         )
 
 
-def node_config(words: str) -> dict[str, Any]:
+def node_config(text: str) -> dict[str, Any]:
     """Read `--node-config` as `flower-supernode` does.
 
     Args:
-        words: Pairs such as `partition-id=3 fedq-home="/var/lib/fedq"`.
+        text: Pairs such as `partition-id=3 fedq-home="/var/lib/fedq"`.
 
     Raises:
         ValueError: If they are not pairs of a name and a value in TOML.
@@ -140,17 +140,17 @@ def node_config(words: str) -> dict[str, Any]:
         {'partition-id': 3, 'fedq-home': '/var/lib/fedq'}
     """
     try:
-        found = dict(parse_config_args([words] if words.strip() else None))
+        found = dict(parse_config_args([text] if text.strip() else None))
     except Exception as error:  # flwr's is click's, whose message is not for here
         raise ValueError(
-            f"not a node configuration: {words!r}; write 'partition-id=3 fedq-home=\"/a/folder\"'"
+            f"not a node configuration: {text!r}; write 'partition-id=3 fedq-home=\"/a/folder\"'"
         ) from error
-    if words.strip() and not found:
-        raise ValueError(f"no pair of a name and a value in {words!r}; write 'partition-id=3'")
+    if text.strip() and not found:
+        raise ValueError(f"no pair of a name and a value in {text!r}; write 'partition-id=3'")
     return found
 
 
-def _unfolded(contents: Mapping[str, bytes]) -> int:
+def _array_bytes(contents: Mapping[str, bytes]) -> int:
     """Bytes of all arrays: one may name the same piece a million times, which travels once."""
     size = 0
     for content in contents.values():
@@ -161,29 +161,29 @@ def _unfolded(contents: Mapping[str, bytes]) -> int:
     return size
 
 
-class _Measured:
+class _AnswerBudget:
     """Bytes that answers of one task may still have, counted by their headers, before any of them is read."""
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._left, self._lock = limit, limit, threading.Lock()
+        self._limit, self._remaining, self._lock = limit, limit, threading.Lock()
 
     def __call__(self, response: httpx.Response) -> None:
         """Refuse an answer that is too long, or does not say how long it is."""
         length = response.headers.get("content-length", "")
         if not length.isdecimal() or response.headers.get("content-encoding", "identity") != "identity":
-            raise TooLongError("an answer of the SuperNode does not say how long it is")
+            raise MessageTooLongError("an answer of the SuperNode does not say how long it is")
         with self._lock:
-            if int(length) > self._left:
-                raise TooLongError(
+            if int(length) > self._remaining:
+                raise MessageTooLongError(
                     f"a message, or the app of its run, of more than {self._limit:,} bytes; if the model is "
                     "that large, start this client with a larger --max-megabytes"
                 )
-            self._left -= int(length)
+            self._remaining -= int(length)
 
-    def reset(self, left: int | None = None) -> None:
+    def reset(self, remaining: int | None = None) -> None:
         """Begin again: what is pushed has short answers, whatever was pulled before."""
         with self._lock:
-            self._left = self._limit if left is None else left
+            self._remaining = self._limit if remaining is None else remaining
 
 
 @dataclass(frozen=True)
@@ -202,9 +202,9 @@ class SuperNode:
     certificates: bytes | None = None
     most_bytes: int = MOST_BYTES
 
-    def connect(self, way: Any, measured: _Measured) -> RuntimeHttpClient:
-        """A connection whose requests carry what `way` adds: the site's secret, or the token of one task."""
-        ways = [RuntimeVersionHttpInterceptor(component_name="fedq-client"), way]
+    def connect(self, interceptors: Any, measured: _AnswerBudget) -> RuntimeHttpClient:
+        """A connection whose requests carry the secret of the site or the token of a task."""
+        ways = [RuntimeVersionHttpInterceptor(component_name="fedq-client"), interceptors]
         secure = self.certificates is not None
         # trusts nobody else: the authorities of a system take 20 ms to read, for each message
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -230,7 +230,7 @@ class Queue:
 
     def __init__(self, node: SuperNode) -> None:
         proof = SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods={_ACQUIRE})
-        self._node, self._measured = node, _Measured(node.most_bytes)
+        self._node, self._measured = node, _AnswerBudget(node.most_bytes)
         self._client, self._lock = node.connect(proof, self._measured), threading.Lock()
         self._following: Delivery | None = None
         self._everything = AcquireTaskRequest(supported_task_types=[str(kind) for kind in TaskType])
@@ -255,9 +255,9 @@ class Queue:
         got = self._client.AcquireTask(self._everything)
         if not got.HasField("task") or not got.token:
             return None
-        return Delivery(got.task, got.token, self._node, self._has_gone_on)
+        return Delivery(got.task, got.token, self._node, self._has_next_task)
 
-    def _has_gone_on(self) -> bool:
+    def _has_next_task(self) -> bool:
         """Whether another task waits. A SuperNode deals with one message after the other."""
         with self._lock:
             self._following = self._following or self._acquire()
@@ -273,12 +273,12 @@ class Delivery:
 
     Args:
         token: The task's, with which its message is pulled.
-        has_gone_on: Says whether the SuperNode has another task already.
+        has_next_task: Says whether the SuperNode has another task already.
     """
 
-    def __init__(self, task: Any, token: str, node: SuperNode, has_gone_on: Callable[[], bool]) -> None:
-        self._most_bytes, self._measured = node.most_bytes, _Measured(node.most_bytes)
-        self._has_gone_on = has_gone_on
+    def __init__(self, task: Any, token: str, node: SuperNode, has_next_task: Callable[[], bool]) -> None:
+        self._most_bytes, self._measured = node.most_bytes, _AnswerBudget(node.most_bytes)
+        self._has_next_task = has_next_task
         self._client = node.connect(RuntimeTokenHttpInterceptor(token), self._measured)
         self._tree: Any = None
         self._confirmed = False
@@ -296,7 +296,7 @@ class Delivery:
         refused = None
         try:
             self._client.PullTaskInput(PullTaskInputRequest())  # app, configuration and context stay bytes
-        except TooLongError as error:
+        except MessageTooLongError as error:
             refused = error
         pulled = self._client.PullMessages(PullAppMessagesRequest())
         if not pulled.messages_list:
@@ -308,17 +308,17 @@ class Delivery:
         head.content.CopyFrom(type(head.content)())  # travels by itself; whoever puts it here is not read
         head.ClearField("error")
         self._tree = pulled.message_object_trees[0]
-        self._head = self._named(message_from_proto(head))
+        self._head = self._set_identifier(message_from_proto(head))
         if refused is not None:
             raise refused
 
-    def _named(self, message: Message) -> Message:
+    def _set_identifier(self, message: Message) -> Message:
         """A message does not carry its own identifier."""
         message.metadata.__dict__["_message_id"] = self._tree.object_id
         return message
 
     @property
-    def opened(self) -> bool:
+    def is_open(self) -> bool:
         """Whether there is an envelope, so that the message can be answered."""
         return self._head is not None
 
@@ -338,18 +338,18 @@ class Delivery:
 
         Raises:
             RefusedError: If it is too long, an error, or says something else than its envelope.
-            DroppedError: If it will not come.
+            RunEndedError: If it will not come.
         """
         parts = sum(1 for _ in iterate_object_tree(self._tree))
         if parts > MOST_OBJECTS:
-            raise TooLongError(f"a message of {parts:,} objects, {MOST_OBJECTS:,} at most are taken")
+            raise MessageTooLongError(f"a message of {parts:,} objects, {MOST_OBJECTS:,} at most are taken")
         pull = make_pull_object_fn_protobuf(self._client.PullObject, Node(node_id=self.node), self.run)
 
         def waiting(name: str) -> bytes:
             try:
                 content: bytes = pull(name)
             except ObjectUnavailableError as error:
-                if self._has_gone_on():
+                if self._has_next_task():
                     raise ObjectPullError(name, "the SuperNode has gone on") from error
                 raise
             return content
@@ -358,10 +358,10 @@ class Delivery:
         try:
             contents = pull_objects(names, waiting, max_time=None, max_tries_per_object=None, backoff_cap=2.0)
         except ObjectPullError as error:
-            raise DroppedError("its run has ended before its content came") from error
+            raise RunEndedError("its run has ended before its content came") from error
         self._confirm(self._tree.object_id)
-        if (size := _unfolded(contents)) > self._most_bytes:
-            raise TooLongError(f"a message that unfolds to {size:,} bytes; --max-megabytes is smaller")
+        if (size := _array_bytes(contents)) > self._most_bytes:
+            raise MessageTooLongError(f"a message that unfolds to {size:,} bytes; --max-megabytes is smaller")
         message = inflate_object_from_contents(self._tree.object_id, contents)
         if not isinstance(message, Message):
             raise RefusedError(f"{type(message).__name__} in place of a message")
@@ -370,7 +370,7 @@ class Delivery:
             raise RefusedError("a message that says something else than its envelope")
         if message.has_error():
             raise RefusedError("an error in place of a message")
-        return self._named(message)
+        return self._set_identifier(message)
 
     def _confirm(self, name: str) -> None:
         """Let the SuperNode forget the message, refused or not."""
@@ -384,25 +384,25 @@ class Delivery:
         self._push(reply)
         self._end(SubStatus.COMPLETED)
 
-    def refuse(self, code: int, words: str, at_once: bool = False) -> None:
+    def refuse(self, code: int, text: str, immediately: bool = False) -> None:
         """Answer a message that was opened with an error, where the SuperNode waits for an answer.
 
         Args:
-            words: For the server.
-            at_once: Leave a message whose content is not there to the SuperNode, and wait for nothing.
+            text: For the server.
+            immediately: Leave a message whose content is not there to the SuperNode, and wait for nothing.
         """
         assert self._head is not None
         if not self._confirmed:
-            if not self._arrived(at_once):
-                if not at_once:
+            if not self._wait_for_arrival(immediately):
+                if not immediately:
                     self._end(SubStatus.FAILED)
                 return
             self._confirm(self._tree.object_id)
         self._measured.reset()
-        self._push(Message(Error(code, words), reply_to=self._head))
+        self._push(Message(Error(code, text), reply_to=self._head))
         self._end(SubStatus.FAILED)
 
-    def _arrived(self, at_once: bool) -> bool:
+    def _wait_for_arrival(self, immediately: bool) -> bool:
         """Wait until the SuperNode has the whole message, of which only short answers are read.
 
         One that is confirmed before is taken from under it, and it loses the answer.
@@ -413,11 +413,11 @@ class Delivery:
                 self._measured.reset(_SHORT)
                 try:
                     found = self._client.PullObject(asked)
-                except TooLongError:
+                except MessageTooLongError:
                     break  # it is there, and left unread
                 if found.object_available:
                     break
-                if at_once or not found.object_found or self._has_gone_on():
+                if immediately or not found.object_found or self._has_next_task():
                     return False
                 time.sleep(0.2)
         self._measured.reset()
@@ -444,7 +444,7 @@ class Delivery:
             push_objects(parts, push, object_ids_to_push=set(wanted.objects_to_push))
 
     @contextmanager
-    def alive(self) -> Iterator[None]:
+    def keep_alive(self) -> Iterator[None]:
         """Tell the SuperNode that the task is worked on, and close the connection at the end.
 
         Flower's own sender of these signs interrupts its process when the SuperNode has given a task up; a

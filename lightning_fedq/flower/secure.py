@@ -21,7 +21,7 @@ Exchange = Callable[[str, dict[int, bytes]], dict[int, bytes]]
 _ASKED = {Stage.SHARE: "shares", Stage.MASK: "masked", Stage.CONFIRM: "confirm", Stage.UNMASK: "unmask"}
 
 
-def session_of(federation: bytes, task: RoundTask) -> bytes:
+def session_id(federation: bytes, task: RoundTask) -> bytes:
     """Name of one round's session: clients that were told different tasks have no key in common.
 
     Args:
@@ -53,7 +53,10 @@ class RemoteSum:
         num_clients: int,
         directory: Mapping[int, Ed25519PublicKey] | None = None,
     ) -> None:
-        layout, name = secagg.layout(mechanism, context, rand), session_of(session, RoundTask.of(context))
+        layout, name = (
+            secagg.layout(mechanism, context, rand),
+            session_id(session, RoundTask.from_context(context)),
+        )
         silent = mechanism.tolerated_dropouts(context)
         terms = secagg.terms(
             name, context.round, context.attempt, context.cohort, layout, num_clients, silent

@@ -40,7 +40,7 @@ class RefusedError(RuntimeError):
     """A refusal of a client, in words that the server is told, too: they say nothing of its data."""
 
 
-def model_words(module: pl.LightningModule) -> str:
+def describe_model(module: pl.LightningModule) -> str:
     """Names, shapes and types of what a module trains, in short. Weights do not count."""
     state = hashlib.sha256()
     members = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -67,7 +67,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
         "local_steps": str(local.local_steps),
         "evaluate_clients": repr(local.evaluate_clients),
         "mechanism": mechanism,
-        "model": model_words(module),
+        "model": describe_model(module),
         TRAVELS: str(dim),
     }
 
@@ -81,7 +81,7 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
     Raises:
         ValueError: If a target over the run has no number of rounds, or can't be met.
     """
-    if (kept := federated.kept_target) is None:
+    if (kept := federated.calibrated_target) is None:
         return federated.mechanism
     if kept.target.over == "run" and (rounds is None or rounds < 1):
         raise ValueError(
@@ -89,17 +89,17 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
             f'client_app and server_app trainer={{"max_epochs": ...}}, got {rounds}'
         )
     dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
-    return of_real_clients(federated).calibrated(dim, rounds or 1, 0)
+    return with_real_clients(federated).calibrated(dim, rounds or 1, 0)
 
 
-def of_real_clients(federated: Federated) -> Federated:
+def with_real_clients(federated: Federated) -> Federated:
     """The same settings for clients that drop out by themselves, as claims about sums have to know."""
     settings = copy(federated)
     settings.planner = replace(federated.planner, real_clients=True)
     return settings
 
 
-def rounds_of(trainer: Mapping[str, Any]) -> int:
+def count_rounds(trainer: Mapping[str, Any]) -> int:
     """Rounds that a server's run has at most, by its Trainer's arguments. Lightning's default is 1000.
 
     Raises:
@@ -113,32 +113,38 @@ def rounds_of(trainer: Mapping[str, Any]) -> int:
     return int(said)
 
 
-def differences(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def differences(own_settings: Mapping[str, Any], server_settings: Mapping[str, Any]) -> str:
     """Differing settings by name, or ""."""
     return ", ".join(
-        f"{name} is {_said(own, name)} here and {_said(theirs, name)} there"
-        for name in (*own, *(set(theirs) - set(own)))
-        if own.get(name) != theirs.get(name)
+        f"{name} is {_short_setting(own_settings, name)} here and {_short_setting(server_settings, name)} "
+        "there"
+        for name in (*own_settings, *(set(server_settings) - set(own_settings)))
+        if own_settings.get(name) != server_settings.get(name)
     )
 
 
-def _said(words: Mapping[str, Any], name: str) -> str:
-    return str(words[name])[:_LONGEST] if name in words else "not known"
+def _short_setting(settings: Mapping[str, Any], name: str) -> str:
+    return str(settings[name])[:_LONGEST] if name in settings else "not known"
 
 
-def check_release(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+def check_release(own_settings: Mapping[str, Any], server_settings: Mapping[str, Any]) -> None:
     """Refuse another protocol by itself: what else differs is how releases say it.
 
     Raises:
         RefusedError: With the release to install.
     """
-    if own.get("protocol") == (protocol := theirs.get("protocol", own.get("protocol"))):
+    if own_settings.get("protocol") == (
+        protocol := server_settings.get("protocol", own_settings.get("protocol"))
+    ):
         return
-    release, mine = _said(theirs, "lightning_fedq"), _said(own, "lightning_fedq")
+    release, mine = (
+        _short_setting(server_settings, "lightning_fedq"),
+        _short_setting(own_settings, "lightning_fedq"),
+    )
     cure = f"install release {release}" if release != mine else "both are called so: install the very wheel"
     raise RefusedError(
         f"the server speaks protocol {str(protocol)[:_LONGEST]} (lightning_fedq {release}), this client "
-        f"protocol {own.get('protocol')} ({mine}); {cure} that the server runs (its folder wheels), "
+        f"protocol {own_settings.get('protocol')} ({mine}); {cure} that the server runs (its folder wheels), "
         "and start this client again: its folder stays as it is"
     )
 
@@ -173,15 +179,15 @@ def check_deployable(federated: Federated) -> None:
         )
 
 
-def of_each_client(callback: object) -> bool:
-    """Has a real client one of its own where a simulation has one for all (`of_each_client = True`)?"""
+def is_per_client(callback: object) -> bool:
+    """Has a real client one of its own where a simulation has one for all (`is_per_client = True`)?"""
     return bool(getattr(callback, "of_each_client", False))
 
 
 def keeps_state(local: Local, callbacks: Sequence[object]) -> bool:
     """Does a client keep anything of a training from round to round?"""
     remembers = local.algorithm is not None and local.algorithm.remembers
-    accounts = any(map(of_each_client, callbacks))
+    accounts = any(map(is_per_client, callbacks))
     return bool(local.patterns) or local.buffers == "local" or remembers or accounts
 
 
@@ -225,7 +231,9 @@ def check_identities(federated: Federated, given: bool, where: str) -> None:
         )
 
 
-def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool) -> ClientBudget | None:
+def make_client_budget(
+    federated: Federated, target: PrivacyTarget | None, signed: bool
+) -> ClientBudget | None:
     """Budget that a client enforces by itself, or None.
 
     Args:

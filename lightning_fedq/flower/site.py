@@ -66,9 +66,9 @@ class Site:
     apps: frozenset[str] = frozenset()
 
 
-def say(words: str) -> None:
+def print_line(text: str) -> None:
     """A line of the client's own log, which nobody else's words can break or make long."""
-    line = "".join(letter if letter.isprintable() else " " for letter in words)
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
     print(f"{time.strftime('%H:%M:%S')} {line[:_LONGEST]}", flush=True)
 
 
@@ -89,7 +89,7 @@ def load(reference: str) -> ClientApp:
         raise SiteError(f"there is no {error.name}, which --app {reference} needs; {cure}") from error
     if not isinstance(app, ClientApp):
         raise SiteError(f"--app {reference} is {type(app).__name__}, a ClientApp is wanted; {cure}")
-    say(f"app {reference} from {sys.modules[module].__file__}")
+    print_line(f"app {reference} from {sys.modules[module].__file__}")
     return app
 
 
@@ -112,18 +112,20 @@ def respond(site: Site, delivery: Delivery) -> None:
             raise TypeError(f"the app returned {type(reply).__name__}, not a Message")
     except (Exception, _Stopped) as error:  # the site's own log has the reason, the server has not
         reason = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
-        say(f"REFUSED {delivery.kind!r} of run {delivery.run}, app {delivery.app[:16]!r}: {reason}")
-        if not delivery.opened:
-            say("it is not answered; where there is a message, its SuperNode does so in about a minute")
+        print_line(f"REFUSED {delivery.kind!r} of run {delivery.run}, app {delivery.app[:16]!r}: {reason}")
+        if not delivery.is_open:
+            print_line(
+                "it is not answered; where there is a message, its SuperNode does so in about a minute"
+            )
         else:
-            delivery.refuse(_CODE, REFUSED, at_once=isinstance(error, _Stopped))
+            delivery.refuse(_CODE, REFUSED, immediately=isinstance(error, _Stopped))
         if isinstance(error, _Stopped):
             raise
         return
     delivery.answer(reply)
-    say(f"answered {delivery.kind} of run {delivery.run} in {time.monotonic() - began:.1f} s")
+    print_line(f"answered {delivery.kind} of run {delivery.run} in {time.monotonic() - began:.1f} s")
     if failures and failures.failed != failed:
-        say(f"FAILED {delivery.kind} of run {delivery.run}: {failures.line()}")
+        print_line(f"FAILED {delivery.kind} of run {delivery.run}: {failures.line()}")
 
 
 def _admitted(site: Site, delivery: Delivery) -> Message:
@@ -151,7 +153,7 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
         SiteError: If the SuperNode refuses this process, or speaks another language.
     """
     stop = stop or threading.Event()
-    say(f"waiting for messages at {site.node.address}")
+    print_line(f"waiting for messages at {site.node.address}")
     with closing(Queue(site.node)) as queue, _ends_with_failures(site.app):
         down, worked = False, False
         while not stop.wait(pause):
@@ -161,7 +163,7 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
                 refused = _check_status(error, worked)
                 if not down:
                     none = f"no SuperNode at {site.node.address} ({type(error).__name__})"
-                    say(f"{refused or none}; waiting for it")
+                    print_line(f"{refused or none}; waiting for it")
                 down = True
                 stop.wait(2.0)
                 continue
@@ -169,15 +171,15 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
                 known = f"{site.node.address} does not answer as a SuperNode of flwr 1.41 or 1.42"
                 raise SiteError(f"{known}: {error}") from error
             if down:
-                say("the SuperNode is back")
+                print_line("the SuperNode is back")
             down, worked = False, True
             if delivery is None:
                 continue
-            with delivery.alive():
+            with delivery.keep_alive():
                 try:
                     respond(site, delivery)
                 except Exception as error:
-                    say(f"task {delivery.task} is lost: {type(error).__name__}: {error}")
+                    print_line(f"task {delivery.task} is lost: {type(error).__name__}: {error}")
 
 
 @contextmanager
@@ -188,7 +190,7 @@ def _ends_with_failures(app: ClientApp) -> Iterator[None]:
     finally:
         failures = getattr(app, "failures", None)
         if failures and failures.failed:
-            say(failures.line())
+            print_line(failures.line())
 
 
 def _check_status(error: httpx.HTTPError, worked: bool) -> str:
@@ -227,7 +229,7 @@ def ended_by_signals() -> Iterator[None]:
     def end(number: int, _: FrameType | None) -> None:
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_IGN)  # once is enough
-        say(f"{signal.Signals(number).name}: ending")
+        print_line(f"{signal.Signals(number).name}: ending")
         raise _Stopped
 
     for each in (signal.SIGTERM, signal.SIGINT):
@@ -235,4 +237,4 @@ def ended_by_signals() -> Iterator[None]:
     try:
         yield
     except _Stopped:
-        say("ended")
+        print_line("ended")

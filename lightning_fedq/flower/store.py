@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lightning_fedq.privacy.journal import OWN, naming, sync_folder
+from lightning_fedq.privacy.journal import OWN, name_file_in_errors, sync_folder
 
 
 class Store:
@@ -28,13 +28,13 @@ class Store:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def tidy(self) -> None:
+    def remove_drafts(self) -> None:
         """Take away drafts of processes that were killed. Nobody else may be writing."""
         for draft in self.folder.glob("*.new"):
             draft.unlink(missing_ok=True)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Be the only process that works in the folder, whose new files nobody else can read.
 
         The lock goes with the process, however it ends.
@@ -52,7 +52,7 @@ class Store:
                     f"another server works in {self.folder}, and two would charge and overwrite each other's "
                     "rounds; stop the other one (flwr stop RUN), or give this federation a home of its own"
                 ) from error
-            self.tidy()
+            self.remove_drafts()
             yield
         finally:
             os.umask(before)
@@ -91,10 +91,10 @@ class Store:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         if len(others := [line for line in lines if not line.startswith(head)]) < len(lines):
             self._replace(path.name, b"".join(others))
-        with naming(path), open(path, "ab", opener=OWN) as file:
+        with name_file_in_errors(path), open(path, "ab", opener=OWN) as file:
             file.write(json.dumps(values).encode() + b"\n")
 
-    def take(self, name: str) -> dict[str, Any] | None:
+    def pop(self, name: str) -> dict[str, Any] | None:
         """Read a table and forget it. Of two who ask at once, one finds it.
 
         Raises:
@@ -121,7 +121,7 @@ class Store:
         (self.folder / f"{name}.taken").unlink(missing_ok=True)
         self._replace(f"{name}.bin", data)
 
-    def take_bytes(self, name: str) -> bytes:
+    def pop_bytes(self, name: str) -> bytes:
         """Return what `put_bytes` wrote, and forget it.
 
         Raises:
@@ -169,7 +169,7 @@ class Store:
 
     def _replace(self, name: str, data: bytes) -> None:
         path, new = self.folder / name, self.folder / f"{name}.new"
-        with naming(path):
+        with name_file_in_errors(path):
             with open(new, "wb", opener=OWN) as file:
                 file.write(data)
                 file.flush()

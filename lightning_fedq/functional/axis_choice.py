@@ -53,7 +53,7 @@ class AxisChoice:
         return self.threshold / 2.0**WORD_BITS
 
     @property
-    def other_probability(self) -> float:
+    def rest_probability(self) -> float:
         """Chance that one of a given k of the 2 D - k others is sent."""
         rest = self.num_top * ((1 << WORD_BITS) - self.threshold)  # in integers: 1 - top may round to 0
         return rest / ((2 * self.size - self.num_top) << WORD_BITS)

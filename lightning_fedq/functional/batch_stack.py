@@ -67,7 +67,7 @@ def map_tensors(function: Callable[[Tensor], Any], batch: Any) -> Any:
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
-def groups_alike(batches: Sequence[Any]) -> list[list[int]]:
+def group_stackable(batches: Sequence[Any]) -> list[list[int]]:
     """Group batches that stack: by structure, by shapes and dtypes of tensors, and by all else they hold.
 
     Returns:
@@ -77,7 +77,7 @@ def groups_alike(batches: Sequence[Any]) -> list[list[int]]:
     for index, batch in enumerate(batches):
         flat = flat_batch(batch)
         for first, members in groups:
-            if _alike(first, flat):
+            if _is_stackable(first, flat):
                 members.append(index)
                 break
         else:
@@ -85,11 +85,11 @@ def groups_alike(batches: Sequence[Any]) -> list[list[int]]:
     return [members for _, members in groups]
 
 
-def _alike(left: Flat, right: Flat) -> bool:
-    return left[1] == right[1] and all(map(_leaves_alike, left[0], right[0]))
+def _is_stackable(left: Flat, right: Flat) -> bool:
+    return left[1] == right[1] and all(map(_is_stackable_leaf, left[0], right[0]))
 
 
-def _leaves_alike(left: Any, right: Any) -> bool:
+def _is_stackable_leaf(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return left.shape == right.shape and left.dtype == right.dtype
     plain = isinstance(left, int | float | str | bytes | None)
@@ -106,10 +106,10 @@ def stack_batches(batches: Sequence[Any]) -> Any:
 
 def stacked(batches: Sequence[Any]) -> Any:
     """All batches as one, or `UnequalBatches`."""
-    return stack_batches(batches) if len(groups_alike(batches)) == 1 else UnequalBatches(batches)
+    return stack_batches(batches) if len(group_stackable(batches)) == 1 else UnequalBatches(batches)
 
 
-def apart(batch: Any) -> list[Any]:
+def unstack(batch: Any) -> list[Any]:
     """The batch of each client, as `stacked` was given them."""
     if isinstance(batch, UnequalBatches):
         return list(batch)

@@ -190,7 +190,7 @@ def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
     """
     size = padded_size(rows.shape[1])
     first, second = _signs(size, words)
-    kept = _kept(size, keep)
+    kept = _check_kept_size(size, keep)
     rotated = np.empty((len(rows), kept), rows.dtype)
     for row, out in zip(rows, rotated, strict=True):
         if kept == size:
@@ -216,7 +216,7 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
     """
     size = padded_size(dim)
     first, second = _signs(size, words)
-    kept = _kept(size, len(values))
+    kept = _check_kept_size(size, len(values))
     folded = values.copy()
     transform(folded)
     whole = folded if kept == size else np.tile(folded, size // kept)  # columns of the first rows of H repeat
@@ -224,7 +224,7 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
     return whole[:dim]
 
 
-def _kept(size: int, keep: int | None) -> int:
+def _check_kept_size(size: int, keep: int | None) -> int:
     kept = size if keep is None else keep
     if not (1 <= kept <= size and kernel_order(kept) == kernel_order(size)):
         raise ValueError(f"keep must be {size} over a power of two, an order itself, got {kept}")

@@ -25,7 +25,7 @@ def segment_lines(segments: Sequence[int], *values: Tensor) -> NDArray[np.float6
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def to_units(
+def normalise_segments(
     values: NDArray[np.floating],
     first: int,
     lines: NDArray[np.float64],

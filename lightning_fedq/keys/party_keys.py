@@ -288,19 +288,19 @@ class HeldClientKeys(OneOwner, Keys):
         return self._members
 
     def client(self, client: int) -> bytes:
-        self._check_own(client)
+        self._check_owner(client)
         return self._own
 
     def server(self) -> bytes:
         raise NotHeldError(f"client {self.number} does not hold the key of the server's own noise")
 
     def peer(self, group: tuple[int, ...]) -> bytes:
-        members = self._members_of(group)
+        members = self._sorted_members(group)
         if len(members) != 2:
             raise NotHeldError(f"keys are agreed in pairs, and the group {members} is none")
         return self._pair_key(next(member for member in members if member != self.number))
 
-    def _members_of(self, group: Sequence[int]) -> tuple[int, ...]:
+    def _sorted_members(self, group: Sequence[int]) -> tuple[int, ...]:
         members = tuple(sorted(group))
         if self.number not in members:
             raise NotHeldError(f"client {self.number} is not in the group {members}")
@@ -314,9 +314,9 @@ class HeldClientKeys(OneOwner, Keys):
         return agree(self._secret, key, self._salt, info)
 
     def private(self, client: int) -> bytes:
-        self._check_own(client)
+        self._check_owner(client)
         return self._private
 
-    def _check_own(self, client: int) -> None:
+    def _check_owner(self, client: int) -> None:
         if client != self.number:
             raise NotHeldError(f"client {self.number} does not hold the key of client {client}")

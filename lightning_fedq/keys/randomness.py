@@ -427,7 +427,7 @@ class PublicRandomness:
         """Stream that nobody but the server knows: the noise of a trusted one."""
         return self._stream(self._keys.server(), purpose, pack_fields("server"))
 
-    def of_round(self, round: int, attempt: int = 0) -> PublicRandomness:
+    def for_round(self, round: int, attempt: int = 0) -> PublicRandomness:
         """The server's streams of another round, under the same keys."""
         return PublicRandomness(self._keys, round, attempt)
 
@@ -454,6 +454,6 @@ class ClientRandomness(PublicRandomness):
         """Stream that nobody but the client knows."""
         return self._stream(self._private_key(client), purpose, _client_field(client))
 
-    def of_round(self, round: int, attempt: int = 0) -> ClientRandomness:
+    def for_round(self, round: int, attempt: int = 0) -> ClientRandomness:
         """The clients' streams of another round, under the same keys."""
         return ClientRandomness(self._client_keys, self.clients, round, attempt)

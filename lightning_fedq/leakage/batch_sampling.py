@@ -35,7 +35,7 @@ class GradientMoments:
     mean_square: float
 
     @classmethod
-    def of(cls, gradients: Tensor, num_samples: int) -> GradientMoments:
+    def from_gradients(cls, gradients: Tensor, num_samples: int) -> GradientMoments:
         """From the `(probe, dim)` gradients of some samples, scaled up to all `num_samples`.
 
         Raises:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.of_trainer import federated_of
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.clients.stack import StackedStep, further_arguments
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import seed_everywhere
@@ -134,7 +134,7 @@ class LeakageBudget(pl.Callback):
         """Take over the batches of the federation."""
         if stage != "fit":
             return
-        self._federated = federated_of(trainer, "LeakageBudget")
+        self._federated = find_federated(trainer, "LeakageBudget")
         self._mechanism = check_controllable(self._federated.mechanism)
         allowed_hits(self.attempts, self.probe, self._mechanism.leakage_budget, 0.95)
         self._trainer, self._module = trainer, pl_module
@@ -145,7 +145,7 @@ class LeakageBudget(pl.Callback):
     def begin(self, work: LocalWork) -> None:
         """Set the noise of a training's clients from their own data."""
         # what a checkpoint has measured stays measured
-        small = [client for client, held in enumerate(work.held) if len(held) < _LEAST_SAMPLES]
+        small = [client for client, held in enumerate(work.client_indices) if len(held) < _LEAST_SAMPLES]
         if small:
             raise ValueError(
                 f"LeakageBudget needs {_LEAST_SAMPLES} samples of each client to tell apart, clients "
@@ -175,7 +175,7 @@ class LeakageBudget(pl.Callback):
         return [self._sample(plan, client) for client in clients]
 
     def _sample(self, plan: RoundPlan, client: int) -> tuple[Tensor, ...]:
-        held, steps = self._work.held[client], len(self._work.sizes[client])
+        held, steps = self._work.client_indices[client], len(self._work.sizes[client])
         generator = torch.Generator().manual_seed(plan.stream_seed("poisson batches", client))
         coins = torch.rand(steps, len(held), generator=generator, dtype=torch.float64)
         return tuple(held[row] for row in coins < self.settings[client].probability)
@@ -191,7 +191,9 @@ class LeakageBudget(pl.Callback):
             if old is not None and plan.round - old.round < self.every_n_rounds:
                 continue
             gradients = self._gradients(plan, client)
-            moments[client] = GradientMoments.of(gradients, len(self._work.held[client]))
+            moments[client] = GradientMoments.from_gradients(
+                gradients, len(self._work.client_indices[client])
+            )
             generator = torch.Generator().manual_seed(plan.stream_seed("leakage attempts", client))
             mechanism = self._mechanism
             level = noise_for_budget(
@@ -199,7 +201,7 @@ class LeakageBudget(pl.Callback):
             )
             # the first time as if clients had been measured one after the other, so that they take turns
             when = plan.round if old is not None else plan.round - client % self.every_n_rounds
-            probability = min(self._work.batch_size / len(self._work.held[client]), 1.0)
+            probability = min(self._work.batch_size / len(self._work.client_indices[client]), 1.0)
             probability = probability if old is None else old.probability
             self.settings[client] = ClientSetting(when, *level, 0.0, probability, True)
         self._std = max((self.settings[client].std for client in clients), default=self._mechanism.noise_std)
@@ -212,7 +214,7 @@ class LeakageBudget(pl.Callback):
         Raises:
             ValueError: If the training step can't be mapped over samples.
         """
-        module, held = self._module, self._work.held[client]
+        module, held = self._module, self._work.client_indices[client]
         seed = plan.stream_seed("probe", client)
         chosen = torch.randperm(len(held), generator=torch.Generator().manual_seed(seed))[: self.probe]
         trainer = self._trainer
@@ -290,7 +292,7 @@ class LeakageBudget(pl.Callback):
             for name, value in self._metrics.items():
                 log_figure(pl_module, f"leak/{name}", float(value))
 
-    def lets_out(self, trainer: pl.Trainer) -> str:
+    def unprotected_outputs(self, trainer: pl.Trainer) -> str:
         """Notice of what measurements and checkpoints are made from."""
         return "What is measured on the clients' own data to set their noise: `leak/*`, and in checkpoints."
 

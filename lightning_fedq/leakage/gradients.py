@@ -78,7 +78,7 @@ def _gradients(
 ) -> list[Tensor]:
     """Unrolled gradient descent. Its first step is taken by the model itself."""
 
-    def slopes_of(scores: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    def compute_gradients(scores: Tensor, weights: list[Tensor]) -> list[Tensor]:
         value = loss(scores, labels)
         return list(
             torch.autograd.grad(
@@ -88,7 +88,7 @@ def _gradients(
 
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     weights = trainable(model)
-    total = slopes = slopes_of(model(inputs), weights)
+    total = slopes = compute_gradients(model(inputs), weights)
     for _ in range(1, steps.count if steps is not None else 1):
         assert steps is not None
         pairs = zip(weights, slopes, strict=True)
@@ -96,6 +96,8 @@ def _gradients(
         if not differentiable:
             # earlier steps' graphs are freed
             weights = [weight.detach().requires_grad_() for weight in weights]
-        slopes = slopes_of(functional_call(model, dict(zip(names, weights, strict=True)), (inputs,)), weights)
+        slopes = compute_gradients(
+            functional_call(model, dict(zip(names, weights, strict=True)), (inputs,)), weights
+        )
         total = [a + b for a, b in zip(total, slopes, strict=True)]
     return total

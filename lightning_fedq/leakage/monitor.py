@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
+from lightning_fedq.callbacks.trainer_lookup import find_engine, find_federated
 from lightning_fedq.keys.randomness import RootKeys
 from lightning_fedq.leakage.gradients import sample_gradients
 from lightning_fedq.leakage.matching import Attack, Matching
@@ -90,7 +90,7 @@ class LeakageMonitor(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the federation, and start counting at its round."""
-        federated = federated_of(trainer, "LeakageMonitor")
+        federated = find_federated(trainer, "LeakageMonitor")
         if kept := list(federated.local.patterns):
             raise ValueError(
                 f"LeakageMonitor attacks gradients of the whole model, and local={kept} "
@@ -100,7 +100,7 @@ class LeakageMonitor(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attack, if the round was finished and it is its turn."""
-        rounds = len(federated_of(trainer, "LeakageMonitor").records)
+        rounds = len(find_federated(trainer, "LeakageMonitor").records)
         finished, self._seen_rounds = rounds > self._seen_rounds, rounds
         if not finished or self._off or (rounds - 1) % self.every_n_rounds:
             return
@@ -118,7 +118,7 @@ class LeakageMonitor(pl.Callback):
             for name, value in {**metrics, "seconds": spent}.items():
                 log_figure(pl_module, f"leak/{name}", float(value))
 
-    def lets_out(self, trainer: pl.Trainer) -> str:
+    def unprotected_outputs(self, trainer: pl.Trainer) -> str:
         """Notice of what logged measurements are made from."""
         return "How well an attack on the clients' own data does, which only a simulation knows: `leak/*`."
 
@@ -136,7 +136,7 @@ class LeakageMonitor(pl.Callback):
             )
             generator = torch.Generator().manual_seed(self.seed + round)
             result = study.run(
-                engine_of(trainer, "LeakageMonitor").mechanism,  # as of this round
+                find_engine(trainer, "LeakageMonitor").mechanism,  # as of this round
                 self.adversary,
                 self.attempts,
                 generator,

@@ -123,7 +123,7 @@ class Study:
     @property
     def moments(self) -> GradientMoments:
         """Moments of the gradients, for a client that holds all candidates."""
-        return GradientMoments.of(self.gradients, len(self.gradients))
+        return GradientMoments.from_gradients(self.gradients, len(self.gradients))
 
     def context(self, mechanism: Mechanism, round: int = 0) -> RoundContext:
         """A round of clients 0, 1, ... whose range just holds every candidate's update."""

@@ -167,7 +167,7 @@ class AdaptiveClip(Mechanism):
         return math.sqrt(self.share / (1.0 - self.share))
 
     @property
-    def own_ranges(self) -> QuantileRule:
+    def range_rule(self) -> QuantileRule:
         return QuantileRule(self._unit, self.quantile, self.rate, self._weight, self.floor, self.ceiling)
 
     # ---- the mechanism's round: one coordinate more, and the unit that it clips to ----------------------
@@ -275,9 +275,9 @@ class AdaptiveClip(Mechanism):
 
     # ---- a target, tables, audits -----------------------------------------------------------------------
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
+    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
         # the mechanism's own, for one coordinate more
-        return replace(self, mechanism=self.mechanism.at_level(level, self._round(context), max_dropped))
+        return replace(self, mechanism=self.mechanism.with_level(level, self._round(context), max_dropped))
 
     @classmethod
     def example(cls) -> Mechanism:

@@ -227,7 +227,7 @@ class BandedGaussian(Mechanism):
             )
 
         def streams(round: int) -> PublicRandomness:
-            return rand.of_round(round, attempt if round == since else 0)
+            return rand.for_round(round, attempt if round == since else 0)
 
         name = streams(since).server("name of a block").words64(4).tobytes(), self.band, context.dim
         done, rows = _kept.get(name, (since - 1, ()))

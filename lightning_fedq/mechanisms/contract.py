@@ -40,12 +40,12 @@ def must(condition: bool, rule: str, message: str) -> None:
 
 
 def check_claims(claims: Sequence[PrivacyClaim]) -> None:
-    """Rule `one_claim_per_adversary`: each of them once, with assumptions or a reason for nothing.
+    """Rule `single_claim_per_adversary`: each of them once, with assumptions or a reason for nothing.
 
     Raises:
         BrokenContractError: If it is broken.
     """
-    rule, found = "one_claim_per_adversary", [claim.adversary for claim in claims]
+    rule, found = "single_claim_per_adversary", [claim.adversary for claim in claims]
     missing = [who.name for who in Adversary if who not in found]
     twice = sorted({who.name for who in found if found.count(who) > 1})
     must(

@@ -23,7 +23,7 @@ from lightning_fedq.functional.one_bit.multi_level import (
     multi_level_shifts,
 )
 from lightning_fedq.functional.one_bit.threshold_coin import stratify_words, worst_group_variance
-from lightning_fedq.functional.segments import segment_lines, to_units
+from lightning_fedq.functional.segments import normalise_segments, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext, no_guarantee
 from lightning_fedq.wire.coding import FixedLength
@@ -39,9 +39,9 @@ class CorrelatedQuantization(Mechanism):
         levels: k in [2, 256]; 2 is one bit a coordinate, k costs ceil(log2 k) bits.
 
     Example:
-        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = CorrelatedQuantization(levels=16)
-        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> context = make_context(mechanism, clients=(0, 1))
         >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
         64
     """
@@ -81,7 +81,7 @@ class CorrelatedQuantization(Mechanism):
             for row, (place, stream) in enumerate(zip(places, streams, strict=True)):
                 words = stream.words(size)
                 stratify_words(words, offsets, place, number)
-                clipped += to_units(rows[row], first, lines, True, x)
+                clipped += normalise_segments(rows[row], first, lines, True, x)
                 multi_level_quantize(x, words, shifts, self.levels, step, symbols[row, part])
         sent = torch.from_numpy(symbols).reshape(update.shape)
         return Message(sent, self.code(context).num_bits(sent), clipped)

@@ -98,9 +98,9 @@ class CSGM(SubsampledMechanism):
             claims are weaker, because an update of zero is sent as one of two levels around it.
 
     Example:
-        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = CSGM(clip_value=1.0, noise_multiplier=1.0)
-        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> context = make_context(mechanism, clients=(0, 1))
         >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
         32
     """

@@ -51,7 +51,7 @@ from lightning_fedq.mechanisms.interface import (
     Message,
     PrivacyClaim,
     RoundContext,
-    who_is_hidden,
+    count_hidden_clients,
 )
 from lightning_fedq.wire.coding import FixedLength
 
@@ -107,7 +107,9 @@ class DistributedDiscreteGaussian(Mechanism):
         """A granularity of a hundredth."""
         return {cls.__name__: cls(1.0, 0.05, 0.01)}
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> DistributedDiscreteGaussian:
+    def with_level(
+        self, level: float, context: RoundContext, max_dropped: int
+    ) -> DistributedDiscreteGaussian:
         # One over a client's noise. The finest grid that the modulus has room for. Sums stay within four
         # standard deviations of half the modulus if all updates are alike, after rotation.
         sigma, n, size = 1.0 / level, len(context.cohort), padded_size(context.dim)
@@ -143,7 +145,7 @@ class DistributedDiscreteGaussian(Mechanism):
             clipped += context.dim if shortened else 0
             draw = rand.private(client, "rounding").words64
             conditional_rounding(rotated, bound, draw, symbols[row], self.granularity / factor)
-            noise = self._noise_of(client, context, rand)  # a discrete Gaussian, in integers
+            noise = self._client_noise(client, context, rand)  # a discrete Gaussian, in integers
             for first in range(0, size, CHUNK):
                 part = symbols[row, first : first + CHUNK]
                 # the residue of a negative sum, too, in two's complement
@@ -151,7 +153,7 @@ class DistributedDiscreteGaussian(Mechanism):
         sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], size))
         return Message(sent, self.bits * symbols.size, clipped)
 
-    def _noise_of(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
+    def _client_noise(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
         """Gives the noise of a client's next symbols."""
         words = rand.private(client, "noise").words64
         return lambda count: discrete_gaussian(self.steps, count, words)
@@ -230,7 +232,7 @@ class DistributedDiscreteGaussian(Mechanism):
         answer = f"at least {max(size - self.max_dropped, 1)} of {size} clients answer"
         colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
         shared = (f"{answer}; nothing but the sum is seen", f"the server colludes {colluding}")
-        summed = who_is_hidden(context, self.max_dropped)
+        summed = count_hidden_clients(context, self.max_dropped)
         for who in Adversary:
             if who not in summed:
                 claims.append(PrivacyClaim(who, alone, 1, assumptions=base))

@@ -72,9 +72,9 @@ class EDEN(ScaledLevels):
         Learning, ICML 2022
 
     Example:
-        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = EDEN(bits=2)
-        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> context = make_context(mechanism, clients=(0, 1))
         >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
         96
     """
@@ -139,9 +139,9 @@ class DRIVE(EDEN):
         Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, NeurIPS 2021
 
     Example:
-        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = DRIVE()
-        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> context = make_context(mechanism, clients=(0, 1))
         >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
         80
     """

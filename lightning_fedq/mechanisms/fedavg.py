@@ -21,9 +21,9 @@ class FedAvg(Mechanism):
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
 
     Example:
-        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = FedAvg()
-        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> context = make_context(mechanism, clients=(0, 1))
         >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
         512
     """

@@ -120,13 +120,13 @@ class HandedOnLoss(ConcentratedLoss):
     adds_up: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, limit: float, separation: int, note: str, count: int = 1) -> HandedOnLoss:
+    def from_limit(cls, limit: float, separation: int, note: str, count: int = 1) -> HandedOnLoss:
         """The loss of so many participations, by what one of very many costs."""
         part = square_of_participations(separation, count) / square_of_matrix(separation)
         return cls(limit * part * (1.0 + 2.0**-40), note, limit=limit, separation=separation, count=count)
 
     @property
-    def by_itself(self) -> ConcentratedLoss:
+    def standalone(self) -> ConcentratedLoss:
         return ConcentratedLoss(self.count * self.limit, self.note)
 
     def epsilon(self, delta: float, count: int) -> float:
@@ -135,19 +135,19 @@ class HandedOnLoss(ConcentratedLoss):
 
     def composed(self, count: int) -> HandedOnLoss:
         """Participations add up."""
-        return self.of(self.limit, self.separation, self.note, self.count * count)
+        return self.from_limit(self.limit, self.separation, self.note, self.count * count)
 
     def plus(self, other: Loss) -> Loss | None:
         """Add up participations in one stream, rhos of something independent, and limits of all else."""
         if not isinstance(other, HandedOnLoss):
             return super().plus(other)
         if (self.limit, self.separation) == (other.limit, other.separation):
-            return self.of(self.limit, self.separation, self.note, self.count + other.count)
-        return self.by_itself.plus(other.by_itself)
+            return self.from_limit(self.limit, self.separation, self.note, self.count + other.count)
+        return self.standalone.plus(other.standalone)
 
     def spread(self, dim: int) -> HandedOnLoss:
         """Concentrated losses of independent coordinates add up."""
-        return self.of(self.limit / dim, self.separation, self.note, self.count)
+        return self.from_limit(self.limit / dim, self.separation, self.note, self.count)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         least = spread / (self._fewest(context) * (1.0 / _SMOOTH - self.share_std**-2))
         return max(math.sqrt(least), _LEAST_FRESH)
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> HandedOnGaussian:
+    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> HandedOnGaussian:
         # sums stay within six standard deviations of half the modulus
         sigma, n, size = 1.0 / level, len(context.cohort), padded_size(context.dim)
         asked = replace(self, max_dropped=max(self.max_dropped, max_dropped))
@@ -245,9 +245,9 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
 
     def _words(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.uint32]:
         """Those of the first round of the block, so that noise cancels in the coordinates it was added in."""
-        return super()._words(context, rand.of_round(*self._handed(context).since))
+        return super()._words(context, rand.for_round(*self._handed(context).since))
 
-    def _noise_of(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
+    def _client_noise(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
         """5 H + Y - 4 H', as many as there are."""
         handed, fresh_std = self._handed(context), self.fresh_std(context)
         before, after = dict(handed.before), dict(handed.after)
@@ -258,7 +258,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
         taken: Words | None = None
         if client in before and (context.round - handed.since[0]) % _MOST_ROUNDS:
             first = context.round - 1 == handed.since[0]
-            last = rand.of_round(context.round - 1, handed.since[1] if first else 0)
+            last = rand.for_round(context.round - 1, handed.since[1] if first else 0)
             taken = _share(before[client], client, handed.since, last)
 
         def noise(count: int) -> NDArray[np.int64]:
@@ -298,7 +298,7 @@ class HandedOnGaussian(DistributedDiscreteGaussian):
 
     def _sum_loss(self, norm: float, one_norm: float, size: int, summands: int, note: str) -> Loss:
         square = square_of_matrix(self.num_cohorts) * (norm / self.steps) ** 2
-        return HandedOnLoss.of(square / (2.0 * summands) * (1.0 + 2.0**-40), self.num_cohorts, note)
+        return HandedOnLoss.from_limit(square / (2.0 * summands) * (1.0 + 2.0**-40), self.num_cohorts, note)
 
     def slack(self, unknown: int, context: RoundContext) -> Slack:
         """Distance of a block's law from the Gaussian one, whole for every charge.

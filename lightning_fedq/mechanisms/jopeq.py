@@ -29,7 +29,7 @@ from lightning_fedq.functional.exact_error.dither import add_uniforms
 from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
 from lightning_fedq.functional.noise.quantile_table import quantile_table
 from lightning_fedq.functional.private_levels import noisy_levels
-from lightning_fedq.functional.segments import segment_lines, to_units
+from lightning_fedq.functional.segments import normalise_segments, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
@@ -131,7 +131,7 @@ class JoPEQ(Mechanism):
             private, shared = rand.private(client, "jopeq noise"), self._dither(client, rand)
             for first in range(0, context.dim, _CHUNK):
                 part = index[row, first : first + _CHUNK]
-                clipped += to_units(rows[row], first, lines, True, units[: len(part)])
+                clipped += normalise_segments(rows[row], first, lines, True, units[: len(part)])
                 words = private.words64(len(part)), shared.words64(len(part))
                 noisy_levels(units[: len(part)], *words, *law, part)
         symbols = torch.from_numpy(index).reshape(update.shape)

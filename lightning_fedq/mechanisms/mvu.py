@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.linear_decode import decode_total
 from lightning_fedq.functional.private_levels import draw_outputs, sum_of_outputs
-from lightning_fedq.functional.segments import segment_lines, to_units
+from lightning_fedq.functional.segments import normalise_segments, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
@@ -258,7 +258,7 @@ class MVU(Mechanism):
         """None: a design takes seconds at every level that is tried."""
         return {}
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> MVU:
+    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> MVU:
         # The epsilon of a coordinate. Every level that is tried takes a second.
         if level < _LEAST_LEVEL:
             raise ValueError(
@@ -276,7 +276,7 @@ class MVU(Mechanism):
             for first in range(0, context.dim, _CHUNK):
                 part = index[row, first : first + _CHUNK]
                 up, words = private.words(len(part)), private.words(len(part))
-                clipped += to_units(rows[row], first, lines, True, units[: len(part)])
+                clipped += normalise_segments(rows[row], first, lines, True, units[: len(part)])
                 draw_outputs(units[: len(part)], up, words, edges, part)
         symbols = torch.from_numpy(index).reshape(update.shape)
         return Message(symbols, self.output_bits * symbols.numel(), clipped)

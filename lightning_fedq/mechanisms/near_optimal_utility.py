@@ -79,7 +79,7 @@ class NearOptimalUtility(AdditiveNoise):
     def clipping(self) -> WholeVector:
         return WholeVector(self.clip_norm, 2)
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> NearOptimalUtility:
+    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> NearOptimalUtility:
         raise ValueError(
             "NearOptimalUtility gets its noise from a leakage that is measured on clients' data, and no "
             "epsilon follows from that, so a target can't set it; take GaussianNoise, whose noise is the same"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.rounded_levels import round_to_levels
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, by_columns, longest_square, widest
+from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, longest_square, split_columns, widest
 from lightning_fedq.mechanisms.interface import RoundContext
 
 _BLOCK = 1 << 12
@@ -37,9 +37,9 @@ class QSGD(ScaledLevels):
         and Encoding, NeurIPS 2017
 
     Example:
-        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = QSGD(levels=7)
-        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> context = make_context(mechanism, clients=(0, 1))
         >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
         128
     """
@@ -81,7 +81,7 @@ class QSGD(ScaledLevels):
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
         total = torch.empty(dim, dtype=torch.float32)
-        columns = by_columns(levels)
+        columns = split_columns(levels)
         for sums, part in zip(torch.split(total, [part.shape[1] for part in columns]), columns, strict=True):
             sums.copy_((scales @ part.double()).div_(self.levels))
         return total
@@ -100,9 +100,9 @@ class TernGrad(QSGD):
         Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017
 
     Example:
-        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = TernGrad()
-        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> context = make_context(mechanism, clients=(0, 1))
         >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
         96
     """

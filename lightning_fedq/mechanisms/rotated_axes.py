@@ -153,7 +153,7 @@ class RotatedAxes(Mechanism):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """One message, one loss, the same in every view: whoever knows the rotation learns no more."""
         choice = self.choice(context.dim)
-        top, other = choice.top_probability, choice.other_probability
+        top, other = choice.top_probability, choice.rest_probability
         rest = max(1.0 - top - other, 0.0)
         pair = (top, other, rest), (other, top, rest)
         return same_for_all(PmfPairs((pair,), "one of k preferred axes, or any other"), 1, (ARBITRARY, FRESH))

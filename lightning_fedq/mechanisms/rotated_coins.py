@@ -64,9 +64,9 @@ from lightning_fedq.mechanisms.interface import (
     PrivacyClaim,
     RoundContext,
     Unit,
+    count_hidden_clients,
     no_guarantee,
     same_for_all,
-    who_is_hidden,
 )
 from lightning_fedq.privacy.losses import Loss, PmfPairs, RenyiLoss
 from lightning_fedq.wire.coding import FixedLength
@@ -181,7 +181,7 @@ class RotatedCoins(Mechanism):
         level = math.log((0.5 + theta) / (0.5 - theta))
         return cls(clip_norm, level, kappa, coins, wrap_chance=0.0)
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedCoins:
+    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedCoins:
         return replace(self, epsilon=level, max_dropped=max(self.max_dropped, max_dropped))
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
@@ -383,7 +383,7 @@ class RotatedCoins(Mechanism):
             who: PrivacyClaim(
                 who, self._behind(known, hidden - 1, context), 1, assumptions=(ARBITRARY, FRESH, *stated[who])
             )
-            for who, (known, hidden) in who_is_hidden(context, self.max_dropped).items()
+            for who, (known, hidden) in count_hidden_clients(context, self.max_dropped).items()
         }
         singles = same_for_all(alone, self.num_symbols(context), (ARBITRARY, FRESH), unit=Unit.COORDINATE)
         return tuple(summed.get(claim.adversary, claim) for claim in singles)

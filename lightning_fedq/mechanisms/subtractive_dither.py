@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.exact_error.dither import add_centred_dither, dither_levels
 from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
-from lightning_fedq.functional.segments import segment_lines, to_units
+from lightning_fedq.functional.segments import normalise_segments, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanisms.interface import Mechanism, Message, PrivacyClaim, RoundContext, no_guarantee
 from lightning_fedq.wire.coding import FixedLength
@@ -30,9 +30,9 @@ class SubtractiveDither(Mechanism):
         bits: Bits per coordinate, 2 to 16; the step is radius / (2^(bits - 1) - 1).
 
     Example:
-        >>> from lightning_fedq.mechanisms.contract_suite import context_of, encode
+        >>> from lightning_fedq.mechanisms.contract_suite import make_context, encode
         >>> mechanism = SubtractiveDither(bits=4)
-        >>> context = context_of(mechanism, clients=(0, 1))
+        >>> context = make_context(mechanism, clients=(0, 1))
         >>> encode(mechanism, torch.ones(2, 8), context).num_bits  # of two clients
         64
     """
@@ -64,7 +64,7 @@ class SubtractiveDither(Mechanism):
             stream, values, out = self._dither(client, rand), rows[row].numpy(), symbols[row].numpy()
             for first in range(0, context.dim, _CHUNK):
                 part = out[first : first + _CHUNK]
-                clipped += to_units(values, first, lines, False, units[: len(part)])
+                clipped += normalise_segments(values, first, lines, False, units[: len(part)])
                 dither_levels(units[: len(part)], stream.words64(len(part)), self._levels, part)
         return Message(symbols.reshape(update.shape), self.bits * symbols.numel(), clipped)
 

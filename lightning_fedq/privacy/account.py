@@ -39,7 +39,7 @@ class Account:
 
         In a drawn cohort a quantile; see `privacy.collusion`.
         """
-        return self.run.colluders.most(CHANCE * self.delta)
+        return self.run.colluders.max_in_cohort(CHANCE * self.delta)
 
     @property
     def masks_hold(self) -> bool:
@@ -47,21 +47,21 @@ class Account:
         share = 0.25 if self.run.sampling.dropout_probability else 0.5
         return max(self.run.horizon, 1) * self.run.masks_open <= share * self.delta
 
-    def _known_to(self, adversary: Adversary) -> int:
+    def _count_known_clients(self, adversary: Adversary) -> int:
         """Clients whose part of a sum hides nobody from an adversary, as far as it comes from the setting."""
         if adversary is Adversary.SECAGG_SERVER:
             return self.num_corrupt
         curious = adversary is Adversary.CLIENT and self.run.threat.num_byzantine > 0
         return min(self.run.threat.num_byzantine + curious, len(self.run.context.cohort))
 
-    def _wider(self, adversary: Adversary) -> Adversary | None:
+    def _wider_adversary(self, adversary: Adversary) -> Adversary | None:
         """A view that sees at least as much and depends on no aggregation. None: it depends on none itself.
 
         Whoever is known to the adversary may be the one that a client shares its bits with.
         """
         if adversary not in _OF_SUMS:
             return None
-        alone = adversary is not Adversary.CLIENT and not self._known_to(adversary)
+        alone = adversary is not Adversary.CLIENT and not self._count_known_clients(adversary)
         return Adversary.SERVER if alone else Adversary.SERVER_AND_PARTNER
 
     def available(self, claim: PrivacyClaim, rounds: int = 0) -> float:
@@ -104,7 +104,7 @@ class Account:
             slack=claim.slack,
         )
 
-    def between_any_two(
+    def epsilon_replace_one(
         self, claim: PrivacyClaim, rounds: int, participation: float = 1.0, past: int = 0
     ) -> float:
         """Epsilon between any two updates, also where the claim is about an update that is replaced by zero.
@@ -120,20 +120,20 @@ class Account:
             return self.spent(claim, rounds, participation, past).epsilon
         delta = self.available(claim, past + rounds)
 
-        def one(claim: PrivacyClaim, share: float) -> float:
+        def epsilon_for(claim: PrivacyClaim, share: float) -> float:
             return self.spent(claim, rounds, participation, past, share).epsilon
 
         if isinstance(claim.loss, GaussianLoss):
             # mu adds up over the two steps
             half = replace(claim.loss, noise_multiplier=claim.loss.noise_multiplier / 2.0)
-            return one(replace(claim, loss=half), delta)
+            return epsilon_for(replace(claim, loss=half), delta)
         best = math.inf
         for share in (0.5, 0.9, 0.99, 0.999):  # any split holds, so the best of a few does
-            first = one(claim, share * delta)
+            first = epsilon_for(claim, share * delta)
             # d + e^a d' = delta, a of the first step
             left = (1.0 - share) * delta * math.exp(-min(first, 700.0))
             if left >= SMALLEST_DELTA:
-                best = min(best, first + one(claim, left))
+                best = min(best, first + epsilon_for(claim, left))
         return best
 
     def secret(self, claim: PrivacyClaim, rounds: int) -> float:
@@ -156,8 +156,8 @@ class Account:
             compositions=claim.compositions,
             slack=claim.slack,
         )
-        most = law.most_rounds(rounds, clients)
-        return min(amplified, self.between_any_two(claim, rounds if most is None else most))
+        most = law.max_rounds(rounds, clients)
+        return min(amplified, self.epsilon_replace_one(claim, rounds if most is None else most))
 
     def epsilon(
         self, adversary: Adversary, charges: int, *, secret: bool, client: int | None = None
@@ -172,16 +172,16 @@ class Account:
         claim = self.claims(client)[adversary]
         if isinstance(claim.loss, NonPrivate):
             return math.inf
-        return self.secret(claim, charges) if secret else self.between_any_two(claim, charges)
+        return self.secret(claim, charges) if secret else self.epsilon_replace_one(claim, charges)
 
     def claims(self, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
         """The claim that fits, for every adversary: about every client, or about one."""
         own = self._claims(client, self.num_corrupt)
-        if self.run.colluders.known and self.run.num_clients > self.run.cohort_size:
-            own[Adversary.SECAGG_SERVER] = _given(own[Adversary.SECAGG_SERVER], self._colluders())
+        if self.run.colluders.num_in_federation and self.run.num_clients > self.run.cohort_size:
+            own[Adversary.SECAGG_SERVER] = _add_assumption(own[Adversary.SECAGG_SERVER], self._colluders())
         if self.run.threat.num_byzantine:
-            own |= {who: self._among_byzantine(client, own, who) for who in _OF_SUMS}
-        return {who: self._fitting(own, who) for who in Adversary}
+            own |= {who: self._claim_among_byzantine(client, own, who) for who in _OF_SUMS}
+        return {who: self._fitting_claims(own, who) for who in Adversary}
 
     def _claims(self, client: int | None, num_corrupt: int) -> dict[Adversary, PrivacyClaim]:
         """The mechanism's own claims, about every client, or about one."""
@@ -190,7 +190,11 @@ class Account:
         return {claim.adversary: claim for claim in claims}
 
     def _colluders(self) -> str:
-        clients, size, known = self.run.num_clients, self.run.cohort_size, self.run.colluders.known
+        clients, size, known = (
+            self.run.num_clients,
+            self.run.cohort_size,
+            self.run.colluders.num_in_federation,
+        )
         count = self.num_corrupt - self.run.threat.num_byzantine
         if not self.run.colluders.drawn:
             return f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
@@ -199,27 +203,27 @@ class Account:
             f"random, and more are in it with chance {CHANCE:.0e} delta a round at most, for which delta pays"
         )
 
-    def _among_byzantine(
-        self, client: int | None, own: dict[Adversary, PrivacyClaim], adversary: Adversary
+    def _claim_among_byzantine(
+        self, client: int | None, claim: dict[Adversary, PrivacyClaim], adversary: Adversary
     ) -> PrivacyClaim:
         """A claim about a sum when some of its clients lie.
 
         They may tell everything, so the view is within that of a server behind secure aggregation with which
         they collude. Where the mechanism does not say what that one sees, the claim is of all messages.
         """
-        wider, known = own[Adversary.SERVER_AND_PARTNER], self._known_to(adversary)
-        if own[adversary].loss == wider.loss:
-            return own[adversary]
+        wider, known = claim[Adversary.SERVER_AND_PARTNER], self._count_known_clients(adversary)
+        if claim[adversary].loss == wider.loss:
+            return claim[adversary]
         count = self.run.threat.num_byzantine
         lie = f"{count} clients lie and count as known to the adversary; all others run their coins"
         honest, colluding = (self._claims(client, n)[Adversary.SECAGG_SERVER] for n in (0, known))
         # a claim that does not change with colluders does not say what they see
         if isinstance(colluding.loss, NonPrivate) or colluding.loss == honest.loss:
-            return _as_wider(wider, adversary, lie)
-        return replace(_given(colluding, lie), adversary=adversary)
+            return _claim_of_wider(wider, adversary, lie)
+        return replace(_add_assumption(colluding, lie), adversary=adversary)
 
-    def _fitting(self, claims: dict[Adversary, PrivacyClaim], adversary: Adversary) -> PrivacyClaim:
-        claim, run, wider_view = claims[adversary], self.run, self._wider(adversary)
+    def _fitting_claims(self, claims: dict[Adversary, PrivacyClaim], adversary: Adversary) -> PrivacyClaim:
+        claim, run, wider_view = claims[adversary], self.run, self._wider_adversary(adversary)
         if wider_view is None:
             return claim
         wider = claims[wider_view]
@@ -229,25 +233,27 @@ class Account:
         if adversary is Adversary.SECAGG_SERVER and not self.masks_hold:
             power = math.ceil(10 * math.log2(run.masks_open)) / 10
             why = f"colluders open masks with chance up to 2^{power:g} a round, more than delta can pay"
-            return _as_wider(wider, adversary, why)
+            return _claim_of_wider(wider, adversary, why)
         if not run.threat.plain_sum:
             why = "the mean is weighted, or no mean"
-            return _as_wider(wider, adversary, why, "; weights (sample counts) are public")
+            return _claim_of_wider(wider, adversary, why, "; weights (sample counts) are public")
         if claim.loss == wider.loss or isinstance(claim.loss, NonPrivate):
             return claim
         if not run.threat.num_byzantine:
-            claim = _given(claim, _HONEST)
+            claim = _add_assumption(claim, _HONEST)
         fixed = run.mechanism.fixed_cohort
         # what a Byzantine client releases has no more coins in it
         if run.min_survivors is not None and (not fixed or adversary is Adversary.SECAGG_SERVER):
-            return self._against_a_liar(claim, wider, run.min_survivors)
+            return self._claim_against_active_server(claim, wider, run.min_survivors)
         if run.sampling.dropout_probability > 0.0:
-            return self._after_dropouts(claim, wider)
+            return self._claim_after_dropouts(claim, wider)
         if run.min_answers is not None and not fixed:
-            return self._of_real_clients(claim, wider, run.min_answers)
+            return self._claim_with_silent_clients(claim, wider, run.min_answers)
         return claim
 
-    def _against_a_liar(self, claim: PrivacyClaim, wider: PrivacyClaim, survivors: int) -> PrivacyClaim:
+    def _claim_against_active_server(
+        self, claim: PrivacyClaim, wider: PrivacyClaim, survivors: int
+    ) -> PrivacyClaim:
         """The claim of the worst cohort of survivors that a lying server can make the clients confirm."""
         size = len(self.run.context.cohort)
         left_out, tolerated = size - survivors, self.run.mechanism.tolerated_dropouts(self.run.context)
@@ -256,36 +262,38 @@ class Account:
             why = "a lying server may leave clients out"
             return _reduced(claim, claim.loss.left_out(left_out), confirmed, wider, why)
         if tolerated >= left_out:
-            return _given(claim, confirmed)
+            return _add_assumption(claim, confirmed)
         lie = (
             f"a lying server may declare {left_out} of {size} clients dropped, and the noise of all but "
             f"{tolerated} is counted on; allow for max_dropped >= {left_out}"
         )
         return replace(claim, loss=NonPrivate(lie))
 
-    def _of_real_clients(self, claim: PrivacyClaim, wider: PrivacyClaim, answers: int) -> PrivacyClaim:
+    def _claim_with_silent_clients(
+        self, claim: PrivacyClaim, wider: PrivacyClaim, answers: int
+    ) -> PrivacyClaim:
         """The claim of the worst clients that may be silent."""
         size = len(self.run.context.cohort)
         if answers == size:
             return claim
         tolerated = self.run.mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
-            return _given(claim, f"a round with more than {tolerated} dropouts is aborted")
+            return _add_assumption(claim, f"a round with more than {tolerated} dropouts is aborted")
         counted = f"no more than {answers} of {size} clients are sure to answer, whoever they are"
         return _reduced(claim, claim.loss.left_out(size - answers), counted, wider, "clients may be silent")
 
-    def _after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim) -> PrivacyClaim:
+    def _claim_after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim) -> PrivacyClaim:
         if self.run.mechanism.fixed_cohort:
-            return _given(
+            return _add_assumption(
                 claim,
                 "a client that does not answer counts as one that sent zeros, so the noise stays what it was",
             )
         tolerated = self.run.mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
-            return _given(claim, f"a round with more than {tolerated} dropouts is aborted")
+            return _add_assumption(claim, f"a round with more than {tolerated} dropouts is aborted")
         failure = self.delta / (2 * max(self.run.horizon, 1))  # the half that `available` leaves out
         sizes = [len(group) for group in self.run.context.groups]
-        corrupt = self._known_to(claim.adversary)
+        corrupt = self._count_known_clients(claim.adversary)
         loss = claim.loss.after_dropouts(sizes, self.run.sampling.dropout_probability, failure, corrupt)
         independent = "clients drop out independently of data and adversary; half of delta pays for it"
         return _reduced(claim, loss, independent, wider, "the aggregate claim needs every client to answer")
@@ -294,18 +302,18 @@ class Account:
 _WIDER = "so this is the claim of a view of all messages"
 
 
-def _given(claim: PrivacyClaim, assumption: str) -> PrivacyClaim:
+def _add_assumption(claim: PrivacyClaim, assumption: str) -> PrivacyClaim:
     return replace(claim, assumptions=(*claim.assumptions, assumption))
 
 
-def _as_wider(wider: PrivacyClaim, adversary: Adversary, why: str, more: str = "") -> PrivacyClaim:
-    return replace(_given(wider, f"{why}, {_WIDER}{more}"), adversary=adversary)
+def _claim_of_wider(wider: PrivacyClaim, adversary: Adversary, reason: str, cure: str = "") -> PrivacyClaim:
+    return replace(_add_assumption(wider, f"{reason}, {_WIDER}{cure}"), adversary=adversary)
 
 
 def _reduced(
-    claim: PrivacyClaim, loss: Loss | None, assumption: str, wider: PrivacyClaim, why: str
+    claim: PrivacyClaim, loss: Loss | None, assumption: str, wider: PrivacyClaim, reason: str
 ) -> PrivacyClaim:
     """The claim with a loss of fewer clients, or, where there is none, that of the wider view."""
     if loss is None:
-        return _as_wider(wider, claim.adversary, why)
-    return replace(_given(claim, assumption), loss=loss)
+        return _claim_of_wider(wider, claim.adversary, reason)
+    return replace(_add_assumption(claim, assumption), loss=loss)

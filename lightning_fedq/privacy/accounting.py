@@ -22,30 +22,30 @@ _TAIL_SHARE = 1e-3
 """Share of delta that truncated tails may take."""
 
 
-def check_delta(delta: float | None, count: int | None = None, counted: str = "clients or samples") -> float:
+def check_delta(delta: float | None, count: int | None = None, unit: str = "clients or samples") -> float:
     """Return delta if it is a delta.
 
     Args:
         delta: Chance with which a guarantee may fail.
         count: How many are protected; None where it is not known.
-        counted: What they are, for the message.
+        unit: What they are, for the message.
 
     Raises:
         ValueError: If it is missing, below 1e-12 (where an accountant's floats would show), not below 1, or
             not below 1 / count.
     """
     if delta is None:
-        raise ValueError(f"delta is missing; choose one below 1 / {counted}, 1e-5 say")
+        raise ValueError(f"delta is missing; choose one below 1 / {unit}, 1e-5 say")
     if 0.0 < delta < SMALLEST_DELTA:
         raise ValueError(
             f"delta must be >= {SMALLEST_DELTA:g}, got {delta}; below it the accountant's rounding shows, "
             "and nothing can be stated"
         )
-    limit, known = (1.0, "") if count is None else (1.0 / count, f" = 1 / {count} {counted}")
+    limit, known = (1.0, "") if count is None else (1.0 / count, f" = 1 / {count} {unit}")
     if not 0.0 < delta < limit:
         raise ValueError(
             f"delta must be > 0 and below {limit:g}{known}, got {delta}; above 1 over the number of "
-            f"{counted}, publishing one of them outright would count as private"
+            f"{unit}, publishing one of them outright would count as private"
         )
     return delta
 
@@ -112,11 +112,13 @@ def spent(
 
     simple = closed_form(loss, participation)
 
-    def exact(left: float) -> float:
+    def exact(remaining_delta: float) -> float:
         # epsilon of a run whose infinite mass is below delta
         if simple:
-            return loss.epsilon(left, compositions * (rounds + past))
-        return composed_grid(loss, left, compositions, rounds, participation, past).epsilon(left)
+            return loss.epsilon(remaining_delta, compositions * (rounds + past))
+        return composed_grid(loss, remaining_delta, compositions, rounds, participation, past).epsilon(
+            remaining_delta
+        )
 
     method = loss.method if simple else "privacy loss distribution, connect-the-dots, pessimistic"
     if slack == NO_SLACK:
@@ -228,7 +230,7 @@ def _exact_epsilon(kinds: Mapping[Rounds, int], delta: float) -> float:
     # several kinds of rounds may share one stream of noise
     shared = sum(not kind.loss.adds_up for kind in kinds) > 1
     for kind, rounds in kinds.items():
-        loss = kind.loss.by_itself if shared else kind.loss
+        loss = kind.loss.standalone if shared else kind.loss
         whole = loss.composed(kind.compositions * rounds) if loss.every_round else None
         if whole is None:
             parts.append((loss, kind.compositions, rounds))

@@ -34,11 +34,11 @@ def kinds() -> tuple[Kind, ...]:
     return tuple(Kind(one["term"], one["who"], tuple(one["words"])) for one in listed)
 
 
-def kinds_of(sentence: str) -> list[Kind]:
+def find_kinds(sentence: str) -> list[Kind]:
     """Kinds that an assumption is of, itself where none knows it, which you see to then.
 
     Example:
-        >>> [kind.term for kind in kinds_of("the server colludes with 9 clients at most")]
+        >>> [kind.term for kind in find_kinds("the server colludes with 9 clients at most")]
         ['bounded collusion:']
     """
     found = [kind for kind in kinds() if any(words in sentence for words in kind.words)]

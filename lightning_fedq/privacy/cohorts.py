@@ -55,16 +55,16 @@ class CohortLaw(ABC):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def size_of(self, clients: int) -> int:
+    def cohort_size(self, clients: int) -> int:
         """Clients of a round, of so many in the federation."""
         return clients if self.size is None else self.size
 
-    def of_size(self, size: int) -> CohortLaw:
+    def with_size(self, size: int) -> CohortLaw:
         """The same law with cohorts of another size."""
         resized: Any = self
         return self if self.size is None else replace(resized, size=size)
 
-    def kept_secret(self) -> CohortLaw:
+    def with_secret(self) -> CohortLaw:
         """The same law with a secret draw.
 
         Raises:
@@ -82,7 +82,7 @@ class CohortLaw(ABC):
         Raises:
             ValueError: With the cure.
         """
-        if not 1 <= self.size_of(clients) <= clients:
+        if not 1 <= self.cohort_size(clients) <= clients:
             raise ValueError(f"cohorts must be of 1 to num_clients = {clients} clients, got {self}")
         if self.secret and self.size == clients:
             raise ValueError(
@@ -102,7 +102,7 @@ class CohortLaw(ABC):
         """Name what speaks against a mechanism in such cohorts, with the cure. "" where nothing does."""
         return ""
 
-    def drawn(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
+    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
         """Draw the cohort of a round, in the order in which clients fall into groups.
 
         Args:
@@ -112,7 +112,7 @@ class CohortLaw(ABC):
         Raises:
             ValueError: If there is no cohort for this round.
         """
-        return stream("cohort", round, attempt).choice(clients, self.size_of(clients))
+        return stream("cohort", round, attempt).choice(clients, self.cohort_size(clients))
 
     def num_cohorts(self, clients: int) -> int | None:
         """Disjoint cohorts that there are. None where every round draws its own."""
@@ -122,14 +122,14 @@ class CohortLaw(ABC):
         """Rounds after which there is no cohort left. None where there is no end."""
         return None
 
-    def most_rounds(self, rounds: int, clients: int) -> int | None:
+    def max_rounds(self, rounds: int, clients: int) -> int | None:
         """In how many of so many rounds a client takes part at most. None: a lottery decides."""
         return None
 
     def lottery(self, rounds: int, clients: int) -> tuple[int, float]:
         """Most rounds in which a client may be drawn, and the largest chance that it is, in one of them."""
-        most = self.most_rounds(rounds, clients)
-        return (rounds, self.size_of(clients) / clients) if most is None else (most, 1.0)
+        most = self.max_rounds(rounds, clients)
+        return (rounds, self.cohort_size(clients) / clients) if most is None else (most, 1.0)
 
     def digest(self, rounds: int, clients: int) -> str:
         """Digest of what a user's rule has said of the first rounds. "" without a rule."""
@@ -146,7 +146,9 @@ class CohortLaw(ABC):
             f"pessimistic; {self.size} of {clients} clients, {rounds} rounds"
         )
 
-    def own_draw(self, loss: Loss, compositions: int, rounds: int, clients: int) -> tuple[Loss, int] | None:
+    def independent_draw_loss(
+        self, loss: Loss, compositions: int, rounds: int, clients: int
+    ) -> tuple[Loss, int] | None:
         """Loss of one secret draw of a client for itself, and how many draws so many released rounds hold.
 
         Args:
@@ -154,7 +156,7 @@ class CohortLaw(ABC):
             compositions: Compositions in one round.
 
         Returns:
-            None for a secret draw of a fixed size from all clients (`sampled.secretly_drawn`).
+            None for a secret draw of a fixed size from all clients (`sampled.amplify_loss`).
 
         Raises:
             ValueError: If the draw is known, or there is no account of such a draw.
@@ -187,7 +189,7 @@ class FixedSize(CohortLaw):
     secret: bool = False
     word = "random"
 
-    def kept_secret(self) -> FixedSize:
+    def with_secret(self) -> FixedSize:
         return replace(self, secret=True)
 
 
@@ -213,16 +215,16 @@ class Cyclic(CohortLaw):
         over = f"{self} leaves {rest} of {clients} clients over, which are never asked; a size that divides "
         return f"{over}num_clients leaves nobody out" if rest else ""
 
-    def drawn(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
+    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
         # streams of round 0: one deal for all rounds
         dealt, turn = stream("disjoint cohorts", 0), round % self.num_cohorts(clients)
         return dealt.permutation(clients)[turn * self.size : (turn + 1) * self.size]
 
-    def most_rounds(self, rounds: int, clients: int) -> int:
+    def max_rounds(self, rounds: int, clients: int) -> int:
         return -(-rounds // self.num_cohorts(clients))
 
     def note(self, rounds: int, clients: int) -> str:
-        most = self.most_rounds(rounds, clients)
+        most = self.max_rounds(rounds, clients)
         once = (
             ": a client is asked in one round at most, so one round's epsilon is that of its whole run "
             "(parallel composition)."
@@ -254,11 +256,11 @@ class DisjointOnce(Cyclic):
             )
         return ""
 
-    def drawn(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
+    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
         self.check_rounds(round + 1, clients)
-        return super().drawn(clients, round, attempt, stream)
+        return super().draw_cohort(clients, round, attempt, stream)
 
-    def most_rounds(self, rounds: int, clients: int) -> int:
+    def max_rounds(self, rounds: int, clients: int) -> int:
         return min(rounds, 1)
 
 
@@ -296,7 +298,7 @@ class Poisson(CohortLaw):
             f"FixedSize({self.size}, secret=True)"
         )
 
-    def drawn(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
+    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
         coins = stream("cohort of coins", round, attempt).uniform_below(clients, clients)
         members: list[int] = np.flatnonzero(coins < self.size).tolist()  # chance size / clients exactly
         return members
@@ -313,7 +315,9 @@ class Poisson(CohortLaw):
             f"distribution, pessimistic; every client with chance {self.size}/{clients}, {rounds} rounds"
         )
 
-    def own_draw(self, loss: Loss, compositions: int, rounds: int, clients: int) -> tuple[Loss, int]:
+    def independent_draw_loss(
+        self, loss: Loss, compositions: int, rounds: int, clients: int
+    ) -> tuple[Loss, int]:
         # what a sum of clients' noises is follows from who is there
         if type(loss) is not GaussianLoss or compositions != 1:
             raise ValueError(
@@ -350,7 +354,7 @@ class Available(CohortLaw):
     def rule_name(self) -> str:  # type: ignore[override]
         return getattr(self.rule, "__qualname__", type(self.rule).__name__)
 
-    def named(self, round: int, clients: int) -> list[int]:
+    def list_available(self, round: int, clients: int) -> list[int]:
         """Clients from whom the cohort of a round is drawn, in order. The rule is asked for a round but once.
 
         Raises:
@@ -381,33 +385,33 @@ class Available(CohortLaw):
         self.digest(rounds, clients)
         return ""
 
-    def drawn(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
-        named = self.named(round, clients)
+    def draw_cohort(self, clients: int, round: int, attempt: int, stream: Streams) -> list[int]:
+        named = self.list_available(round, clients)
         return [named[place] for place in stream("cohort", round, attempt).choice(len(named), self.size)]
 
     @lru_cache(maxsize=8)  # noqa: B019 (a report asks twenty times)
     def lottery(self, rounds: int, clients: int) -> tuple[int, float]:
-        named = [self.named(round, clients) for round in range(rounds)]
+        named = [self.list_available(round, clients) for round in range(rounds)]
         often = Counter(client for one in named for client in one).values()
         return max(often, default=0), self.size / min(map(len, named), default=self.size)
 
-    def most_rounds(self, rounds: int, clients: int) -> int:
+    def max_rounds(self, rounds: int, clients: int) -> int:
         return self.lottery(rounds, clients)[0]
 
     def digest(self, rounds: int, clients: int) -> str:
-        names = json.dumps([self.named(round, clients) for round in range(rounds)])
+        names = json.dumps([self.list_available(round, clients) for round in range(rounds)])
         return hashlib.sha256(names.encode()).hexdigest()
 
     def note(self, rounds: int, clients: int) -> str:
         return (
             "A cohort is drawn from the clients that a rule of the user's names by the number of the round: "
-            f"one is named in {self.most_rounds(rounds, clients)} rounds at most. It is taken to follow from "
+            f"one is named in {self.max_rounds(rounds, clients)} rounds at most. It is taken to follow from "
             "public facts: one that looks at clients' data tells of them without noise. No claim counts on "
             "the draw."
         )
 
 
-def law_of(cohort: CohortLaw | int | None) -> CohortLaw:
+def make_cohort_law(cohort: CohortLaw | int | None) -> CohortLaw:
     """The law of a shorthand: a number is `FixedSize` of so many, None is `Everybody`."""
     if isinstance(cohort, CohortLaw):
         return cohort

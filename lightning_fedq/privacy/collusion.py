@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.functional.drawn import log2_drawn, most_drawn, num_marked
+from lightning_fedq.functional.hypergeometric import hypergeometric_quantile, log2_hypergeometric, num_marked
 
 CHANCE = 2.0**-24
 """Chance that more collude in a round than are counted, in units of delta."""
@@ -33,7 +33,7 @@ class Colluders:
             shares too, so they count as colluders of every cohort.
 
     Example:
-        >>> Colluders(0.02, 1000, 100, chosen=False).most(CHANCE * 1e-9)
+        >>> Colluders(0.02, 1000, 100, chosen=False).max_in_cohort(CHANCE * 1e-9)
         17
     """
 
@@ -48,21 +48,21 @@ class Colluders:
             raise ValueError(f"max_corrupt must be in [0, 1), got {self.fraction}")
 
     @property
-    def known(self) -> int:
+    def num_in_federation(self) -> int:
         """Clients of the federation that collude and are not Byzantine."""
         return num_marked(self.fraction, self.clients)
 
     @property
     def drawn(self) -> bool:
         """Is it chance how many are in a cohort?"""
-        return bool(self.known) and self.clients > self.cohort and not self.chosen
+        return bool(self.num_in_federation) and self.clients > self.cohort and not self.chosen
 
-    def most(self, chance: float) -> int:
+    def max_in_cohort(self, chance: float) -> int:
         """Colluders of a cohort with one that is none, the victim: with this chance there are more."""
-        count = self.known
+        count = self.num_in_federation
         if self.drawn:
             marked = min(count, self.clients - 1)
-            count = most_drawn(self.clients - 1, marked, self.cohort - 1, chance)
+            count = hypergeometric_quantile(self.clients - 1, marked, self.cohort - 1, chance)
         return min(count + self.byzantine, self.cohort)
 
     @cached_property
@@ -73,9 +73,9 @@ class Colluders:
         counts as the worst number, so that sums of what grows with the number are no smaller than they are.
         """
         if not self.drawn:
-            return np.array([min(self.known + self.byzantine, self.cohort)]), np.zeros(1)
-        drawn = np.arange(min(self.known, self.cohort) + 1)
-        chances = log2_drawn(self.clients, self.known, self.cohort, drawn)
+            return np.array([min(self.num_in_federation + self.byzantine, self.cohort)]), np.zeros(1)
+        drawn = np.arange(min(self.num_in_federation, self.cohort) + 1)
+        chances = log2_hypergeometric(self.clients, self.num_in_federation, self.cohort, drawn)
         counts = np.minimum(drawn + self.byzantine, self.cohort)
         kept = chances > _LEFT_OUT
         rest = np.log2(len(counts)) + _LEFT_OUT

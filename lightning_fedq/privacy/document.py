@@ -17,9 +17,9 @@ from typing import NamedTuple
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.functional.checks import from_plain
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
-from lightning_fedq.privacy.assumptions import Kind, kinds_of
+from lightning_fedq.privacy.assumptions import Kind, find_kinds
 from lightning_fedq.privacy.report import PrivacyReport, Row, State, is_met
-from lightning_fedq.privacy.secret_row import SECRET_COHORTS, title_of
+from lightning_fedq.privacy.secret_row import SECRET_COHORTS, adversary_title
 from lightning_fedq.privacy.verdict import COLOURS, NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon, scale
 
 SCHEMA = "fedq-privacy/2"
@@ -117,7 +117,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class ReportRow:
     """A row as readers have it.
 
     Args:
@@ -141,7 +141,7 @@ class Line:
         return self.row.verdict not in (VACUOUS, NO_GUARANTEE)
 
 
-def lines(report: PrivacyReport) -> list[Line]:
+def report_rows(report: PrivacyReport) -> list[ReportRow]:
     """One line for each row: the group of the one that was asked for first, and it first in its group.
 
     With reproducible keys the lines say what secret ones would give.
@@ -154,7 +154,7 @@ def lines(report: PrivacyReport) -> list[Line]:
         hypothetical = _needs_masks(row) and not report.masked
         group = as_run if is_met(row, report.masked) else behind if hypothetical else FAILING
         epsilon = NOT_RUN if hypothetical and report.masks == "none" else format_epsilon(row.epsilon)
-        found.append(Line(row, group, asked, epsilon, _when(row, report.masked)))
+        found.append(ReportRow(row, group, asked, epsilon, _row_condition(row, report.masked)))
     groups = (as_run, FAILING, behind)
     first = next((line.group for line in found if line.asked), as_run)
     return sorted(
@@ -173,7 +173,7 @@ def _needs_masks(row: Row) -> bool:
     return row.adversary == Adversary.SECAGG_SERVER.name
 
 
-def _when(row: Row, masked: bool) -> str:
+def _row_condition(row: Row, masked: bool) -> str:
     if row.cohorts == "secret":
         return "nobody learns who took part"
     if masked and not is_met(row, True):
@@ -184,7 +184,7 @@ def _when(row: Row, masked: bool) -> str:
 # ---- one row ------------------------------------------------------------------------------------------
 
 
-class Shown(NamedTuple):
+class PrivacySummary(NamedTuple):
     """Privacy of a run in one cell of a table, or one entry of a legend.
 
     Args:
@@ -215,27 +215,33 @@ class Shown(NamedTuple):
         return said.get(self.printed, f"ε {self.printed}")
 
 
-def shown(report: PrivacyReport, who: str | None = None) -> Shown:
+def summarise_privacy(report: PrivacyReport, adversary: str | None = None) -> PrivacySummary:
     """Privacy towards one adversary. With reproducible keys there is none.
 
     Args:
         report: The report.
-        who: Name of a row; None is `PrivacyReport.about`.
+        adversary: Name of a row; None is `PrivacyReport.about`.
     """
-    row = report.about if who is None else next((row for row in report.all_rows if row.name == who), None)
+    row = (
+        report.about
+        if adversary is None
+        else next((row for row in report.all_rows if row.name == adversary), None)
+    )
     if row is None:
-        return Shown("", None, "")
-    found = Shown(row.name, row.epsilon, row.verdict)
+        return PrivacySummary("", None, "")
+    found = PrivacySummary(row.name, row.epsilon, row.verdict)
     if _needs_masks(row) and not report.masked:
-        found = Shown(row.name, None, NO_GUARANTEE)
+        found = PrivacySummary(row.name, None, NO_GUARANTEE)
     asked = report.asked
     if asked is None or asked.adversary != row.name:
         return found
     over = "a round" if asked.over == "round" else "the run"
-    return found._replace(asked=f"asked for {asked.epsilon:g} over {over}: {_met(report)}", met=asked.met)
+    return found._replace(
+        asked=f"asked for {asked.epsilon:g} over {over}: {_target_text(report)}", met=asked.met
+    )
 
 
-def common(reports: Sequence[PrivacyReport]) -> str:
+def common_adversary(reports: Sequence[PrivacyReport]) -> str:
     """Name of the one row that several runs are shown by.
 
     Returns:
@@ -264,22 +270,22 @@ def headline(report: PrivacyReport) -> str:
             return f"Nothing is promised to any client: {row.reason}."
         if row.verdict == VACUOUS:
             return (
-                f"Nothing useful is promised {at}: the smallest epsilon is {epsilon}, towards {name_of(row)}."
+                f"Nothing useful is promised {at}: the smallest epsilon is {epsilon}, towards "
+                f"{adversary_phrase(row)}."
             )
-        smallest = (
-            f"No target. The smallest epsilon {at} is {epsilon} ({row.verdict}), towards {name_of(row)}."
-        )
+        smallest = f"No target. The smallest epsilon {at} is {epsilon} ({row.verdict}), "
+        smallest += f"towards {adversary_phrase(row)}."
         return smallest + _if_ended(report)
     over = " in every round" if asked.over == "round" else ""
     wanted = f"epsilon {asked.epsilon:g} at delta {report.delta:g}{over}"
-    first = f"Asked for {wanted}, towards {name_of(row)}: {_met(report)}"
+    first = f"Asked for {wanted}, towards {adversary_phrase(row)}: {_target_text(report)}"
     if not asked.met and _needs_masks(row) and not report.masked:
         return f"{first}: masks {'were' if report.state == 'ended' else 'are'} {_masks(report)}."
     spent = f"{format_epsilon(asked.spent)} {'planned' if report.state == 'planned' else 'spent'}"
     if asked.over == "run":  # which may have ended before the rounds that were asked for
         spent += " over a round" if report.rounds == 1 else f" over {report.rounds:,} rounds"
     word = row.verdict if asked.over == "run" else f"{row.verdict} over the run"
-    odds = f" {row.odds}" if asked.met and asked.over == "run" else ""
+    odds = f" {row.sentence}" if asked.met and asked.over == "run" else ""
     return f"{first}, {spent} ({word}).{odds}{_if_ended(report)}"
 
 
@@ -296,7 +302,7 @@ def _if_ended(report: PrivacyReport) -> str:
     )
 
 
-def _met(report: PrivacyReport) -> str:
+def _target_text(report: PrivacyReport) -> str:
     assert report.asked is not None
     if report.state == "planned":
         return "to be met" if report.asked.met else "will NOT be met"
@@ -304,7 +310,7 @@ def _met(report: PrivacyReport) -> str:
     return f"{'met' if report.asked.met else 'NOT met'}{so_far}"
 
 
-def name_of(row: Row) -> str:
+def adversary_phrase(row: Row) -> str:
     """The adversary of a row as it is called in a sentence."""
     secret = " who never learns who took part" if row.cohorts == "secret" else ""
     return f"{Adversary[row.adversary].value}{secret}"
@@ -377,25 +383,25 @@ def document(report: PrivacyReport, depth: int = WHOLE) -> tuple[str, list[Part]
 
 
 def _parts(report: PrivacyReport) -> Iterator[Part]:
-    of_lines = lines(report)
+    of_lines = report_rows(report)
     yield Part("", tuple(text for text in (headline(report), caveat(report)) if text), AT_THE_END)
     sent = (text,) if (text := bits(report)) else ()
-    yield Part("Who learns how much", (_who_learns(report, of_lines), *sent), AT_THE_END)
+    yield Part("Who learns how much", (_adversary_table(report, of_lines), *sent), AT_THE_END)
     over = "One client over the run, any update against any other. "
-    yield Part("What has to hold", (_has_to_hold(of_lines), f"{over}{scale().capitalize()}."), REPORT)
+    yield Part("What has to hold", (_assumption_list(of_lines), f"{over}{scale().capitalize()}."), REPORT)
     yield Part("Times", (report.times,) if report.times else (), REPORT)
     yield Part("Of which run", (_facts(report),), REPORT)
     if (samples := report.samples) is not None:
         yield Part(
             "One sample of a client's data", (f"{samples.line[:1].upper()}{samples.line[1:]}.",), REPORT
         )
-    yield Part("Figures to check", (_to_check(of_lines), _LEGEND), WHOLE)
-    reasons = tuple(f"{line.row.title}, {line.group}: {line.row.odds}" for line in of_lines)
+    yield Part("Figures to check", (_open_assumptions(of_lines), _LEGEND), WHOLE)
+    reasons = tuple(f"{line.row.title}, {line.group}: {line.row.sentence}" for line in of_lines)
     yield Part("What each row means", (Items(reasons),), WHOLE)
-    yield Part("What has to hold, in full", (_in_full(of_lines),), WHOLE)
+    yield Part("What has to hold, in full", (_full_assumptions(of_lines),), WHOLE)
     yield Part("Who sees what", (Items(tuple(f"{who.title}: {who.sees}" for who in ORDER)),), WHOLE)
     yield Part("How to read the numbers", (Items(report.notes),), WHOLE)
-    advice = _together((line.row.title, line.row.advice) for line in of_lines)
+    advice = _merge_equal_texts((line.row.title, line.row.advice) for line in of_lines)
     if advice:
         yield Part("What would make it better", (Items(advice),), WHOLE)
     if report.charged:
@@ -405,13 +411,13 @@ def _parts(report: PrivacyReport) -> Iterator[Part]:
     if report.leaves:
         yield Part("What also leaves, without noise", (Items(report.leaves),), WHOLE)
     if samples is not None:
-        yield Part("DP-SGD in the clients", (of_samples(samples), samples.about), WHOLE)
+        yield Part("DP-SGD in the clients", (sample_table(samples), samples.about), WHOLE)
 
 
-def _who_learns(report: PrivacyReport, of_lines: Sequence[Line]) -> Table:
+def _adversary_table(report: PrivacyReport, report_lines: Sequence[ReportRow]) -> Table:
     rows: list[tuple[str, ...]] = []
     group = ""
-    for line in of_lines:
+    for line in report_lines:
         if line.group != group:
             group = line.group
             rows.append((group if report.secure_keys else f"{group}, had keys been secret",))
@@ -420,13 +426,13 @@ def _who_learns(report: PrivacyReport, of_lines: Sequence[Line]) -> Table:
     return Table(("who", "epsilon", "verdict", "condition"), tuple(rows), COLOURS)
 
 
-def _has_to_hold(of_lines: Sequence[Line]) -> Table:
+def _assumption_list(report_lines: Sequence[ReportRow]) -> Table:
     """Assumptions by kind, those of every useful row first, with who sees to each."""
     found: dict[Kind, tuple[dict[str, None], dict[str, None]]] = {}
-    useful = [line.row for line in of_lines if line.useful] or [line.row for line in of_lines]
+    useful = [line.row for line in report_lines if line.useful] or [line.row for line in report_lines]
     for row in useful:
         for sentence in row.assumptions:
-            for kind in kinds_of(sentence):
+            for kind in find_kinds(sentence):
                 titles, quoted = found.setdefault(kind, ({}, {}))
                 titles[row.title] = quoted[sentence] = None
     rows = []
@@ -439,19 +445,19 @@ def _has_to_hold(of_lines: Sequence[Line]) -> Table:
     return Table(("what", "who sees to it", "for"), tuple(rows))
 
 
-def _in_full(of_lines: Sequence[Line]) -> Items:
-    common_to_all = set.intersection(*(set(line.row.assumptions) for line in of_lines))
-    special = _together(
+def _full_assumptions(report_lines: Sequence[ReportRow]) -> Items:
+    common_to_all = set.intersection(*(set(line.row.assumptions) for line in report_lines))
+    special = _merge_equal_texts(
         (line.row.title, "; ".join(text for text in line.row.assumptions if text not in common_to_all))
-        for line in of_lines
+        for line in report_lines
     )
     return Items((f"every row: {'; '.join(sorted(common_to_all)) or 'nothing'}", *special))
 
 
-def _together(said: Iterator[tuple[str, str]]) -> tuple[str, ...]:
+def _merge_equal_texts(named_texts: Iterator[tuple[str, str]]) -> tuple[str, ...]:
     """Of pairs of a name and a text, those of one text in a line."""
     found: dict[str, list[str]] = {}
-    for name, text in said:
+    for name, text in named_texts:
         found.setdefault(text, []).append(name)
     return tuple(f"{', '.join(names)}: {text}" for text, names in found.items() if text)
 
@@ -481,10 +487,10 @@ def _facts(report: PrivacyReport) -> Table:
     return Table(("what", ""), tuple(row for row in rows if row[1]))
 
 
-def _to_check(of_lines: Sequence[Line]) -> Table:
+def _open_assumptions(report_lines: Sequence[ReportRow]) -> Table:
     heads = ("who", "compared", "unit", "unit, pure", "a round", "the run", "any two updates", "delta")
     rows = []
-    for line in of_lines:
+    for line in report_lines:
         row = line.row
         numbers = (row.epsilon_unit, row.epsilon_round, row.epsilon_run, row.epsilon)
         printed = [format_epsilon(number) for number in numbers]
@@ -502,10 +508,10 @@ def _charged(report: PrivacyReport) -> Table:
         (str(kind.clients), str(kind.charges), *(format_epsilon(kind.epsilons[name]) for name in names))
         for kind in report.charged
     ]
-    return Table(("clients", "rounds charged, at most", *map(title_of, names)), tuple(rows))
+    return Table(("clients", "rounds charged, at most", *map(adversary_title, names)), tuple(rows))
 
 
-def of_samples(samples: SampleStatement) -> Table:
+def sample_table(samples: SampleStatement) -> Table:
     """Figures of DP-SGD's account."""
     heads = ("accounts", "steps", "noise multiplier", "gradient norm", "sampling rate")
     figures = ((samples.noise_multiplier, "g"), (samples.max_grad_norm, "g"), (samples.sample_rate, ".3g"))
@@ -523,7 +529,7 @@ def to_json(report: PrivacyReport) -> str:
     in `with_secure_keys`.
     """
     plain = asdict(report)
-    for line in lines(report):
+    for line in report_rows(report):
         said = {"name": line.row.name, "group": line.group, "asked": line.asked, "when": line.when}
         for row in (*plain["rows"], *plain["with_secure_keys"], plain["secret"] or {}):
             if (row.get("adversary"), row.get("cohorts")) == (line.row.adversary, line.row.cohorts):
@@ -540,7 +546,7 @@ def _plain(value: object) -> object:
     return "inf" if value == math.inf else value
 
 
-class AnotherVersion(ValueError):
+class OtherVersionError(ValueError):
     """Refusal of a document that another version of this package wrote."""
 
 
@@ -548,13 +554,13 @@ def from_json(text: str) -> PrivacyReport:
     """The report of a `privacy.json`, whoever wrote it: every value has its type, every text can be printed.
 
     Raises:
-        AnotherVersion: If it has rows of another version.
+        OtherVersionError: If it has rows of another version.
         ValueError: If it is not what `to_json` writes.
     """
     try:
         found = json.loads(text)
         if isinstance(found, dict) and "rows" in found and found.get("schema") != SCHEMA:
-            raise AnotherVersion(
+            raise OtherVersionError(
                 f"privacy.json is no {SCHEMA} but of another version of this package, so its privacy must be "
                 "computed again: `fedq privacy CONFIG`, or `fedq privacy CKPT` with a checkpoint of the run"
             )
@@ -567,7 +573,7 @@ def from_json(text: str) -> PrivacyReport:
             raise ValueError("neighbours are none that this package knows")
         if report.asked is not None and report.asked.adversary not in {row.name for row in report.all_rows}:
             raise ValueError("it was asked about a row that is not there")
-    except AnotherVersion:
+    except OtherVersionError:
         raise
     except ValueError as error:
         raise ValueError(f"privacy.json can't be read: {error}") from None

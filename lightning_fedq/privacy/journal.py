@@ -125,7 +125,7 @@ class Journal:
     def _entry(self, line: bytes) -> Entry:
         try:
             found = json.loads(line)
-            if not (self._unsigned and "crc" not in found) and line != signed(found):
+            if not (self._unsigned and "crc" not in found) and line != sign_entry(found):
                 raise ValueError("the checksum is wrong")
             who = self._named(found["clients"])
             entry = int(found["round"]), int(found["attempt"]), str(found["state"]), who
@@ -194,7 +194,7 @@ class Journal:
         entry |= ({"terms": terms} if terms else {}) | (
             {"ledger": ledger, "number": number} if ledger else {}
         )
-        line = signed({**entry, "clients": self._written(clients), "dim": dim}) + b"\n"
+        line = sign_entry({**entry, "clients": self._written(clients), "dim": dim}) + b"\n"
         end = self._write(line)
         if end != self.position + len(line):  # another process's line lies in between
             raise RuntimeError(
@@ -206,7 +206,7 @@ class Journal:
     def _create(self, header: bytes) -> None:
         """Make the file, which has its header from the first moment on."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = draft_of(self.path)
+        draft = draft_path(self.path)
         try:
             self._write(header, draft)
             os.link(draft, self.path)  # fails where there is a file, which a rename would replace
@@ -222,25 +222,25 @@ class Journal:
         """Append in one go, wait for the disk, and return where the file ends."""
         path = path or self.path
         # unbuffered and appending, so that a line is one write at the end of the file
-        with naming(self.path), open(path, "ab", buffering=0, opener=OWN) as file:
+        with name_file_in_errors(self.path), open(path, "ab", buffering=0, opener=OWN) as file:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, "no space left for a whole line")
             os.fsync(file.fileno())
             return file.tell()
 
 
-def draft_of(path: Path) -> Path:
+def draft_path(path: Path) -> Path:
     """Another name beside a file, from which it is renamed once it is whole."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def drop_drafts(path: Path) -> None:
-    """Take away what processes that were killed have left of `draft_of`. Nobody else may be writing."""
+    """Take away what processes that were killed have left of `draft_path`. Nobody else may be writing."""
     for draft in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 8}"):
         draft.unlink(missing_ok=True)
 
 
-def is_of(path: Path, mechanism: str, num_clients: int) -> bool:
+def is_journal_for(path: Path, mechanism: str, num_clients: int) -> bool:
     """Is a file the journal of this federation, by its first line?"""
     with suppress(ValueError, OSError), path.open("rb") as file:
         header = json.loads(file.readline())
@@ -248,7 +248,7 @@ def is_of(path: Path, mechanism: str, num_clients: int) -> bool:
     return False
 
 
-def charged_under(path: Path) -> set[str]:
+def list_ledgers(path: Path) -> set[str]:
     """Names of the ledgers that a journal has charges of, "" for those of versions that wrote none."""
     names: set[str] = set()
     with path.open("rb") as file:
@@ -260,7 +260,7 @@ def charged_under(path: Path) -> set[str]:
     return names
 
 
-def signed(entry: dict[str, object]) -> bytes:
+def sign_entry(entry: dict[str, object]) -> bytes:
     """The line of an entry, without its newline: the last field is the checksum of the others."""
     body = json.dumps({name: value for name, value in entry.items() if name != "crc"})
     return f'{body[:-1]}, "crc": "{zlib.crc32(body.encode()):08x}"}}'.encode()
@@ -276,7 +276,7 @@ def _is_torn(tail: bytes) -> bool:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Let an error of the disk say which file was written: a full one does not."""
     try:
         yield

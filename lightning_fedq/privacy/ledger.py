@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.mechanisms.interface import RoundContext
-from lightning_fedq.privacy.journal import Entry, Journal, is_of
+from lightning_fedq.privacy.journal import Entry, Journal, is_journal_for
 
 
 class Ledger:
@@ -53,7 +53,7 @@ class Ledger:
         recorded: Journal and position of a loaded state, or ("", 0).
         names_no_journal: Whether a loaded state had charges and named no journal.
         recorded_names: Names that a loaded state has charged under, "" of versions that had none.
-        folders: Folders in which journals of other runs with the same clients may lie, see `look`.
+        folders: Folders in which journals of other runs with the same clients may lie, see `scan_journals`.
 
     Raises:
         ValueError: If num_clients < 1.
@@ -72,7 +72,7 @@ class Ledger:
         self.recorded_names: frozenset[str] = frozenset()
         self.names_no_journal = False
         self.folders: frozenset[Path] = frozenset()
-        self._others: dict[Path, Journal | None] = {}
+        self._other_charges: dict[Path, Journal | None] = {}
         self._id = secrets.token_hex(8)
         self._own: set[str] = set()
         self._parts: dict[str, tuple[int, Tensor]] = {}
@@ -97,10 +97,10 @@ class Ledger:
         return self._sum(self._parts.keys() - self._own)
 
     def _sum(self, names: Iterable[str]) -> Tensor:
-        return sum((self._parts[name][1] for name in names), self._known("")[1])
+        return sum((self._parts[name][1] for name in names), self._get_charges("")[1])
 
     @property
-    def most_charged(self) -> int:
+    def max_charges(self) -> int:
         """Charges of the client that was charged most often."""
         return int(self.charges.max())
 
@@ -141,13 +141,13 @@ class Ledger:
     def _streams(self, streams: Tensor) -> None:
         self._used[self._keys] = streams
 
-    def _known(self, name: str) -> tuple[int, Tensor]:
+    def _get_charges(self, name: str) -> tuple[int, Tensor]:
         """Rounds and charges under a name, as far as they are known here."""
         return self._parts.get(name) or (0, torch.zeros(self.num_clients, dtype=torch.int32))
 
     def _add(self, name: str, rows: Any) -> None:
         """Count one round more under a name, of these rows of clients."""
-        rounds, charges = self._known(name)
+        rounds, charges = self._get_charges(name)
         charges.numpy()[rows] += 1
         self._parts[name] = rounds + 1, charges
 
@@ -155,7 +155,7 @@ class Ledger:
         """Go on under a new name, so that no two ledgers charge under one."""
         self._id = secrets.token_hex(8)
 
-    def agree(self, terms: Mapping[str, str]) -> None:
+    def set_terms(self, terms: Mapping[str, str]) -> None:
         """Say on what terms the rounds to come are charged: those of the charged ones, if there are any.
 
         Args:
@@ -178,7 +178,7 @@ class Ledger:
             self._used.pop(None, None)  # a repeated training uses these streams again, for the same bits
         self._keys = keys
 
-    def turn_to(self, keys: bytes | None) -> None:
+    def select_server(self, keys: bytes | None) -> None:
         """Speak of the streams of a server that has begun, where several take turns with these clients.
 
         Args:
@@ -186,7 +186,7 @@ class Ledger:
         """
         self._keys = keys
 
-    def begin_anew(self, mechanism: str) -> None:
+    def reset(self, mechanism: str) -> None:
         """Forget everything but who the clients are, as long as nobody has paid.
 
         Args:
@@ -207,15 +207,15 @@ class Ledger:
             repeatable: Whether a stream that is used again carries the same bits (keys from a seed).
         """
         self.journal, self._repeatable = journal, {} if repeatable else None
-        if not repeatable and self._known(self._id)[0]:
+        if not repeatable and self._get_charges(self._id)[0]:
             self._rename()  # all that is charged under a name lies in one journal
-        self._take_in(journal.unread())
+        self._read_entries(journal.unread())
 
-    def _take_in(self, entries: Iterable[Entry], own: bool = True) -> None:
+    def _read_entries(self, entries: Iterable[Entry], own: bool = True) -> None:
         """Count what stands in a journal, the own one or another run's, and is not known here."""
         for entry in entries:
             if entry.terms:
-                terms = _as_named_now(json.loads(entry.terms))
+                terms = _current_terms(json.loads(entry.terms))
                 _check_terms(terms, self.terms)
                 self.terms = terms
             self.dim = max(self.dim, entry.dim)
@@ -227,10 +227,10 @@ class Ledger:
             if own:  # used, where keys outlive the process
                 self._taken.add((entry.round, entry.attempt))
             name = entry.ledger or self._id  # of a version that wrote no names
-            if not entry.ledger or entry.number > self._known(name)[0]:
+            if not entry.ledger or entry.number > self._get_charges(name)[0]:
                 self._add(name, slice(None) if entry.clients is None else list(entry.clients))
 
-    def look(self) -> dict[Path, int | str]:
+    def scan_journals(self) -> dict[Path, int | str]:
         """Count what stands in the journal and in those of other runs with the same clients, in `folders`.
 
         With keys from a seed only the journal counts: nothing is private.
@@ -240,7 +240,7 @@ class Ledger:
             damaged, or its rounds were charged on other terms.
         """
         if self.journal is not None:
-            self._take_in(self.journal.unread())
+            self._read_entries(self.journal.unread())
         found: dict[Path, int | str] = {}
         if self._repeatable is not None:
             return found
@@ -249,11 +249,13 @@ class Ledger:
         for path in sorted(paths - {own}):
             known = self.rounds
             try:
-                if path not in self._others:
-                    ours = is_of(path, self.mechanism, self.num_clients)
-                    self._others[path] = Journal(path, self.mechanism, self.num_clients) if ours else None
-                if (journal := self._others[path]) is not None:
-                    self._take_in(journal.unread(mend=False), own=False)
+                if path not in self._other_charges:
+                    ours = is_journal_for(path, self.mechanism, self.num_clients)
+                    self._other_charges[path] = (
+                        Journal(path, self.mechanism, self.num_clients) if ours else None
+                    )
+                if (journal := self._other_charges[path]) is not None:
+                    self._read_entries(journal.unread(mend=False), own=False)
             except (ValueError, OSError) as error:
                 found[path] = str(error)
             if self.rounds > known:
@@ -267,7 +269,7 @@ class Ledger:
             state: State that its `state_dict` returned.
         """
         self._parts, self._streams = _parts(state), state["streams"].clone()
-        self.dim, self.terms = state["dim"], _as_named_now(state["terms"])
+        self.dim, self.terms = state["dim"], _current_terms(state["terms"])
 
     def state(self, *tensors: Tensor) -> str:
         """Name what a round begins with: 64 bits of SHA-256 of its model and range. "" where none is kept."""
@@ -280,7 +282,7 @@ class Ledger:
 
     def free_attempt(self, round: int, attempt: int, state: str) -> int:
         """The first attempt from `attempt` on that nobody else, or no other state of this round, has used."""
-        self.look()
+        self.scan_journals()
         used = self._repeatable or {}
         while (round, attempt) in self._taken or used.get((round, attempt), state) != state:
             attempt += 1
@@ -300,7 +302,7 @@ class Ledger:
             round: Round number, >= 0.
             attempt: Attempt at this round, >= 0, from `free_attempt`.
             state: State of the streams, as `state` returned it.
-            dim: Coordinates of the vector that they are charged for, see `lengthen`.
+            dim: Coordinates of the vector that they are charged for, see `raise_dim`.
 
         Raises:
             ValueError: If a client is unknown or named twice.
@@ -327,7 +329,7 @@ class Ledger:
         if self.journal is not None and (round, attempt) not in (self._repeatable or {}):
             everybody = len(rows) == self.num_clients
             who, terms = None if everybody else rows.tolist(), json.dumps(self.terms) if self.terms else ""
-            number = self._known(self._id)[0] + 1
+            number = self._get_charges(self._id)[0] + 1
             # on the disk first: a crash may then cost what nobody sent, and never hides what somebody did
             self.journal.append(round, attempt, state, who, dim, terms, self._id, number)
             if self._repeatable is not None:
@@ -337,7 +339,7 @@ class Ledger:
         self._add(self._id, listed)
         self.dim = max(self.dim, dim)
 
-    def lengthen(self, dim: int, round: int, attempt: int) -> None:
+    def raise_dim(self, dim: int, round: int, attempt: int) -> None:
         """Let all charges, past and to come, count as those of a vector of at least `dim` coordinates.
 
         Args:
@@ -427,11 +429,13 @@ class Ledger:
                 f"the ledger is of {len(state['charges'])} clients of {mechanism}, this federation has "
                 f"{self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
-        terms = _as_named_now(state.get("terms"))
+        terms = _current_terms(state.get("terms"))
         _check_terms(terms, self.terms)
         self.terms = self.terms or terms
         self.dim = max(self.dim, state.get("dim", 0))
-        self._streams = state["streams"].clone() if repeatable else _later(self._streams, state["streams"])
+        self._streams = (
+            state["streams"].clone() if repeatable else _latest_attempts(self._streams, state["streams"])
+        )
         parts, name = _parts(state), state.get("id")
         self.recorded_names = frozenset({"", name or "", *parts})
         self.names_no_journal = bool(state["rounds"]) and not state["journal"]
@@ -439,9 +443,12 @@ class Ledger:
             self._parts, self._id = parts, name or self._id
         else:
             news = {
-                who: (max(rounds, self._known(who)[0]), torch.maximum(charges, self._known(who)[1]))
+                who: (
+                    max(rounds, self._get_charges(who)[0]),
+                    torch.maximum(charges, self._get_charges(who)[1]),
+                )
                 for who, (rounds, charges) in parts.items()
-                if rounds > self._known(who)[0] or bool((charges > self._known(who)[1]).any())
+                if rounds > self._get_charges(who)[0] or bool((charges > self._get_charges(who)[1]).any())
             }
             if not news and name in (self._id, *self._parts):
                 return
@@ -469,19 +476,19 @@ def _parts(state: dict[str, Any]) -> dict[str, tuple[int, Tensor]]:
     return {**parts, state.get("id") or secrets.token_hex(8): (rounds, charges)}
 
 
-def _as_named_now(terms: dict[str, str] | None) -> dict[str, str] | None:
+def _current_terms(terms: dict[str, str] | None) -> dict[str, str] | None:
     """Terms of an earlier version by their present names."""
     return terms and {{"liars": "num_byzantine"}.get(name, name): value for name, value in terms.items()}
 
 
-def _check_terms(charged: Mapping[str, str] | None, here: Mapping[str, str] | None) -> None:
+def _check_terms(charged: Mapping[str, str] | None, terms: Mapping[str, str] | None) -> None:
     """Refuse to price rounds by other terms than their own. Unknown ones count as the same."""
-    if charged is None or here is None:
+    if charged is None or terms is None:
         return
     differing = [
-        f"{name} = {charged.get(name, 'unknown')} (here {here.get(name, 'unknown')})"
-        for name in sorted({**charged, **here})
-        if charged.get(name) != here.get(name)
+        f"{name} = {charged.get(name, 'unknown')} (here {terms.get(name, 'unknown')})"
+        for name in sorted({**charged, **terms})
+        if charged.get(name) != terms.get(name)
     ]
     if differing:
         raise ValueError(
@@ -491,8 +498,8 @@ def _check_terms(charged: Mapping[str, str] | None, here: Mapping[str, str] | No
         )
 
 
-def _later(own: Tensor, other: Tensor) -> Tensor:
+def _latest_attempts(left: Tensor, right: Tensor) -> Tensor:
     """Of two streams of every client, `(clients, 2)` round and attempt, the one that comes later."""
-    rounds, attempts = (other - own).T
+    rounds, attempts = (right - left).T
     ahead = (rounds > 0) | ((rounds == 0) & (attempts > 0))
-    return torch.where(ahead[:, None], other, own)
+    return torch.where(ahead[:, None], right, left)

@@ -23,7 +23,7 @@ from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundConte
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, Everybody
 from lightning_fedq.privacy.run import Run, Sampling, ThreatModel
-from lightning_fedq.privacy.sampled import why_not_secret
+from lightning_fedq.privacy.sampled import find_secrecy_obstacle
 from lightning_fedq.privacy.target import PrivacyTarget, calibrate, check_law
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.wire.coding import FixedLength
@@ -91,14 +91,14 @@ class Problem:
         check_delta(self.target.delta, self.clients, "clients")
         check_law("target", self.target.against, self.target.over, self.law)
         self.law.check_rounds(self.rounds, self.clients)
-        why = why_not_secret(self.sampling(self.law), self.plain_sum, self.num_byzantine)
+        why = find_secrecy_obstacle(self.sampling(self.law), self.plain_sum, self.num_byzantine)
         if why and self.law.secret:
             raise ValueError(f"secret cohorts need {why}; or plan for known ones")
 
     @property
     def cohort(self) -> int:
         """Clients of a round."""
-        return self.law.size_of(self.clients)
+        return self.law.cohort_size(self.clients)
 
     def sampling(self, law: CohortLaw) -> Sampling:
         """Participation of clients by a law."""
@@ -114,13 +114,13 @@ class Problem:
     def run(self, mechanism: Mechanism, law: CohortLaw | None = None) -> Run:
         """The run that is asked about, by a mechanism and the problem's law of cohorts, or another one."""
         law = self.law if law is None else law
-        cohort = law.size_of(self.clients)
+        cohort = law.cohort_size(self.clients)
         secagg = self.secure_aggregation if self.behind_masks else None
         byzantine = min(self.num_byzantine, cohort)
         sums = None if secagg is None else secagg.guarantee(self.clients, cohort, self.rounds, byzantine)
         return Run(
             mechanism=mechanism,
-            context=context_of(mechanism, cohort, self.params),
+            context=make_plan_context(mechanism, cohort, self.params),
             rounds=self.rounds,
             sampling=self.sampling(law),
             threat=ThreatModel(
@@ -184,14 +184,14 @@ def plan(
     candidates: Mapping[str, Mechanism],
     *,
     once: bool = True,
-    told: Callable[[Option], None] = lambda option: None,
+    on_option: Callable[[Option], None] = lambda option: None,
 ) -> tuple[Option, ...]:
     """Calibrate every candidate to the target, and rank them by error.
 
     Args:
         candidates: Mechanisms for updates of norm 1, by name; the value of the free parameter does not count.
         once: Is a participation in one round only tried, too, where no sum hides a client?
-        told: Is given each option as it is found, in the order of the candidates.
+        on_option: Is given each option as it is found, in the order of the candidates.
 
     Returns:
         One option per candidate, best first; impossible ones last.
@@ -199,15 +199,15 @@ def plan(
     options = []
     for name, mechanism in candidates.items():
         options.append(_option(name, mechanism, problem, once))
-        told(options[-1])
+        on_option(options[-1])
     return tuple(sorted(options, key=lambda option: (option.mechanism is None, _rank(option))))
 
 
-def recommended(found: Sequence[Option]) -> Option | None:
+def recommended(options: Sequence[Option]) -> Option | None:
     """The fewest bits among those that lose nothing, or whose R is within `NEARLY` of the least.
 
     Args:
-        found: Options, best first.
+        options: Options, best first.
 
     Returns:
         None where nothing is possible.
@@ -219,7 +219,7 @@ def recommended(found: Sequence[Option]) -> Option | None:
         >>> recommended((exact, cheap)).name
         'coins'
     """
-    possible = [option for option in found if option.mechanism is not None]
+    possible = [option for option in options if option.mechanism is not None]
     if not possible or possible[0].ratio is None:
         return possible[0] if possible else None
     limit = max(GOOD, NEARLY * possible[0].ratio)
@@ -242,23 +242,23 @@ def _option(name: str, mechanism: Mechanism, problem: Problem, once_too: bool) -
 
 
 def _solve(name: str, mechanism: Mechanism, problem: Problem, law: CohortLaw) -> Option:
-    cohort = law.size_of(problem.clients)
+    cohort = law.cohort_size(problem.clients)
     try:
         if problem.behind_masks:
             problem.secure_aggregation.check(mechanism)
         found = calibrate(problem.target, problem.run(mechanism, law))
     except (ValueError, TypeError) as refused:
         return Option(name, None, law, reason=str(refused))
-    context = context_of(found.mechanism, cohort, problem.params)
+    context = make_plan_context(found.mechanism, cohort, problem.params)
     error = relative_error(found.mechanism, cohort, problem.params, problem.homogeneity)
     ratio = None if error is None else error / (problem.homogeneity * problem.rounds)
     secagg = problem.secure_aggregation if problem.behind_masks else None
     bits, _ = bits_behind(found.mechanism, context, secagg)
-    needed = None if ratio is None else _clients_needed(mechanism, problem, law, ratio, found.level)
+    needed = None if ratio is None else _estimate_clients_needed(mechanism, problem, law, ratio, found.level)
     return Option(name, found.mechanism, law, found.epsilon, bits, error, ratio, needed)
 
 
-def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
+def make_plan_context(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
     """A round for updates of norm 1: one segment, each coordinate with a range of 4.5 / sqrt(params).
 
     A mechanism with a rule of its own for the radius has one that an update fits into.
@@ -268,7 +268,7 @@ def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
         groups.append(tuple(range(start, start + size)))
         start += size
     radius = torch.ones(1, dtype=torch.float64)
-    if mechanism.own_ranges is None:
+    if mechanism.range_rule is None:
         radius *= KAPPA / math.sqrt(params)
     return RoundContext(0, tuple(groups), (params,), 0.0 * radius, radius)
 
@@ -277,7 +277,7 @@ def relative_error(
     mechanism: Mechanism, cohort: int, params: int, homogeneity: float = HOMOGENEITY
 ) -> float | None:
     """E for evenly spread updates of the longest norm that is not clipped, over its square."""
-    context, norm = context_of(mechanism, cohort, params), mechanism.longest_update(params) or 1.0
+    context, norm = make_plan_context(mechanism, cohort, params), mechanism.longest_update(params) or 1.0
     scaled = replace(context, center=norm * context.center, radius=norm * context.radius)
     error = mechanism.mean_error(scaled, cohort, homogeneity)
     return None if error is None else error / norm**2
@@ -330,7 +330,7 @@ def _unmasked(mechanism: Mechanism, context: RoundContext) -> float:
     return message.num_bits / dim
 
 
-def _clients_needed(
+def _estimate_clients_needed(
     mechanism: Mechanism, problem: Problem, law: CohortLaw, ratio: float, level: float
 ) -> int | None:
     """About how many clients bring R to 0.1: a sum's noise falls with n^2, single messages' with n.
@@ -339,7 +339,7 @@ def _clients_needed(
     With secret cohorts the same share of all clients is drawn.
     """
     once = isinstance(law, DisjointOnce)
-    here = problem.clients if once else law.size_of(problem.clients)
+    here = problem.clients if once else law.cohort_size(problem.clients)
     power = 2.0 if problem.sees_sums else 1.0
     guess = float(here * (ratio / GOOD) ** (1.0 / power))
     if ratio <= GOOD or not guess <= _MOST_CLIENTS or problem.law.secret:
@@ -351,14 +351,14 @@ def _clients_needed(
         larger = replace(
             problem,
             clients=math.ceil(problem.clients * clients / here),
-            law=law.of_size(cohort),
+            law=law.with_size(cohort),
             num_byzantine=byzantine,
         )
         near = level * (clients / here) ** (0.5 * (power - 1.0))
         found = calibrate(problem.target, larger.run(mechanism), near).mechanism
     except ValueError:
         return clients
-    context = context_of(found, cohort, problem.params)
+    context = make_plan_context(found, cohort, problem.params)
     error = found.mean_error(context, cohort, problem.homogeneity)
     if error is None:
         return clients

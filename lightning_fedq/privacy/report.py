@@ -19,9 +19,9 @@ from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
-from lightning_fedq.privacy.charged import ChargedClients, Population, spent_so_far
+from lightning_fedq.privacy.client_spending import ChargedClients, Population, current_epsilon
 from lightning_fedq.privacy.run import ASSUMED, Run
-from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, secret_row, title_of
+from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, adversary_title, secret_row
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
@@ -95,7 +95,7 @@ class Row:
     @property
     def title(self) -> str:
         """Name of the adversary for a reader, with what the row counts on."""
-        return title_of(self.name)
+        return adversary_title(self.name)
 
     @property
     def epsilon(self) -> float:
@@ -118,7 +118,7 @@ class Row:
         )
 
     @property
-    def odds(self) -> str:
+    def sentence(self) -> str:
         """The row in a sentence or two."""
         if self.verdict == NO_GUARANTEE:
             return f"No guarantee: {self.reason}."
@@ -140,7 +140,7 @@ Masks = Literal["ran", "asked", "counted", "assumed", "none"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class TargetOutcome:
     """The target of a run, and what became of it.
 
     Args:
@@ -185,7 +185,7 @@ class Bits:
     rounds: int | None = None
 
 
-def _now() -> str:
+def _current_origin() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -200,7 +200,7 @@ class Origin:
         model: SHA-256 of the model's file; "" where there is none.
     """
 
-    made: str = field(default_factory=_now)
+    made: str = field(default_factory=_current_origin)
     version: str = field(default_factory=lambda: version("lightning_fedq"))
     config: str = ""
     model: str = ""
@@ -256,7 +256,7 @@ class PrivacyReport:
     leaves: tuple[str, ...] = ()
     times: str = ""
     secret: Row | None = None
-    asked: Asked | None = None
+    asked: TargetOutcome | None = None
     by_round: tuple[tuple[int, float], ...] = ()
     ended: str = ""
     bits: Bits | None = None
@@ -313,14 +313,14 @@ def privacy_report(
     checked = check_delta(delta, run.num_clients, "clients")
     account, threat = Account(run, checked), run.threat
     population = Population(account)
-    rows = tuple(_row(*population.worst(adversary), account) for adversary in Adversary)
+    rows = tuple(_row(*population.worst_claim(adversary), account) for adversary in Adversary)
     if run.sampling.real_clients:
         rows = tuple(replace(row, assumptions=(*row.assumptions, OWN_CODE)) for row in rows)
     state = state or ("planned" if run.charges is None else "ended")
-    masks, server = _masks_of(run, state), ""
+    masks, server = _mask_state(run, state), ""
     if threat.secure_sum is not None:
         server = threat.secure_sum.statement
-        rows = tuple(_behind_masks(row, masks, server, run) for row in rows)
+        rows = tuple(_row_behind_masks(row, masks, server, run) for row in rows)
     hidden = None
     if run.sampling.law.secret:
         broken = run.sampling.broken or ("" if threat.secure_keys else f"S1, a secret key: {_SECURE_ONLY}")
@@ -344,12 +344,12 @@ def privacy_report(
         _notes(account, population),
         charged=population.histogram(),
         secret=hidden,
-        origin=Origin(_now().partition(" ")[0]) if run.sampling.law.secret else Origin(),
+        origin=Origin(_current_origin().partition(" ")[0]) if run.sampling.law.secret else Origin(),
     )
-    return report if target is None else replace(report, asked=_asked(target, run, report))
+    return report if target is None else replace(report, asked=_target_outcome(target, run, report))
 
 
-def _masks_of(run: Run, state: State) -> Masks:
+def _mask_state(run: Run, state: State) -> Masks:
     sums = run.threat.secure_sum
     if sums is None:
         return "none"
@@ -360,7 +360,7 @@ def _masks_of(run: Run, state: State) -> Masks:
     return "asked" if state == "planned" else "ran"
 
 
-def _asked(target: PrivacyTarget, run: Run, report: PrivacyReport) -> Asked:
+def _target_outcome(target: PrivacyTarget, run: Run, report: PrivacyReport) -> TargetOutcome:
     row = report.row(target.against)
     if report.secret is not None:
         row = report.secret
@@ -368,7 +368,7 @@ def _asked(target: PrivacyTarget, run: Run, report: PrivacyReport) -> Asked:
     if target.over == "round":
         spent = epsilon_after(run, row, 1) if math.isfinite(row.epsilon_round) else math.inf
     there = is_met(row, report.masked) or row.adversary != Adversary.SECAGG_SERVER.name
-    return Asked(row.name, target.epsilon, target.over, spent, target.met(spent) and there)
+    return TargetOutcome(row.name, target.epsilon, target.over, spent, target.is_met(spent) and there)
 
 
 def is_met(row: Row, masked: bool) -> bool:
@@ -384,12 +384,12 @@ def epsilon_after(run: Run, row: Row, most: int) -> float:
     """Epsilon towards a row's adversary where no client was charged for more than so many rounds."""
     if run.charges is not None:
         run = replace(run, charges=torch.as_tensor(run.charges).clamp(max=most), to_come=0)
-    return spent_so_far(Account(run, row.delta), Adversary[row.adversary], most, row.cohorts == "secret")
+    return current_epsilon(Account(run, row.delta), Adversary[row.adversary], most, row.cohorts == "secret")
 
 
 def _notes(account: Account, population: Population) -> tuple[str, ...]:
     run = account.run
-    law, most_rounds, masked = run.sampling.law, run.most_rounds, run.threat.secure_sum is not None
+    law, most_rounds, masked = run.sampling.law, run.max_rounds, run.threat.secure_sum is not None
     public = "" if law.secret else ", cohorts and groups"
     notes = [
         "An epsilon bounds what an adversary learns about all updates of one client in the run: whatever set "
@@ -462,7 +462,7 @@ def _notes(account: Account, population: Population) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
+def _row_behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
     """Add masks to what the row of the server behind secure aggregation counts on."""
     if row.adversary != Adversary.SECAGG_SERVER.name:
         return row
@@ -476,7 +476,7 @@ def _behind_masks(row: Row, masks: Masks, server: str, run: Run) -> Row:
 
 
 def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
-    rounds, participation = account.run.may_come, account.run.participation
+    rounds, participation = account.run.max_rounds_to_come, account.run.participation
     blank = Row(
         claim.adversary.name,
         claim.unit.value,
@@ -493,7 +493,7 @@ def _row(claim: PrivacyClaim, charges: int, account: Account) -> Row:
     if isinstance(claim.loss, NonPrivate):
         return replace(blank, reason=claim.loss.reason)
     run = account.spent(claim, rounds, participation, charges)
-    any_two = account.between_any_two(claim, rounds, participation, charges)
+    any_two = account.epsilon_replace_one(claim, rounds, participation, charges)
     # the verdict is about any two updates, so that rows of different relations can be read side by side
     word, reason = _verdict(run, max(run.epsilon, any_two))
     # Pure epsilon of one unit in one round. A law that is known up to a distance only has none.

@@ -162,7 +162,7 @@ class Run:
                     f"these are of {size} of {self.num_clients}, or with {those.byzantine} Byzantine clients "
                     f"for {liars}; SecAgg.guarantee knows it"
                 )
-        if self.sampling.law.size_of(self.num_clients) != size:
+        if self.sampling.law.cohort_size(self.num_clients) != size:
             raise ValueError(f"a round of {size} clients is none of {self.sampling.law}")
         if self.sampling.law.secret and self.charges is not None:
             raise ValueError("charges tell who was drawn, and cohorts are secret: leave charges out")
@@ -204,26 +204,26 @@ class Run:
         return 0.0 if self.threat.secure_sum is None else 2.0**self.threat.secure_sum.opened_log2
 
     @property
-    def most_rounds(self) -> int | None:
+    def max_rounds(self) -> int | None:
         """Largest number of rounds of a client, where disjoint cohorts say so. None: a lottery decides."""
-        return self.sampling.law.most_rounds(self.rounds, self.num_clients)
+        return self.sampling.law.max_rounds(self.rounds, self.num_clients)
 
     @property
     def horizon(self) -> int:
         """Rounds of one client that are accounted for."""
-        return self.may_come + (0 if self.charges is None else int(max(self.charges, default=0)))
+        return self.max_rounds_to_come + (0 if self.charges is None else int(max(self.charges, default=0)))
 
     @property
-    def may_come(self) -> int:
+    def max_rounds_to_come(self) -> int:
         """Rounds in which one client may take part on top of its charges."""
         to_come = self.rounds if self.charges is None else self.to_come
-        most = self.sampling.law.most_rounds(to_come, self.num_clients)
+        most = self.sampling.law.max_rounds(to_come, self.num_clients)
         return to_come if most is None else most
 
     @property
     def participation(self) -> float:
         """Chance that a client takes part in a round and answers, 1 where nothing is averaged over."""
-        if (self.charges is not None and not self.to_come) or self.most_rounds is not None:
+        if (self.charges is not None and not self.to_come) or self.max_rounds is not None:
             return 1.0
         return self.cohort_size / self.num_clients * (1.0 - self.sampling.dropout_probability)
 
@@ -252,7 +252,7 @@ class Run:
             terms["parameters"] = str(self.context.dim)
         return terms
 
-    def of(self, mechanism: Mechanism) -> Run:
+    def with_mechanism(self, mechanism: Mechanism) -> Run:
         """The same run by another mechanism."""
         return replace(self, mechanism=mechanism)
 

@@ -57,7 +57,7 @@ from lightning_fedq.privacy.run import Sampling
 _TAIL_SHARE = 1e-3
 
 
-def secretly_drawn(base: LossGrid, drawn: int, population: int) -> LossGrid:
+def amplify_loss(base: LossGrid, drawn: int, population: int) -> LossGrid:
     """The loss of a round whose cohort is a secret uniform draw.
 
     Args:
@@ -94,7 +94,7 @@ def secretly_drawn(base: LossGrid, drawn: int, population: int) -> LossGrid:
     return atoms_on(step, losses, masses, infinite)
 
 
-def why_not_secret(sampling: Sampling, plain_sum: bool, num_byzantine: int) -> str:
+def find_secrecy_obstacle(sampling: Sampling, plain_sum: bool, num_byzantine: int) -> str:
     """Name the condition of secret cohorts that a run does not keep, with the cure. "" for none."""
     if sampling.dropout_probability > 0.0 or sampling.may_be_silent:
         return (
@@ -110,7 +110,9 @@ def why_not_secret(sampling: Sampling, plain_sum: bool, num_byzantine: int) -> s
     return ""
 
 
-def why_no_secret(mechanism: Mechanism, claim: PrivacyClaim, law: CohortLaw, num_clients: int) -> str:
+def find_amplification_obstacle(
+    mechanism: Mechanism, claim: PrivacyClaim, law: CohortLaw, num_clients: int
+) -> str:
     """Name the condition under which a mechanism's rounds do not amplify, with the cure. "" where they do.
 
     Args:
@@ -134,7 +136,7 @@ def why_no_secret(mechanism: Mechanism, claim: PrivacyClaim, law: CohortLaw, num
             f"S4, clients alike: it is not shown that {name} releases nothing of who takes part but sums of "
             "updates (alike_clients); take GaussianNoise, DistributedDiscreteGaussian or RotatedCoins"
         )
-    if any(size > 1 for size in mechanism.group_sizes(law.size_of(num_clients))):
+    if any(size > 1 for size in mechanism.group_sizes(law.cohort_size(num_clients))):
         return (
             f"S4, groups of one: {name} pairs clients, and a partner knows who was drawn; take a mechanism "
             "without groups, such as RotatedCoins or GaussianNoise"
@@ -190,14 +192,16 @@ def secret_epsilon(
     if rounds == 0:
         return 0.0
 
-    own = law.own_draw(loss, compositions, rounds, num_clients)
+    own = law.independent_draw_loss(loss, compositions, rounds, num_clients)
 
-    def exact(left: float) -> float:
+    def exact(remaining_delta: float) -> float:
         if own is not None:
-            return composed_grid(own[0], left, 1, own[1]).epsilon(left)
-        base = composed_grid(loss, left / rounds, compositions, 1)  # cuts off a thousandth of its delta
-        run = secretly_drawn(base, law.size_of(num_clients), num_clients)
-        return run.composed(rounds, _TAIL_SHARE * left).epsilon(left)
+            return composed_grid(own[0], remaining_delta, 1, own[1]).epsilon(remaining_delta)
+        base = composed_grid(
+            loss, remaining_delta / rounds, compositions, 1
+        )  # cuts off a thousandth of its delta
+        run = amplify_loss(base, law.cohort_size(num_clients), num_clients)
+        return run.composed(rounds, _TAIL_SHARE * remaining_delta).epsilon(remaining_delta)
 
     return with_slack(
         exact, delta, Slack(composed_mass(min(slack.distance, 1.0), rounds), rounds * slack.log_ratio)

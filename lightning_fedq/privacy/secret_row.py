@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
-from lightning_fedq.privacy.sampled import why_no_secret, why_not_secret
+from lightning_fedq.privacy.sampled import find_amplification_obstacle, find_secrecy_obstacle
 from lightning_fedq.privacy.verdict import VACUOUS, VACUOUS_EPSILON, verdict
 
 SECRET_COHORTS = ", cohorts secret"
@@ -37,14 +37,14 @@ NOTE = (
 )
 
 
-def title_of(name: str) -> str:
+def adversary_title(name: str) -> str:
     """Name of an adversary for a reader, from that of a row.
 
     Args:
         name: Name of a member of `Adversary`; behind it may be ", cohorts secret".
 
     Example:
-        >>> title_of("OUTSIDER, cohorts secret")
+        >>> adversary_title("OUTSIDER, cohorts secret")
         'outsider, cohorts secret'
     """
     member, comma, counts_on = name.partition(",")
@@ -65,8 +65,8 @@ def secret_row(blank: Any, account: Account, broken: str) -> Any:
     assumptions = (*claim.assumptions, *named.values())
     row = replace(blank, cohorts="secret", assumptions=assumptions, advice="")
     row = replace(row, epsilon_unit=None, infinite_mass=0.0)
-    broken = broken or why_not_secret(run.sampling, run.threat.plain_sum, run.threat.num_byzantine)
-    if why := broken or why_no_secret(run.mechanism, claim, law, clients):
+    broken = broken or find_secrecy_obstacle(run.sampling, run.threat.plain_sum, run.threat.num_byzantine)
+    if why := broken or find_amplification_obstacle(run.mechanism, claim, law, clients):
         return row.refused(f"secret cohorts need {why}")
     spent = account.secret(claim, rounds)
     word, reason = verdict(spent), ""

@@ -1,6 +1,6 @@
 """A target in place of a knob: find the setting of a mechanism that spends an epsilon, and no more.
 
-Every mechanism with a free privacy parameter says how it looks at a level (`Mechanism.at_level`); the level
+Every mechanism with a free privacy parameter says how it looks at a level (`Mechanism.with_level`); the level
 is found by root finding with the accountant, the claims and the refusals of the report. What a run may cost
 is then a number of charges a client, which the ledger holds to.
 """
@@ -19,7 +19,7 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.cohorts import CohortLaw
 from lightning_fedq.privacy.run import Run
-from lightning_fedq.privacy.sampled import why_no_secret
+from lightning_fedq.privacy.sampled import find_amplification_obstacle
 
 _LARGEST_LEVEL, _SMALLEST_EXPONENT = 1e4, -6
 _LONGEST_STEP = math.log(1e3)
@@ -85,7 +85,7 @@ class PrivacyTarget:
         """The adversary, as a member of `Adversary`."""
         return adversary_named(self.adversary)
 
-    def met(self, epsilon: float) -> bool:
+    def is_met(self, epsilon: float) -> bool:
         """Does an epsilon that was spent keep within the target, to nine digits?"""
         return epsilon <= self.epsilon * (1.0 + 1e-9)
 
@@ -141,7 +141,7 @@ def allowed_dropouts(run: Run) -> int:
 
 def spent_on(target: PrivacyTarget, run: Run, charges: int) -> float:
     """Epsilon of some charges towards a target's adversary, at its delta."""
-    return account_of(target, run).epsilon(target.against, charges, secret=run.sampling.law.secret)
+    return make_account(target, run).epsilon(target.against, charges, secret=run.sampling.law.secret)
 
 
 def check_law(
@@ -160,7 +160,7 @@ def check_law(
         )
 
 
-def account_of(target: PrivacyTarget, run: Run) -> Account:
+def make_account(target: PrivacyTarget, run: Run) -> Account:
     """Account of a run at a target's delta, of one round where the target is over one.
 
     Raises:
@@ -172,12 +172,12 @@ def account_of(target: PrivacyTarget, run: Run) -> Account:
     return Account(run, check_delta(target.delta, run.num_clients, "clients"))
 
 
-def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Calibration:
+def calibrate(target: PrivacyTarget, run: Run, start: float | None = None) -> Calibration:
     """Find the least private setting of a mechanism that keeps within a target.
 
     Args:
         run: The run; its mechanism's own value of the free parameter does not count.
-        near: A level that is nearly right. What is found is then up to 2% more private than it could be.
+        start: A level that is nearly right. What is found is then up to 2% more private than it could be.
 
     Raises:
         ValueError: If the run has no rounds, or the mechanism has no free parameter, claims nothing against
@@ -188,21 +188,21 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
             f"a privacy target over the run needs rounds >= 1, got {run.rounds}; say how many, or "
             "PrivacyTarget(over='round')"
         )
-    account = account_of(target, run)
+    account = make_account(target, run)
     run, mechanism, adversary = account.run, account.run.mechanism, target.against
     secret = run.sampling.law.secret
     dropped, charges = allowed_dropouts(run), planned_charges(run, secret)
 
     def at(level: float) -> Mechanism:
-        return mechanism.at_level(level, run.context, dropped)
+        return mechanism.with_level(level, run.context, dropped)
 
     def priced(level: float) -> Account:
-        return replace(account, run=run.of(at(level)))
+        return replace(account, run=run.with_mechanism(at(level)))
 
-    lowest = _smallest_level(at)
-    guess, within = (0.1, 2e-4) if near is None else (near, 0.02)
+    lowest = find_smallest_level(at)
+    guess, within = (0.1, 2e-4) if start is None else (start, 0.02)
     guess = min(max(guess, lowest), _LARGEST_LEVEL)
-    _refuse_where_nothing_is_claimed(priced(_level(math.log(guess), lowest)), target)
+    _check_claim(priced(_level(math.log(guess), lowest)), target)
 
     @cache
     def spends(log_level: float) -> float:
@@ -227,16 +227,16 @@ def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Cal
         )
         raise ValueError(
             f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "
-            f"of a client still {spends_least}; {_cure(best.between_any_two(claim, 1), adversary, run)}"
+            f"of a client still {spends_least}; {_cure(best.epsilon_replace_one(claim, 1), adversary, run)}"
         )
     level = _level(log_level, lowest)
     return Calibration(at(level), level, run.rounds, charges, spends(log_level))
 
 
-def _cure(one_round: float, adversary: Adversary, run: Run) -> str:
+def _cure(message_is_unprotected: float, adversary: Adversary, run: Run) -> str:
     """Another mechanism where a message by itself has no finite epsilon, else other numbers."""
     of_messages = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
-    if math.isfinite(one_round) or adversary not in of_messages:
+    if math.isfinite(message_is_unprotected) or adversary not in of_messages:
         return "take fewer rounds, more clients, or a larger epsilon"
     return (
         "no epsilon is finite against it, whatever rounds and clients are; take a mechanism whose messages "
@@ -284,7 +284,7 @@ def _level(log_level: float, lowest: float) -> float:
     return max(math.exp(log_level), lowest)  # exp(log(lowest)) may lie below it
 
 
-def _smallest_level(at: Callable[[float], Mechanism]) -> float:
+def find_smallest_level(at: Callable[[float], Mechanism]) -> float:
     """The smallest power of ten up to 1 that a mechanism takes."""
     for exponent in range(_SMALLEST_EXPONENT, 0):
         try:
@@ -296,12 +296,12 @@ def _smallest_level(at: Callable[[float], Mechanism]) -> float:
     return 1.0
 
 
-def _refuse_where_nothing_is_claimed(account: Account, target: PrivacyTarget) -> None:
+def _check_claim(account: Account, target: PrivacyTarget) -> None:
     claims, run = account.claims(), account.run
     refused = claims[target.against].loss
     if not isinstance(refused, NonPrivate):
         law, claim = run.sampling.law, claims[target.against]
-        if law.secret and (why := why_no_secret(run.mechanism, claim, law, run.num_clients)):
+        if law.secret and (why := find_amplification_obstacle(run.mechanism, claim, law, run.num_clients)):
             raise ValueError(f"secret cohorts need {why}")
         return
     others = [who.value for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)]
@@ -329,11 +329,11 @@ def affordable(
     def cost(charges: int) -> float:
         return account.epsilon(adversary, charges, secret=secret, client=client)
 
-    most = most_within(cost, epsilon, at_least)
+    most = max_charges_within(cost, epsilon, at_least)
     return min(most, account.run.horizon) if account.run.sampling.dropout_probability > 0.0 else most
 
 
-def most_within(cost: Callable[[int], float], epsilon: float, at_least: int = 0) -> int:
+def max_charges_within(cost: Callable[[int], float], epsilon: float, at_least: int = 0) -> int:
     """Largest number of charges whose cost stays within an epsilon, by doubling and bisection.
 
     Args:
@@ -342,7 +342,7 @@ def most_within(cost: Callable[[int], float], epsilon: float, at_least: int = 0)
         at_least: A number that probably does.
 
     Example:
-        >>> most_within(lambda rounds: 0.5 * rounds, 8.0)
+        >>> max_charges_within(lambda rounds: 0.5 * rounds, 8.0)
         16
     """
     low = at_least if at_least and cost(at_least) <= epsilon else 0

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_fedq.privacy.journal import naming
-from lightning_fedq.reports.hand import darken, legend, panels, png, series
+from lightning_fedq.privacy.journal import name_file_in_errors
+from lightning_fedq.reports.plot_style import darken, legend, panels, png, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     try:
-        with naming(path):
+        with name_file_in_errors(path):
             beside.write_bytes(content.encode() if isinstance(content, str) else content)
             os.replace(beside, path)
     except OSError:
@@ -167,7 +167,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("rounds charged", f"{charged}, of earlier trainings, repeated and open rounds, too"))
     stages: dict[str, list[str]] = {}
     for name, value in summary["metrics"].items():
-        if stage := stage_of(name):
+        if stage := metric_stage(name):
             stages.setdefault(stage, []).append(f"{name} {value:.4g}")
         else:
             stages[name] = [f"{value:.4g}"]
@@ -194,7 +194,9 @@ def print_summary(summary: Mapping[str, Any], privacy: PrivacyReport, folder: Pa
     from lightning_fedq.privacy.document import AT_THE_END, document
     from lightning_fedq.reports.layouts import terminal
 
-    metrics = {name: value for name, value in summary["metrics"].items() if stage_of(name) in ("val", "test")}
+    metrics = {
+        name: value for name, value in summary["metrics"].items() if metric_stage(name) in ("val", "test")
+    }
     said = ", ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-_METRICS:])
     console = Console()
     console.width = max(console.width, 80)
@@ -245,7 +247,7 @@ def save_figure(figure: Figure, path: Path, twin: bool = False) -> None:
         write_atomically(path.with_name(f"{path.stem}_dark{path.suffix}"), png(figure))
 
 
-def of_rounds(axes: Axes) -> None:
+def set_round_axis(axes: Axes) -> None:
     """Whole rounds on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
@@ -267,11 +269,11 @@ def plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
 
 def first_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """`val_acc` or `val/acc` if it was logged, or else the first `val_*` or `val/*` metric there is."""
-    logged = dict.fromkeys(key for row in rows for key in row if stage_of(key) == "val")
+    logged = dict.fromkeys(key for row in rows for key in row if metric_stage(key) == "val")
     return next((key for key in logged if key in ("val_acc", "val/acc")), next(iter(logged), None))
 
 
-def stage_of(metric: str) -> str:
+def metric_stage(metric: str) -> str:
     """Stage that a metric is of, by the usual prefixes: "train", "val" or "test".
 
     "" where it has none of them.
@@ -283,7 +285,7 @@ def stage_of(metric: str) -> str:
 _STAGE = re.compile(r"(train|validation|valid|val|test)[_/]")
 
 
-def mode_of(metric: str) -> Literal["max", "min"]:
+def metric_mode(metric: str) -> Literal["max", "min"]:
     """Is a larger or a smaller value better? Losses, errors and perplexities are better small."""
     small = ("loss", "err", "mse", "mae", "nll", "perplexity", "ppl")
     return "min" if any(word in metric.lower() for word in small) else "max"
@@ -326,7 +328,7 @@ def plot_progress(
     if baseline is not None:
         for axes in (by_round, by_size):
             axes.axhline(baseline, color="0.5", linestyle=":", label=f"baseline {baseline:g}")
-    of_rounds(by_round)
+    set_round_axis(by_round)
     by_round.set_ylabel(monitor)
     by_size.set_xlabel("megabytes up, all clients, set-up included")
     by_size.set_ylabel(monitor)

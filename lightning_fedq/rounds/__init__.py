@@ -21,7 +21,8 @@ from lightning_fedq.rounds.messages import (
     RoundTask,
     UnexpectedMessageError,
 )
-from lightning_fedq.rounds.parts import (
+from lightning_fedq.rounds.plan import CohortKey, RoundPlan, RoundPlanner, round_half_up
+from lightning_fedq.rounds.protocols import (
     Aggregator,
     OptimizerFactory,
     SecureSum,
@@ -31,7 +32,6 @@ from lightning_fedq.rounds.parts import (
     UpdateTransform,
     check_aggregation,
 )
-from lightning_fedq.rounds.plan import CohortKey, RoundPlan, RoundPlanner, round_half_up
 from lightning_fedq.rounds.record import RoundRecord, metric_name
 from lightning_fedq.rounds.server import RoundServer
 from lightning_fedq.rounds.statistics import Statistics

@@ -27,11 +27,18 @@ from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Message, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.journal import OWN, Journal, draft_of, drop_drafts, naming, signed
+from lightning_fedq.privacy.journal import (
+    OWN,
+    Journal,
+    draft_path,
+    drop_drafts,
+    name_file_in_errors,
+    sign_entry,
+)
 from lightning_fedq.privacy.ledger import pad_segments
 from lightning_fedq.privacy.run import Run, SecureSum
 from lightning_fedq.privacy.target import PrivacyTarget, spent_on
-from lightning_fedq.rounds.messages import RoundTask, frame
+from lightning_fedq.rounds.messages import RoundTask, pack_frame
 
 Target = Literal["updates", "weights"]
 
@@ -99,7 +106,7 @@ _MARKED = 256
 """Lines of a log that are read at most, about, before its sum is written down."""
 
 
-def _before(path: Path, position: int) -> str:
+def _last_line_end(path: Path, position: int) -> str:
     """The end of the last line before a position, its checksum included."""
     with path.open("rb") as file:
         file.seek(max(0, position - 80))
@@ -139,7 +146,7 @@ class StreamLog:
         self._owner, self._journal, self.lines_read = owner, None, 0
         if path is not None:
             drop_drafts(path)
-            self._journal = Journal(path, owner, 1, self._marked(path))
+            self._journal = Journal(path, owner, 1, self._read_position(path))
         self._read()
 
     def _read(self) -> None:
@@ -148,38 +155,38 @@ class StreamLog:
         for entry in found:
             self._used(entry.round, entry.attempt, entry.dim, entry.state, entry.terms)
         if len(found) >= _MARKED:
-            self._mark()
+            self._write_position()
 
-    def _mark(self) -> None:
+    def _write_position(self) -> None:
         """Write down what the log says so far, or each message would read the lines of all rounds."""
         assert self._journal is not None
         path, position = self._journal.path, self._journal.position
         known = {
             "owner": self._owner,
             "position": position,
-            "before": _before(path, position),
+            "before": _last_line_end(path, position),
             "last": self.last,
             "charges": self.charges,
             "dim": self.dim,
             "mechanisms": sorted(self.mechanisms),
             "terms": sorted(self.terms),
         }
-        new = draft_of(path)
-        with naming(path), open(new, "wb", opener=OWN) as file:
-            file.write(signed(known))
+        new = draft_path(path)
+        with name_file_in_errors(path), open(new, "wb", opener=OWN) as file:
+            file.write(sign_entry(known))
         # not synced: without it, or torn, the log is read from its start
         new.replace(path.with_suffix(".mark"))
 
-    def _marked(self, path: Path) -> int:
-        """Take over what `_mark` wrote, and return up to which byte. 0 where there is nothing to trust."""
+    def _read_position(self, path: Path) -> int:
+        """Take over what `_write_position` wrote. Return up to which byte, or 0 if nothing can be trusted."""
         try:
             line = path.with_suffix(".mark").read_bytes()
             known = json.loads(line)
             position = int(known["position"])
-            if line != signed(known) or known["owner"] != self._owner:
+            if line != sign_entry(known) or known["owner"] != self._owner:
                 return 0
             whole = path.exists() and path.stat().st_size >= position  # else the journal says what is lost
-            if whole and _before(path, position) != known["before"]:
+            if whole and _last_line_end(path, position) != known["before"]:
                 return 0  # another log: its lines say
             last, charges, dim = tuple(known["last"]), int(known["charges"]), int(known["dim"])
             mechanisms, terms = set(known["mechanisms"]), set(known["terms"])
@@ -275,14 +282,14 @@ class ClientBudget:
                 f"a client can't see what {against.value} learns, so it can't hold to a budget against it; "
                 "take adversary='server' or 'server_and_partner'"
             )
-        if against is Adversary.SECAGG_SERVER and self.insists is None:
+        if against is Adversary.SECAGG_SERVER and self.required_sum is None:
             raise ValueError(
                 "whether a sum hides a client is the server's to say, unless it is held to it: use "
                 "SecAgg(active=True), or a budget with adversary='server', which counts on no sum"
             )
 
     @property
-    def insists(self) -> SecureSum | None:
+    def required_sum(self) -> SecureSum | None:
         """The guarantee, where clients insist on survivors. None where the server's word is all there is."""
         sums = self.secure_sum
         return None if sums is None or sums.min_survivors is None else sums
@@ -310,7 +317,7 @@ class ClientBudget:
                 f"the server asks for groups of {sizes[:10]}, the mechanism's are {wanted[:10]}, so what a "
                 "message spends is not what was agreed; nothing is sent"
             )
-        terms = terms_of(mechanism, context, self)
+        terms = describe_price_terms(mechanism, context, self)
         if others := log.terms - {terms}:
             known = "; ".join(other or "unknown terms" for other in sorted(others))
             raise BudgetSpentError(
@@ -320,7 +327,7 @@ class ClientBudget:
             )
         # what it can't see, others' weights, lies and silence, no view of its own message hangs on
         run = Run.ideal(mechanism, pad_segments(context, log.dim), charges + 1, None)
-        clients, sums = max(self.num_clients, run.cohort_size), self.insists
+        clients, sums = max(self.num_clients, run.cohort_size), self.required_sum
         if sums is not None:
             sums = replace(sums, colluders=replace(sums.colluders, clients=clients, cohort=run.cohort_size))
         sampling, threat = replace(run.sampling, num_clients=clients), replace(run.threat, secure_sum=sums)
@@ -334,7 +341,7 @@ class ClientBudget:
             )
 
 
-def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget | None) -> str:
+def describe_price_terms(mechanism: Mechanism, context: RoundContext, budget: ClientBudget | None) -> str:
     """Terms of the price of a client's message, beside the mechanism, in words.
 
     Args:
@@ -346,10 +353,10 @@ def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget |
     terms = f"{len(context.cohort)} clients in groups: {groups}"
     if not mechanism.covers_shorter:
         terms += f"; {context.dim} coordinates"
-    if budget is None or (sums := budget.insists) is None:
+    if budget is None or (sums := budget.required_sum) is None:
         return terms
     terms += f"; {sums.min_survivors} confirm a sum, a share of {sums.colluders.fraction:g} may collude"
-    drawn = sums.colluders.known and sums.colluders.clients > sums.colluders.cohort
+    drawn = sums.colluders.num_in_federation and sums.colluders.clients > sums.colluders.cohort
     return f"{terms}; {sums.settings}" if drawn else terms  # whose graph earlier versions made for a share
 
 
@@ -408,7 +415,7 @@ class RoundClient:
         """
         context = self._context(task)
         self._check_length(context, weights, update)  # first: what is refused here uses no stream
-        name, terms = repr(self.mechanism), terms_of(self.mechanism, context, self.budget)
+        name, terms = repr(self.mechanism), describe_price_terms(self.mechanism, context, self.budget)
         check = partial(self._check_price, task)
         self.log.use(task.round, task.attempt, context.dim, name, terms, check)
         return encode_updates(
@@ -445,7 +452,7 @@ class RoundClient:
         context = self._context(task)
         rand = PublicRandomness(self.keys, task.round, task.attempt)
         packed = self.mechanism.message_code(self.client, context, rand).pack(message.symbols[0])
-        return frame(self.client, packed, context, rand)
+        return pack_frame(self.client, packed, context, rand)
 
     def answer(self, task: RoundTask, weights: Tensor, update: Tensor) -> bytes:
         """Encode and pack, see `encode`."""

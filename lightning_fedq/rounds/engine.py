@@ -17,11 +17,11 @@ from lightning_fedq.mechanisms.contract import check_message
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism
 from lightning_fedq.mechanisms.interface.ranges import RangeRule
 from lightning_fedq.rounds.client import encode_updates
-from lightning_fedq.rounds.parts import Tampering, UpdateTransform
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
+from lightning_fedq.rounds.protocols import Tampering, UpdateTransform
 from lightning_fedq.rounds.record import RoundRecord
 from lightning_fedq.rounds.server import RoundServer
-from lightning_fedq.rounds.statistics import held
+from lightning_fedq.rounds.statistics import is_finite_float32
 
 
 class RoundEngine(RoundServer):
@@ -116,14 +116,14 @@ class RoundEngine(RoundServer):
         self._expected -= set(clients)
         if self._aborted:
             return
-        self.ledger.lengthen(self.weights.numel(), plan.round, self.attempt)  # joined since the charge
+        self.ledger.raise_dim(self.weights.numel(), plan.round, self.attempt)  # joined since the charge
         if self.transform is not None:
             updates = self.transform(clients, updates)
             self._check_shape("transformed updates", clients, updates)
         if self.tampering is not None:
             clients, updates = self.tampering.hold(clients, updates)
         if len(clients):
-            self._take(clients, updates)
+            self._encode_and_add(clients, updates)
 
     def receive_statistics(self, clients: Sequence[int], vectors: Tensor) -> None:
         """Receive the statistics of some clients, in a round of them, see `receive`.
@@ -134,14 +134,16 @@ class RoundEngine(RoundServer):
         assert self.statistics is not None
         parts = self.mechanism, self._context, self.weights, self.target
         self.receive(clients, self.statistics.spread(vectors, *parts))
-        self.non_finite += [client for client, good in zip(clients, held(vectors), strict=True) if not good]
+        self.non_finite += [
+            client for client, good in zip(clients, is_finite_float32(vectors), strict=True) if not good
+        ]
 
     def _check_shape(self, name: str, clients: Sequence[int], updates: Tensor) -> None:
         expected = len(clients), self.weights.numel()
         if updates.shape != expected:
             raise ValueError(f"{name} must have shape {expected}, got {tuple(updates.shape)}")
 
-    def _take(self, clients: Sequence[int], updates: Tensor) -> None:
+    def _encode_and_add(self, clients: Sequence[int], updates: Tensor) -> None:
         mechanism, context = self.mechanism, self._context
         encoded = encode_updates(
             mechanism, self.target, self.client_keys, clients, updates, self.weights, context
@@ -177,7 +179,7 @@ class RoundEngine(RoundServer):
         if self.tampering is not None and not self._aborted:
             clients, updates = self.tampering.release()
             if len(clients):
-                self._take(clients, updates)
+                self._encode_and_add(clients, updates)
         return super().finish()
 
     def _record(self, plan: RoundPlan) -> RoundRecord:

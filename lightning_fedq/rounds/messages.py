@@ -96,7 +96,7 @@ class RoundTask:
     hand_over: HandOver | None = None
 
     @classmethod
-    def of(cls, context: RoundContext) -> RoundTask:
+    def from_context(cls, context: RoundContext) -> RoundTask:
         """The task of a round that the server has opened."""
         c = context
         return cls(c.round, c.attempt, c.groups, c.segments, c.center, c.radius, c.hand_over)
@@ -191,7 +191,7 @@ class RoundTask:
         return cls(round, attempt, groups, tuple(map(int, segments)), center, radius, hand_over)
 
 
-def frame(client: int, packed: bytes, context: RoundContext, rand: PublicRandomness) -> bytes:
+def pack_frame(client: int, packed: bytes, context: RoundContext, rand: PublicRandomness) -> bytes:
     """Put a packed message into its frame.
 
     Args:
@@ -214,7 +214,7 @@ def open_frame(
     """Return who sends a message, and its packed bits.
 
     Args:
-        message: Bytes made by `frame`, or by anybody.
+        message: Bytes made by `pack_frame`, or by anybody.
         expected: Clients that have not answered yet.
 
     Raises:

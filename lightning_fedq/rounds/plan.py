@@ -66,13 +66,13 @@ class RoundPlan:
 
     def stream_seed(self, purpose: str, client: int | None = None) -> int:
         """A 63-bit seed for simulation randomness (data order, dropout masks), never for a coin."""
-        rand = _known_to_all(self.seed, self.round)
+        rand = _public_generator(self.seed, self.round)
         stream = rand.public(purpose) if client is None else rand.shared_with_server(client, purpose)
         return int(stream.words64(1)[0]) >> 1
 
 
 @lru_cache(16)
-def _known_to_all(seed: int, round: int) -> PublicRandomness:
+def _public_generator(seed: int, round: int) -> PublicRandomness:
     return PublicRandomness(SeededKeys(seed), round)
 
 
@@ -130,7 +130,7 @@ class RoundPlanner:
     @property
     def cohort_size(self) -> int:
         """Clients per round."""
-        return self.law.size_of(self.num_clients)
+        return self.law.cohort_size(self.num_clients)
 
     @property
     def num_rounds(self) -> int | None:
@@ -202,7 +202,7 @@ class RoundPlanner:
         Raises:
             ValueError: If there is no cohort for this round.
         """
-        return self.law.drawn(self.num_clients, round, attempt, self._stream)
+        return self.law.draw_cohort(self.num_clients, round, attempt, self._stream)
 
     def _stream(self, purpose: str, round: int, attempt: int = 0) -> Stream:
         if self.key is not None:

@@ -59,7 +59,7 @@ class RoundRecord:
         values |= {"aborted": int(bool(self.aborted))}
         return {metric_name(name): value for name, value in values.items()}
 
-    def of_secret_size(self, expected: int) -> RoundRecord:
+    def with_secret_size(self, expected: int) -> RoundRecord:
         """The record of a round of which nobody may learn how many took part: such numbers are NaN.
 
         Args:

@@ -18,8 +18,8 @@ from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.functional.flatten import rearrange
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism, RoundContext
-from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSum
 from lightning_fedq.rounds.plan import RoundPlan
+from lightning_fedq.rounds.protocols import Aggregator, OptimizerFactory, SecureSum
 from lightning_fedq.wire.coding import UndecodableError
 
 
@@ -29,7 +29,7 @@ class RunningSum:
     Args:
         context: What everybody knows about the round.
         public: The streams that the server may know.
-        like: `(dim,)` the model; its dtype and device are those of the mean.
+        template: `(dim,)` the model; its dtype and device are those of the mean.
         client_weights: `(num_clients,)` weights of a weighted mean; None is uniform.
         aggregator: A robust rule in place of the mean.
         secure: Secure aggregation: takes every message, and gives the sum.
@@ -50,7 +50,7 @@ class RunningSum:
         mechanism: Mechanism,
         context: RoundContext,
         public: PublicRandomness,
-        like: Tensor,
+        template: Tensor,
         client_weights: Tensor | None,
         aggregator: Aggregator | None,
         secure: SecureSum | None,
@@ -64,7 +64,7 @@ class RunningSum:
         self.received: list[int] = []
         self.integer_sum: Tensor | None = None
         self._rows: list[Tensor] = []  # decoded rows for an aggregator, or messages for a joint decoder
-        self._like = like
+        self._template = template
         self.untrusted = False
         self.kept: Literal["integers", "floats", "messages"] = "floats"
         adds_up = self._mechanism.homomorphic
@@ -108,7 +108,7 @@ class RunningSum:
             return float(len(self.received) if self._divisor is None else self._divisor)
         return float(self._client_weights[self.received].sum())
 
-    def absent(self) -> list[int]:
+    def absent_clients(self) -> list[int]:
         """The clients of the cohort that have not answered."""
         received = set(self.received)
         return [client for client in self._context.cohort if client not in received]
@@ -126,10 +126,10 @@ class RunningSum:
             UndecodableError: If an untrusted message does not decode to numbers; nothing is added.
         """
         self.untrusted = untrusted
-        self._keep(symbols, clients)
+        self._store_rows(symbols, clients)
         self.received += clients
 
-    def _keep(self, symbols: Tensor, clients: Sequence[int]) -> None:
+    def _store_rows(self, symbols: Tensor, clients: Sequence[int]) -> None:
         if self.secure is not None:
             self.secure.add(clients, symbols)
         elif self._aggregator is not None:
@@ -165,12 +165,12 @@ class RunningSum:
         """Return the mean `(dim,)`, or what the robust rule takes for it. None if nobody has answered, unless
         the divisor does not follow from that.
 
-        Behind it are the coordinates that the mechanism's `core` has for `own_ranges`.
+        Behind it are the coordinates that the mechanism's `core` has for `range_rule`.
 
         Raises:
             AbortedRoundError: If too few have answered.
         """
-        answers, silent = len(self.received), len(self.absent())
+        answers, silent = len(self.received), len(self.absent_clients())
         tolerated = self._mechanism.tolerated_dropouts(self._context)
         if tolerated is not None and silent > tolerated:
             raise AbortedRoundError(
@@ -187,8 +187,10 @@ class RunningSum:
             count = self._mechanism.num_symbols(self._context)
             self.integer_sum = torch.zeros(count, dtype=torch.int64)
         if self._aggregator is not None:
-            return self._aggregator(torch.stack(self._rows), plan).to(self._like)
-        absent = self.absent() if self._mechanism.fixed_cohort and not self._mechanism.homomorphic else []
+            return self._aggregator(torch.stack(self._rows), plan).to(self._template)
+        absent = (
+            self.absent_clients() if self._mechanism.fixed_cohort and not self._mechanism.homomorphic else []
+        )
         zeros = torch.zeros(1, self._mechanism.num_symbols(self._context), dtype=torch.int32)
         zeros = zeros.expand(len(absent), -1)
         if self.secure is not None:
@@ -206,7 +208,7 @@ class RunningSum:
         if (grid := self._mechanism.grid(self._context)) is not None:
             total = round_to_grid(total, grid)
         # divided in float64: a sum of finite answers may be more than float32 holds
-        return (total.double() * self._unit / self.total_weight()).to(self._like)
+        return (total.double() * self._unit / self.total_weight()).to(self._template)
 
 
 class ServerStep:
@@ -270,7 +272,7 @@ class ServerStep:
         vectors = [value for value in state.values() if isinstance(value, Tensor)]
         return all(bool(torch.isfinite(value).all()) for value in vectors)
 
-    def begin_anew(self) -> bool:
+    def reset_optimizer(self) -> bool:
         """Forget the optimiser's state. False where there is no optimiser."""
         if self._optimizer is None:
             return False

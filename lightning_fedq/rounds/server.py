@@ -22,8 +22,14 @@ from lightning_fedq.privacy.run import ASSUMED, Run, ThreatModel
 from lightning_fedq.rounds.broadcast import Broadcast
 from lightning_fedq.rounds.client import Target
 from lightning_fedq.rounds.messages import MalformedMessageError, RefusedMessageError, RoundTask, open_frame
-from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSum, SecureSums, check_aggregation
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
+from lightning_fedq.rounds.protocols import (
+    Aggregator,
+    OptimizerFactory,
+    SecureSum,
+    SecureSums,
+    check_aggregation,
+)
 from lightning_fedq.rounds.record import RoundRecord
 from lightning_fedq.rounds.running_sum import RunningSum, ServerStep
 from lightning_fedq.rounds.statistics import Statistics
@@ -33,8 +39,8 @@ from lightning_fedq.wire.coding import UndecodableError
 class RoundServer:
     """The server of a federation: global weights, ranges, running sum, ledger.
 
-    Use it as `server.start()`, send `server.task()` and the weights to the clients of the plan, give `take`
-    what they answer, in any order, then `record = server.finish()`.
+    Use it as `server.start()`, send `server.task()` and the weights to the clients of the plan, give
+    `receive_message` what they answer, in any order, then `record = server.finish()`.
 
     Args:
         weights: `(dim,)` initial global model; copied.
@@ -57,7 +63,7 @@ class RoundServer:
         weights: The model; in an open round, as its clients were sent it.
         released: Means that rounds of statistics have released, `(size,)` float64 each, and the standard
             deviation of their noise; None where it is not known.
-        in_last_sum: Clients whose answers are in the last round's mean.
+        last_summed_clients: Clients whose answers are in the last round's mean.
     """
 
     def __init__(
@@ -96,7 +102,7 @@ class RoundServer:
         planner.check_mechanism(mechanism)
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
         self.aggregator, self.secure_sums = aggregator, secure_sums
-        self.segments, self.range_rule, self.target = tuple(segments), mechanism.own_ranges or ranges, target
+        self.segments, self.range_rule, self.target = tuple(segments), mechanism.range_rule or ranges, target
         self.client_weights = client_weights
         self.broadcast = None if broadcast_bits is None else Broadcast(broadcast_bits)
         self.weights = weights.detach().clone()
@@ -108,7 +114,7 @@ class RoundServer:
         self.released: list[tuple[Tensor, float | None]] = []
         self.round, self.attempt = 0, 0
         self._since: tuple[int, int] | None = None
-        self.in_last_sum: frozenset[int] = frozenset()
+        self.last_summed_clients: frozenset[int] = frozenset()
         self.total_uplink_bits: float = 0
         self.total_downlink_bits: float = 0
         self._server_step = ServerStep(self.weights, server_lr, server_optimizer)
@@ -146,16 +152,16 @@ class RoundServer:
         found = [std for _, std in self.released if std is not None]
         return math.hypot(*found) / len(found) if len(found) == len(self.released) > 0 else None
 
-    def agree(self, run: Run) -> None:
+    def agree_on_terms(self, run: Run) -> None:
         """Agree with the ledger on the terms of the rounds to come. Each `start` asks again.
 
         Raises:
             ValueError: If the ledger's charges are of other terms.
         """
         self._terms = run.terms
-        self.ledger.agree(self._terms)
+        self.ledger.set_terms(self._terms)
 
-    def _run_on_its_own(self, context: RoundContext) -> Run:
+    def _default_run(self, context: RoundContext) -> Run:
         """The run of a server that nobody has told more: masks of some kind, and no clients that lie."""
         masks = None if self.secure_sums is None else replace(ASSUMED, settings="on")
         return Run(
@@ -172,7 +178,7 @@ class RoundServer:
 
     # ---- one round --------------------------------------------------------------------------------
 
-    def coming_plan(self) -> RoundPlan:
+    def next_plan(self) -> RoundPlan:
         """The round to come as accounts see it (`RoundPlanner.expected`). Where every disjoint cohort has had
         its own, the last one."""
         last = self.planner.num_rounds
@@ -182,12 +188,12 @@ class RoundServer:
     def context(self, plan: RoundPlan) -> RoundContext:
         """Public facts of the round of `plan`."""
         c, r = self.ranges.center, self.ranges.radius
-        since, handed = self._since, self._hand_over(plan)
+        since, handed = self._since, self._pair_noise(plan)
         return RoundContext(
             plan.round, plan.groups, self.segments, c, r, self.attempt, since=since, hand_over=handed
         )
 
-    def _hand_over(self, plan: RoundPlan) -> HandOver | None:
+    def _pair_noise(self, plan: RoundPlan) -> HandOver | None:
         """Who takes back whose noise in the round of `plan`, if the mechanism asks."""
         if not self.mechanism.hands_on:
             return None
@@ -196,7 +202,7 @@ class RoundServer:
             return HandOver(now, (), after)
         pairs = self.planner.successors(plan.round - 1)
         # noise of a silent one is in no sum
-        before = tuple((client, other) for other, client in pairs if other in self.in_last_sum)
+        before = tuple((client, other) for other, client in pairs if other in self.last_summed_clients)
         return HandOver(since, before, after)
 
     def charged_context(self, plan: RoundPlan) -> RoundContext:
@@ -232,7 +238,7 @@ class RoundServer:
         if self.plan is not None and self._expected != set(self.plan.survivors):
             raise RuntimeError("the flat vector can't change in a round that somebody has answered")
         old, segments = self.segments, tuple(part.numel() for part in parts)
-        self.weights = rearrange(self._kept, old, origins, parts)
+        self.weights = rearrange(self._current_weights, old, origins, parts)
         self.segments, self.client_weights = segments, client_weights
         first = self.range_rule.first(self.weights, segments)
         ones, single = [1] * len(old), [first.center[i : i + 1] for i in range(len(segments))]
@@ -250,7 +256,7 @@ class RoundServer:
 
         Raises:
             RuntimeError: If the round was started before and not abandoned.
-            ValueError: If the ledger's charges are of other terms, see `agree`.
+            ValueError: If the ledger's charges are of other terms, see `agree_on_terms`.
             BrokenContractError: In the first round of this object, if claims break a rule.
         """
         plan = self.planner.plan(self.round, self.mechanism, self.attempt)
@@ -258,15 +264,15 @@ class RoundServer:
             context = self.context(self.planner.expected(self.round, self.mechanism, self.attempt))
             check_claims(self.mechanism.claims(context))
             if self._terms is None:
-                self.agree(self._run_on_its_own(context))
+                self.agree_on_terms(self._default_run(context))
         assert self._terms is not None
-        self.ledger.agree(self._terms)
-        self.ledger.turn_to(self._keys_name)
+        self.ledger.set_terms(self._terms)
+        self.ledger.select_server(self._keys_name)
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         # it may rise, so the plan is made again
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
         plan = self.planner.plan(self.round, self.mechanism, self.attempt)
-        if self._since is None or self.attempt or self._somebody_is_early(plan, self._since[0]):
+        if self._since is None or self.attempt or self._has_early_client(plan, self._since[0]):
             self._since = plan.round, self.attempt
         # all of the cohort: who does not answer may have encoded
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
@@ -280,11 +286,11 @@ class RoundServer:
             self._model, self.weights = model, self.broadcast.rounded(model, self.segments)
 
     @property
-    def _kept(self) -> Tensor:
+    def _current_weights(self) -> Tensor:
         """The server's own model, which in an open round may be another one than what clients were sent."""
         return self.weights if self.plan is None or self._model is None else self._model
 
-    def _somebody_is_early(self, plan: RoundPlan, since: int) -> bool:
+    def _has_early_client(self, plan: RoundPlan, since: int) -> bool:
         """Was one of the cohort there in one of the rounds that this one's noise is correlated with?"""
         needed = self.mechanism.separation
         # what lies before `since` is of another block, whose noise is independent
@@ -319,9 +325,9 @@ class RoundServer:
             RuntimeError: If no round is open.
         """
         self._open_plan()
-        return RoundTask.of(self._context)
+        return RoundTask.from_context(self._context)
 
-    def take(self, message: bytes) -> int:
+    def receive_message(self, message: bytes) -> int:
         """Take one client's answer, and return whose it is. One that is refused changes nothing.
 
         Raises:
@@ -355,7 +361,7 @@ class RoundServer:
         self._open_plan()
         self._aborted = reason
 
-    def answered(self, clients: Sequence[int]) -> None:
+    def set_answered(self, clients: Sequence[int]) -> None:
         """Behind secure aggregation, say whose messages the sum holds, before `finish`.
 
         Raises:
@@ -394,8 +400,10 @@ class RoundServer:
         """
         plan = self._open_plan()
         mean, sent = self._mean_or_abort(), self.weights
-        self.weights = self._kept  # the step goes from the server's own model, not from the rounded one
-        take = self._read if self.reads_statistics else self._step
+        self.weights = (
+            self._current_weights
+        )  # the step goes from the server's own model, not from the rounded one
+        take = self._read_statistics if self.reads_statistics else self._step
         step = None if mean is None else take(mean[: sent.numel()], sent)
         record = self._record(plan)
         if step is not None:
@@ -406,9 +414,9 @@ class RoundServer:
         elif mean is not None and step is not None:
             variance = self._sum.noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
-        self.in_last_sum = frozenset() if mean is None else frozenset(self._sum.received)
+        self.last_summed_clients = frozenset() if mean is None else frozenset(self._sum.received)
         if self.planner.law.own_draws:
-            record = record.of_secret_size(self.planner.cohort_size)
+            record = record.with_secret_size(self.planner.cohort_size)
         self.total_uplink_bits += record.uplink_bits
         self.total_downlink_bits += record.downlink_bits
         self.round, self.attempt, self.plan = self.round + 1, 0, None
@@ -417,7 +425,7 @@ class RoundServer:
     def abandon(self) -> None:
         """Give up an open round: its streams are never used again, the next start is a new attempt."""
         if self.plan is not None:
-            self.weights, self.attempt, self.plan = self._kept, self.attempt + 1, None
+            self.weights, self.attempt, self.plan = self._current_weights, self.attempt + 1, None
 
     def skip(self) -> None:
         """Leave a round out that was sent before it was lost and that its cohort can't pay for twice.
@@ -427,7 +435,7 @@ class RoundServer:
         """
         if self.plan is not None:
             raise RuntimeError("a round is open; finish or abandon it first")
-        self.round, self.attempt, self.in_last_sum = self.round + 1, 0, frozenset()
+        self.round, self.attempt, self.last_summed_clients = self.round + 1, 0, frozenset()
 
     def _open_plan(self) -> RoundPlan:
         if self.plan is None:
@@ -456,7 +464,7 @@ class RoundServer:
             return None
         return mean
 
-    def _read(self, mean: Tensor, sent: Tensor) -> Tensor:
+    def _read_statistics(self, mean: Tensor, sent: Tensor) -> Tensor:
         """Read a mean of statistics, and leave the model as it is. Returns the mean of what clients sent."""
         assert self.statistics is not None
         parts, variance = (self.mechanism, self._context), self._sum.noise_variance()
@@ -473,7 +481,7 @@ class RoundServer:
             return step
         self.weights = before
         self._aborted = f"the model after this round's step is not finite in {bad} of {len(mean)} coordinates"
-        if self._server_step.begin_anew():
+        if self._server_step.reset_optimizer():
             if not bad:
                 self._aborted = "the state of the server's optimiser is not finite after this round's step"
             self._aborted += "; the server's optimiser begins anew"
@@ -511,9 +519,9 @@ class RoundServer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next round depends on, in tensors and plain numbers. Keys excluded."""
-        self.ledger.turn_to(self._keys_name)
+        self.ledger.select_server(self._keys_name)
         return {
-            "weights": self._kept,
+            "weights": self._current_weights,
             "center": self.ranges.center,
             "radius": self.ranges.radius,
             "round": self.round,
@@ -521,7 +529,7 @@ class RoundServer:
             "total_uplink_bits": self.total_uplink_bits,
             "total_downlink_bits": self.total_downlink_bits,
             "since": None if self._since is None else list(self._since),
-            "in_last_sum": sorted(self.in_last_sum),
+            "in_last_sum": sorted(self.last_summed_clients),
             "ledger": self.ledger.state_dict(),
             "optimizer": self._server_step.state_dict(),
             **({"released": list(self.released)} if self.released else {}),
@@ -545,14 +553,14 @@ class RoundServer:
                 "of the checkpoint, or begin a new training"
             )
         self._server_step.check(state["optimizer"])  # before anything is taken over
-        self.ledger.turn_to(self._keys_name)
+        self.ledger.select_server(self._keys_name)
         self.ledger.load_state_dict(state["ledger"], repeatable=self._seeded)
         self.weights = state["weights"].to(self.weights).clone()
         self.ranges = Ranges(state["center"].clone(), state["radius"].clone())
         self.round, self.attempt, self.plan = state["round"], state["attempt"], None
         since = state.get("since") if self._seeded else None  # what was released since is not known here
         self._since = None if since is None else (since[0], since[1])
-        self.in_last_sum = frozenset(state.get("in_last_sum", ()))
+        self.last_summed_clients = frozenset(state.get("in_last_sum", ()))
         self.released = [(mean, std) for mean, std in state.get("released", ())]
         self.total_uplink_bits = state["total_uplink_bits"]
         self.total_downlink_bits = state["total_downlink_bits"]

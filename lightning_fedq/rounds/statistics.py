@@ -20,7 +20,7 @@ from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.rounds.client import Target
 
 
-def held(vectors: Tensor) -> Tensor:
+def is_finite_float32(vectors: Tensor) -> Tensor:
     """Which vectors float32 can hold, `(clients,)`."""
     return (vectors.abs() <= torch.finfo(torch.float32).max).all(1)
 
@@ -88,9 +88,9 @@ class Statistics:
             weights: `(dim,)` the model as clients were sent it.
             target: What is quantised.
         """
-        unit = torch.where(held(vectors)[:, None], vectors.double() / self.bound, 0.0)
+        unit = torch.where(is_finite_float32(vectors)[:, None], vectors.double() / self.bound, 0.0)
         unit = unit / torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=1.0)
-        reach, base = self._places(mechanism, context, weights.device)
+        reach, base = self._copy_indices(mechanism, context, weights.device)
         rows: Tensor = (base + reach * unit[:, None]).flatten(1)[:, : context.dim]
         return (rows if target == "updates" else rows - weights.double()).to(weights)
 
@@ -99,8 +99,8 @@ class Statistics:
 
         Least squares over the copies, which are alike but for their reach.
         """
-        reach, base = self._places(mechanism, context, mean.device)
-        copies = self._copies(mean.double())
+        reach, base = self._copy_indices(mechanism, context, mean.device)
+        copies = self._split_copies(mean.double())
         return self.bound * (reach * (copies - base)).sum(0) / reach.square().sum(0)
 
     def std(self, mechanism: Mechanism, context: RoundContext, variance: Tensor) -> float:
@@ -109,23 +109,25 @@ class Statistics:
         Args:
             variance: Bound on the variance of the mean of a round, one value a segment.
         """
-        reach = self._places(mechanism, context, variance.device)[0].square()
-        noise = (reach * self._copies(context.expand(variance).double())).sum(0) / reach.sum(0).square()
+        reach = self._copy_indices(mechanism, context, variance.device)[0].square()
+        noise = (reach * self._split_copies(context.expand(variance).double())).sum(0) / reach.sum(0).square()
         return self.bound * math.sqrt(float(noise.max()))
 
-    def _places(
+    def _copy_indices(
         self, mechanism: Mechanism, context: RoundContext, device: torch.device
     ) -> tuple[Tensor, Tensor]:
         """Where the copies lie, `(copies, size)` each: at `base + reach v`, reach 0 where there is none."""
         longest = mechanism.longest_update(context.dim)
-        base, reach = map(context.expand, mechanism.clipped_to(context))
+        base, reach = map(context.expand, mechanism.clipping_range(context))
         if longest is not None:
             # an l1 norm is told for normal coordinates; the worst of these is sqrt(pi / 2) longer
             whole = longest if mechanism.clips_norm else longest * math.sqrt(2.0 / math.pi)
             reach = torch.full((context.dim,), whole / math.sqrt(-(-context.dim // self.size)))
-        return self._copies(reach.to(device, torch.float64)), self._copies(base.to(device, torch.float64))
+        return self._split_copies(reach.to(device, torch.float64)), self._split_copies(
+            base.to(device, torch.float64)
+        )
 
-    def _copies(self, values: Tensor) -> Tensor:
+    def _split_copies(self, values: Tensor) -> Tensor:
         """`(dim,)` as `(copies, size)`, with zeros behind the last."""
         rest = -len(values) % self.size
         return torch.cat([values, values.new_zeros(rest)]).view(-1, self.size)

@@ -61,9 +61,9 @@ from lightning_fedq.secagg.shamir import (
     Entropy,
     element_bytes,
     free_element,
+    interpolate_values,
     is_element,
     random_element,
-    values_at,
 )
 from lightning_fedq.secagg.terms import Terms
 
@@ -202,7 +202,7 @@ class Client:
         """
         with self._turn("advertise", Stage.ADVERTISE, "share_keys"):
             reader = self._read(invitation, Kind.INVITATION, Stage.ADVERTISE, wire.NO_KEY)
-            server_key = reader.take(wire.KEY_BYTES)
+            server_key = reader.read_bytes(wire.KEY_BYTES)
             reader.end()
             self._channel_secret = X25519PrivateKey.from_private_bytes(self._entropy(wire.KEY_BYTES))
             self._mask_root = element_bytes(random_element(self._entropy))
@@ -235,7 +235,7 @@ class Client:
         with self._turn("share_keys", stage, "accept_shares"):
             reader = self._read(message, Kind.ROSTER, stage, self._channel_key)
             roster = reader.clients(self.terms)
-            digest = reader.take(wire.HASH_BYTES)
+            digest = reader.read_bytes(wire.HASH_BYTES)
             self._check_members(roster, self.terms.cohort, stage, self.terms.min_summands)
             self._order = ring_order(roster, digest)
             self._neighbours = neighbours(self._order, self.terms.degree, self._order.index(self.client))
@@ -312,7 +312,7 @@ class Client:
             # a holder's point is its id + 1, as 0 is the secret's
             known |= {holder + 1: self._computed(kind, self.client, holder) for holder in sorted(free)}
             # t values are known, the secret's and t - 1 free ones: the polynomial is fixed
-            *values, last = values_at(known, [client + 1 for client in (*others, self.client)])
+            *values, last = interpolate_values(known, [client + 1 for client in (*others, self.client)])
             for holder, value in zip(others, values, strict=True):
                 # uniform for others: the pad is used for this share alone
                 missing = (value - self._computed(kind, self.client, holder)) % PRIME
@@ -366,8 +366,8 @@ class Client:
             places = {client: place for place, client in enumerate(self._order)}
             for owner in self._partners:
                 free = self._is_free(places[self.client] - places[owner])
-                corrections = b"" if free else reader.take(wire.CORRECTION_BYTES)
-                confirmed = reader.take(wire.CONFIRMATION_BYTES)
+                corrections = b"" if free else reader.read_bytes(wire.CORRECTION_BYTES)
+                confirmed = reader.read_bytes(wire.CONFIRMATION_BYTES)
                 wanted = wire.confirmation(self._pair_keys[owner], owner, self.client, corrections)
                 if confirmed == wanted and (free or all(map(is_element, _halves(corrections)))):
                     self._held[owner] = self._computed_shares(owner, corrections)
@@ -474,7 +474,7 @@ class Client:
         self._check_members(confirming, self._survivors, stage, self.terms.min_survivors)
         statement = wire.survivors_statement(self._context, self._survivors, self.terms)
         for client in confirming:
-            signature = reader.take(wire.SIGNATURE_BYTES)
+            signature = reader.read_bytes(wire.SIGNATURE_BYTES)
             wire.verify(self._directory.get(client), signature, statement, stage, client)
         reader.end()
 

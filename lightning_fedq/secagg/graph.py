@@ -46,7 +46,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lightning_fedq.functional.drawn import log2_choose, log2_drawn
+from lightning_fedq.functional.hypergeometric import log2_choose, log2_hypergeometric
 from lightning_fedq.privacy.collusion import Colluders
 
 SECURITY_BITS = 40
@@ -128,7 +128,7 @@ def log2_tail(population: int, marked: ArrayLike, drawn: int, at_least: int) -> 
     if not (numbers.min() >= 0 and numbers.max() <= population and 0 <= drawn <= population):
         raise ValueError(f"need 0 <= marked, drawn <= population, got {numbers}, {drawn}, {population}")
     counts = np.arange(max(at_least, 0), drawn + 1)
-    terms = log2_drawn(population, numbers[..., None], drawn, counts)
+    terms = log2_hypergeometric(population, numbers[..., None], drawn, counts)
     return np.asarray(np.minimum(np.logaddexp2.reduce(terms, axis=-1), 0.0))  # rounding may exceed 1
 
 

@@ -128,7 +128,7 @@ class Reader:
     def __init__(self, data: bytes, stage: Stage, client: int) -> None:
         self._data, self._at, self._stage, self._client = data, 0, stage, client
 
-    def take(self, size: int) -> bytes:
+    def read_bytes(self, size: int) -> bytes:
         """Return the next `size` bytes.
 
         Raises:
@@ -143,7 +143,7 @@ class Reader:
 
     def clients(self, terms: Terms) -> tuple[int, ...]:
         """Read a set of clients of the cohort, as one bit each."""
-        listed = _listed(terms.cohort, self.take((len(terms.cohort) + 7) // 8))
+        listed = _listed(terms.cohort, self.read_bytes((len(terms.cohort) + 7) // 8))
         if listed is None:
             raise MessageError("a list of clients has bits beyond the cohort", self._stage, self._client)
         return listed
@@ -186,7 +186,9 @@ class PublicKeys:
     def read(cls, reader: Reader, active: bool) -> PublicKeys:
         """Bytes off the wire."""
         return cls(
-            reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(SIGNATURE_BYTES if active else 0)
+            reader.read_bytes(KEY_BYTES),
+            reader.read_bytes(KEY_BYTES),
+            reader.read_bytes(SIGNATURE_BYTES if active else 0),
         )
 
 

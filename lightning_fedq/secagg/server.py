@@ -180,7 +180,7 @@ class Server:
         if len(message) != wire.FRAME_BYTES + size:
             reason = f"keys take {wire.FRAME_BYTES + size} bytes, got {len(message)}"
             raise MessageError(reason, self.stage, client)
-        model_hash, keys = reader.take(wire.SHORT_BYTES), PublicKeys.read(reader, self.terms.active)
+        model_hash, keys = reader.read_bytes(wire.SHORT_BYTES), PublicKeys.read(reader, self.terms.active)
         channel_key = wire.channel_key(self._secret, keys.channel, self.terms, client, client)
         wire.body(message, channel_key, self.stage, client)
         if model_hash != self._model_hash[: wire.SHORT_BYTES]:
@@ -222,10 +222,10 @@ class Server:
     # ---- stage 1 ----------------------------------------------------------------------------------
 
     def _take_shares(self, reader: Reader, client: int) -> None:
-        commitment = reader.take(wire.SHORT_BYTES)
+        commitment = reader.read_bytes(wire.SHORT_BYTES)
         here, rules = self._places[client], (len(self._order), self.terms.degree, self.terms.threshold)
         relayed = {
-            holder: reader.take(
+            holder: reader.read_bytes(
                 wire.CONFIRMATION_BYTES
                 + (0 if is_free(*rules, self._places[holder] - here) else wire.CORRECTION_BYTES)
             )
@@ -251,7 +251,7 @@ class Server:
 
     def _take_masked(self, reader: Reader, client: int) -> None:
         layout = self.terms.layout
-        packed = reader.take(layout.num_bytes)
+        packed = reader.read_bytes(layout.num_bytes)
         reader.end()
         try:
             values = layout.unpack(packed)
@@ -270,7 +270,7 @@ class Server:
     # ---- stage 3, active only ---------------------------------------------------------------------
 
     def _take_confirmation(self, reader: Reader, client: int) -> None:
-        signature = reader.take(wire.SIGNATURE_BYTES)
+        signature = reader.read_bytes(wire.SIGNATURE_BYTES)
         reader.end()
         statement = wire.survivors_statement(self._context, self._survivors, self.terms)
         wire.verify(self._directory.get(client), signature, statement, self.stage, client)
@@ -283,7 +283,9 @@ class Server:
     # ---- stage 4 ----------------------------------------------------------------------------------
 
     def _take_opening(self, reader: Reader, client: int) -> None:
-        opened = {owner: reader.take(SHARE_BYTES) for owner in sorted((*self._partners[client], client))}
+        opened = {
+            owner: reader.read_bytes(SHARE_BYTES) for owner in sorted((*self._partners[client], client))
+        }
         reader.end()
         if strange := [o for o, share in opened.items() if share != NO_SHARE and not is_element(share)]:
             raise MessageError(f"the share of client {strange[0]} is no element", self.stage, client)

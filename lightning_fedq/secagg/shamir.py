@@ -64,7 +64,7 @@ def element_bytes(value: int) -> bytes:
     return value.to_bytes(SHARE_BYTES, "big")
 
 
-def values_at(known: Mapping[int, int], points: Sequence[int]) -> list[int]:
+def interpolate_values(known: Mapping[int, int], points: Sequence[int]) -> list[int]:
     """Values of the one polynomial of degree < len(known) through all that is known.
 
     Lagrange's formula: f(x) = prod(x - p) sum over p of w(p) f(p) / (x - p), w the dual weights.
@@ -74,7 +74,7 @@ def values_at(known: Mapping[int, int], points: Sequence[int]) -> list[int]:
         points: Points that are not known, each in [0, 2^64].
 
     Example:
-        >>> values_at({0: 5, 1: 7}, [2, 3])
+        >>> interpolate_values({0: 5, 1: 7}, [2, 3])
         [9, 11]
     """
     at = tuple(known)
@@ -148,7 +148,7 @@ def is_element(share: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class Opened:
+class ReconstructedSecret:
     """A secret, and whose shares were found wrong on the way to it.
 
     Args:
@@ -165,7 +165,7 @@ def reconstruct(
     threshold: int,
     is_right: Callable[[bytes], bool],
     doubted: Container[int] = (),
-) -> Opened | None:
+) -> ReconstructedSecret | None:
     """Give back a secret that passes `is_right`, in spite of up to `correctable` wrong shares.
 
     Shares in use are left out in turn, none, one, then two of them. What passes the test is the secret;
@@ -191,7 +191,7 @@ def reconstruct(
         for wrong in combinations(order[: threshold + count - 1], count):
             used = [point for point in order if point not in wrong][:threshold]
             if is_right(secret := element_bytes(interpolate({point: shares[point] for point in used}))):
-                return Opened(secret, tuple(sorted(wrong)))
+                return ReconstructedSecret(secret, tuple(sorted(wrong)))
     return None
 
 

@@ -175,9 +175,11 @@ class SecAgg:
         colluders, rules = self._rules(num_clients, cohort)
         counted, settings = replace(colluders, byzantine=num_byzantine), repr(self)
         opened = min(self._opened_log2(counted, *rules) + GRINDING_BITS * self.active, 0.0)
-        if colluders.known and num_clients > cohort:  # earlier versions made the graph for a cohort's share
+        if (
+            colluders.num_in_federation and num_clients > cohort
+        ):  # earlier versions made the graph for a cohort's share
             graph = "{} neighbours, {} shares open a secret".format(*rules)
-            settings += f" with {graph}, for {colluders.known} colluders of {num_clients} clients"
+            settings += f" with {graph}, for {colluders.num_in_federation} colluders of {num_clients} clients"
         return SecureSum(
             colluders=counted,
             opened_log2=opened,
@@ -258,14 +260,14 @@ class SecAgg:
             fewer = replace(colluders, fraction=known / colluders.clients)
             return self._opened_log2(fewer, *self._graph(fewer)) > wanted_log2(self.active)
 
-        most = bisect_left(range(colluders.known), True, key=too_many) - 1
+        most = bisect_left(range(colluders.num_in_federation), True, key=too_many) - 1
         complete = replace(self, degree=None, threshold=None)
         whole = complete._graph(colluders)
         opened = complete._opened_log2(colluders, *whole)
         wanted = f"2^{wanted_log2(self.active)}" if rules[0] < colluders.cohort - 1 else "1/2"
         cures = [f"keep max_corrupt <= {most} / {colluders.clients}"] if most >= 0 else []
         cures += ["raise them, or use degree='auto'"] if isinstance(self.degree, int) else []
-        known, clients, size = colluders.known, colluders.clients, colluders.cohort
+        known, clients, size = colluders.num_in_federation, colluders.clients, colluders.cohort
         raise ValueError(
             f"{known} corrupt clients of {clients} could see more than the sum of a cohort of {size}, with "
             f"probability above {wanted} a round, at degree {rules[0]} and threshold {rules[1]} (complete "

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq._lightning import get_callbacks, pl
+from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import closed_form
@@ -27,7 +27,7 @@ from lightning_fedq.privacy.run import Run, SecureSum, ThreatModel
 from lightning_fedq.reports.runs import BITS_PER_MEGABYTE
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord, RoundServer
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.checkpoints import count_others
+from lightning_fedq.training.checkpoints import count_other_runs
 from lightning_fedq.training.settings import Federation
 
 
@@ -35,10 +35,10 @@ class NoiseWarning(UserWarning):
     """A privacy target whose noise swamps the updates."""
 
 
-def described(
+def describe_run(
     planner: RoundPlanner,
     mechanism: Mechanism,
-    around: RoundContext | int,
+    context_or_dim: RoundContext | int,
     *,
     rounds: int,
     secure_sum: SecAgg | SecureSum | None,
@@ -51,23 +51,25 @@ def described(
     """Describe a run.
 
     Args:
-        around: A round of it, or before there is a server the number of parameters.
+        context_or_dim: A round of it, or before there is a server the number of parameters.
         plain_sum: Does the model depend on the messages through their plain sum only?
         num_byzantine: Clients of a cohort, at most, that do not run the protocol.
         secure_keys: Do keys come from the operating system?
         charges: Charges of a run so far; left out where they would tell who was drawn.
         to_come: Rounds that are not among them.
     """
-    if isinstance(around, int):
+    if isinstance(context_or_dim, int):
         one = torch.ones(1, dtype=torch.float64)
-        around = RoundContext(0, planner.expected(0, mechanism).groups, (around,), 0.0 * one, one)
+        context_or_dim = RoundContext(
+            0, planner.expected(0, mechanism).groups, (context_or_dim,), 0.0 * one, one
+        )
     sampling = planner.sampling()
     if isinstance(secure_sum, SecAgg):
         size = planner.cohort_size
         secure_sum = secure_sum.guarantee(planner.num_clients, size, rounds, num_byzantine)
     return Run(
         mechanism=mechanism,
-        context=around,
+        context=context_or_dim,
         rounds=rounds,
         sampling=sampling,
         threat=ThreatModel(
@@ -78,11 +80,11 @@ def described(
     )
 
 
-def run_to_come(
+def planned_run(
     federation: Federation, mechanism: Mechanism, dim: int, rounds: int, num_byzantine: int
 ) -> Run:
     """Run of a federation before there is a server: so many more rounds than its ledger's."""
-    return described(
+    return describe_run(
         federation.planner,
         mechanism,
         dim,
@@ -96,10 +98,10 @@ def run_to_come(
 
 def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int) -> Run:
     """Run of a server's rounds to come, whose terms its ledger holds them to."""
-    return described(
+    return describe_run(
         server.planner,
         server.mechanism,
-        server.context(server.coming_plan()),
+        server.context(server.next_plan()),
         rounds=server.ledger.rounds,
         secure_sum=secagg,
         plain_sum=server.plain_sum,
@@ -108,25 +110,25 @@ def run_to_charge(server: RoundServer, secagg: SecAgg | None, num_byzantine: int
     )
 
 
-def run_so_far(federation: Federation, engine: RoundEngine, num_byzantine: int) -> Run:
+def charged_run(federation: Federation, engine: RoundEngine, num_byzantine: int) -> Run:
     """Run of a federation, by what its ledger has charged."""
     num_byzantine = max(num_byzantine, engine.ledger.num_byzantine)
-    count_others(engine.ledger)
+    count_other_runs(engine.ledger)
     run = run_to_charge(engine, federation.server.secure_aggregation, num_byzantine)
     return replace(
         run,
-        context=engine.charged_context(engine.coming_plan()),
+        context=engine.charged_context(engine.next_plan()),
         charges=None if run.sampling.law.secret else engine.ledger.charges,
-        sampling=engine.planner.sampling(why_round_repeated(engine)),
+        sampling=engine.planner.sampling(find_repeated_round(engine)),
     )
 
 
-def whole_run(federation: Federation, engine: RoundEngine, num_byzantine: int, rounds: int) -> Run:
+def full_run(federation: Federation, engine: RoundEngine, num_byzantine: int, rounds: int) -> Run:
     """Run of a federation that has begun, over so many rounds of a client."""
-    return replace(run_so_far(federation, engine, num_byzantine), rounds=rounds, charges=None)
+    return replace(charged_run(federation, engine, num_byzantine), rounds=rounds, charges=None)
 
 
-def why_round_repeated(engine: RoundEngine) -> str:
+def find_repeated_round(engine: RoundEngine) -> str:
     """Condition that is broken where a ledger holds other rounds than the finished ones of this server."""
     charged, finished = engine.ledger.rounds, engine.round
     if charged == finished:
@@ -147,7 +149,7 @@ _FIRST_PRICED = 32
 """A grid's epsilon takes half a round of 1,000 clients: from here on, below 2% of all rounds before it."""
 
 
-def delta_of(federation: Federation, trainer: pl.Trainer) -> float:
+def choose_delta(federation: Federation, trainer: pl.Trainer) -> float:
     """Delta of all that a run says of its clients: its target's, its folder's or budget's, or the usual one.
 
     Args:
@@ -158,7 +160,7 @@ def delta_of(federation: Federation, trainer: pl.Trainer) -> float:
     """
     target, usual = federation.privacy_target, min(_LARGEST_DELTA, 0.1 / federation.planner.num_clients)
     said: list[float | None] = [
-        getattr(callback, "clients_delta", None) for callback in callbacks_of(trainer)
+        getattr(callback, "clients_delta", None) for callback in get_callbacks(trainer)
     ]
     asked = {delta for delta in (*said, None if target is None else target.delta) if delta is not None}
     if len(asked) > 1:
@@ -180,7 +182,7 @@ class RunFigures:
     def __init__(self, federation: Federation, trainer: pl.Trainer) -> None:
         self._federation, self._trainer = federation, trainer
         self._megabytes, self._costs = 0.0, dict[str, tuple[Account, PrivacyClaim]]()
-        budgets: list[Any] = [each for each in callbacks_of(trainer) if hasattr(each, "epsilon_spent")]
+        budgets: list[Any] = [each for each in get_callbacks(trainer) if hasattr(each, "epsilon_spent")]
         about = [each.adversary for each in budgets if each.unit != "sample"]
         target = federation.privacy_target
         self._counted = len(about) == 1 and (target is None or about[0] is target.against)
@@ -198,9 +200,9 @@ class RunFigures:
         if to_come < 0 and federation.planner.dropout_probability:
             return
         horizon = max(federation.engine.ledger.rounds + to_come, 1)
-        byzantine = num_byzantine_of(self._trainer, federation.planner)
-        run = whole_run(federation, federation.engine, byzantine, horizon)
-        account = Account(run, delta_of(federation, self._trainer))
+        byzantine = count_byzantine(self._trainer, federation.planner)
+        run = full_run(federation, federation.engine, byzantine, horizon)
+        account = Account(run, choose_delta(federation, self._trainer))
         groups = run.mechanism.protection_groups(run.num_clients)
         if len(groups) > 1:
             return  # every kind of clients has an epsilon of its own: the report says them
@@ -224,15 +226,15 @@ class RunFigures:
             )
         count = record.round + 1
         sparse = count == last or (count >= _FIRST_PRICED and count & (count - 1) == 0)
-        charges = engine.ledger.most_charged
+        charges = engine.ledger.max_charges
         for name, (account, claim) in self._costs.items():
             values["fed/delta"] = account.delta
             known = sparse or closed_form(claim.loss)
-            values[name] = account.between_any_two(claim, charges) if known else math.nan
+            values[name] = account.epsilon_replace_one(claim, charges) if known else math.nan
         return values
 
 
-def of_all(rows: list[tuple[str, float]], masked: bool) -> dict[str, float]:
+def finite_epsilons(rows: list[tuple[str, float]], masked: bool) -> dict[str, float]:
     """Epsilon of a finished run with secure keys towards every adversary, by name, where it is finite.
 
     Args:
@@ -256,7 +258,7 @@ _ROOM = 1.5
 """Length of a clip that would do, over the updates' root mean square."""
 
 
-def report_of(
+def make_report(
     federated: Federation, trainer: pl.Trainer, delta: float, state: State = "ended"
 ) -> PrivacyReport:
     """Privacy report of a run, by what its ledger has charged.
@@ -265,13 +267,13 @@ def report_of(
         delta: In (0, 1 / num_clients), where the target says none.
         state: Is it to come, under way or over?
     """
-    return privacy_report(run_of(federated, trainer), delta, state, federated.privacy_target)
+    return privacy_report(current_run(federated, trainer), delta, state, federated.privacy_target)
 
 
-def run_of(federated: Federation, trainer: pl.Trainer) -> Run:
+def current_run(federated: Federation, trainer: pl.Trainer) -> Run:
     """Run of a federation so far."""
     assert federated.engine is not None
-    return run_so_far(federated, federated.engine, num_byzantine_of(trainer, federated.planner))
+    return charged_run(federated, federated.engine, count_byzantine(trainer, federated.planner))
 
 
 def stopped(trainer: pl.Trainer) -> str:
@@ -280,7 +282,7 @@ def stopped(trainer: pl.Trainer) -> str:
     return f"by a stop after round {trainer.current_epoch} of {last}" if trainer.current_epoch < last else ""
 
 
-def by_round(
+def epsilon_by_round(
     federated: Federation, trainer: pl.Trainer, report: PrivacyReport, charged: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, float], ...]:
     """Epsilon of the row that a report is about after some of the rounds, the last one among them.
@@ -293,7 +295,7 @@ def by_round(
     """
     if not math.isfinite(report.about.epsilon):
         return ()
-    run, every = run_of(federated, trainer), max(1, math.ceil(len(charged) / _MOST_POINTS))
+    run, every = current_run(federated, trainer), max(1, math.ceil(len(charged) / _MOST_POINTS))
     shown = list(reversed(charged))[::every][::-1]
     # all releases in every point: none is too small
     return tuple((round, epsilon_after(run, report.about, most)) for round, most in shown)
@@ -306,28 +308,28 @@ def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rou
         rows: Its rounds, as in `metrics.csv`.
 
     Returns:
-        `planned` and `sim_seen`; `clip` where another clip would do, see `clip_that_would_do`.
+        `planned` and `sim_seen`; `clip` where another clip would do, see `suggest_clip_norm`.
     """
     dim = engine.weights.numel()
     error = relative_error(engine.mechanism, engine.planner.cohort_size, dim)
     found: dict[str, Any] = {
         "planned": None if error is None else error / (HOMOGENEITY * max(rounds, 1)),
-        "sim_seen": noise_seen(rows),
+        "sim_seen": measured_noise(rows),
     }
-    clip = clip_that_would_do(engine.mechanism, dim, rows)
+    clip = suggest_clip_norm(engine.mechanism, dim, rows)
     return found if clip is None else {**found, "clip": clip}
 
 
-def noise_words(known: Mapping[str, Any]) -> str:
+def describe_noise(ratios: Mapping[str, Any]) -> str:
     """R of a run and what it means for the model: as seen after the run, else as planned. "" without one.
 
     Where updates were far shorter than the clip, the clip that would do.
 
     Args:
-        known: Figures of `noise_over_signal`.
+        ratios: Figures of `noise_over_signal`.
     """
-    seen: Any = known.get("sim_seen")
-    planned: Any = known.get("planned")
+    seen: Any = ratios.get("sim_seen")
+    planned: Any = ratios.get("planned")
     words = []
     if seen is not None:
         words.append(f"{seen:.2g} as seen, with what clipping cuts off")
@@ -337,7 +339,7 @@ def noise_words(known: Mapping[str, Any]) -> str:
         return ""
     value = planned if seen is None else seen
     means = "this run could hardly learn" if value > SWAMPED else verdict_on(value)
-    if (clip := known.get("clip")) and seen is not None and seen > GOOD:
+    if (clip := ratios.get("clip")) and seen is not None and seen > GOOD:
         means += (
             f"; updates were {clip['sim_update_norm']:.2g} long: clip_norm {clip['enough']:.2g} would do for "
             f"{clip['clip_norm']:.2g}, and R be about {clip['less']:.2g} of what was seen (read off data, "
@@ -346,7 +348,7 @@ def noise_words(known: Mapping[str, Any]) -> str:
     return f"R = {'; '.join(words)}: {means}"
 
 
-def clip_that_would_do(
+def suggest_clip_norm(
     mechanism: Mechanism, dim: int, rows: Sequence[dict[str, float]]
 ) -> dict[str, float] | None:
     """A clip for updates that are far shorter than the present one, and the share of R that it leaves.
@@ -376,7 +378,7 @@ def clip_that_would_do(
     return {**found, "sim_update_norm": max(norms)}
 
 
-def noise_seen(rows: Sequence[dict[str, float]]) -> float | None:
+def measured_noise(rows: Sequence[dict[str, float]]) -> float | None:
     """Squared errors of all rounds over the square of the sum of their mean updates' norms.
 
     Where rounds are alike it is the error over the signal of one round, divided by the number of rounds.

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.privacy.journal import OWN, Journal, charged_under, naming
+from lightning_fedq.privacy.journal import OWN, Journal, list_ledgers, name_file_in_errors
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundRecord
 
@@ -50,12 +50,14 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
     """
     if not trainer.is_global_zero:
         return
-    folder = _beside_checkpoints(trainer)
+    folder = _checkpoint_folder(trainer)
     if ledger.journal is None or not ledger.journal.path.is_file():
         _open_journal(trainer, ledger, folder, repeatable)
     if not repeatable:
-        ledger.folders |= folders_of(ledger, trainer.ckpt_path, folder or _local(trainer.default_root_dir))
-        count_others(ledger)
+        ledger.folders |= journal_folders(
+            ledger, trainer.ckpt_path, folder or _local_folder(trainer.default_root_dir)
+        )
+        count_other_runs(ledger)
 
 
 def _open_journal(trainer: pl.Trainer, ledger: Ledger, folder: Path | None, repeatable: bool) -> None:
@@ -75,7 +77,7 @@ def _open_journal(trainer: pl.Trainer, ledger: Ledger, folder: Path | None, repe
     if found is not None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
     elif folder is not None:
-        _begin(folder, ledger, repeatable)
+        _create_journal(folder, ledger, repeatable)
 
 
 def keep_journal_of_checkpoint(trainer: pl.Trainer, ledger: Ledger) -> None:
@@ -87,8 +89,8 @@ def keep_journal_of_checkpoint(trainer: pl.Trainer, ledger: Ledger) -> None:
     """
     if ledger.journal is not None or not trainer.is_global_zero:
         return
-    if (folder := _local(trainer.default_root_dir)) is not None:
-        _begin(folder, ledger, repeatable=False)
+    if (folder := _local_folder(trainer.default_root_dir)) is not None:
+        _create_journal(folder, ledger, repeatable=False)
         return
     rank_zero_warn(
         f"no journal is kept in default_root_dir={trainer.default_root_dir}, which is no local folder, so "
@@ -96,20 +98,20 @@ def keep_journal_of_checkpoint(trainer: pl.Trainer, ledger: Ledger) -> None:
     )
 
 
-def _begin(folder: Path, ledger: Ledger, repeatable: bool) -> None:
+def _create_journal(folder: Path, ledger: Ledger, repeatable: bool) -> None:
     path = folder / f"ledger-{secrets.token_hex(4)}.jsonl"
     ledger.keep(Journal(path, ledger.mechanism, ledger.num_clients), repeatable)
 
 
-def folders_of(ledger: Ledger, checkpoint: object, *more: Path | None) -> frozenset[Path]:
+def journal_folders(ledger: Ledger, checkpoint: object, *more: Path | None) -> frozenset[Path]:
     """Folders in which journals of the same clients may lie: of a checkpoint, of its journal, and more."""
     loaded = [Path(str(path)).parent for path in (checkpoint, ledger.recorded[0]) if path]
     return frozenset(folder for folder in (*loaded, *more) if folder is not None)
 
 
-def count_others(ledger: Ledger) -> None:
+def count_other_runs(ledger: Ledger) -> None:
     """Count what other runs of the same federation have charged, as far as their journals can be seen."""
-    for path, rounds in ledger.look().items():
+    for path, rounds in ledger.scan_journals().items():
         if isinstance(rounds, str):
             rank_zero_warn(f"{path} is of another run of this federation, and is not counted: {rounds}")
             continue
@@ -120,7 +122,7 @@ def count_others(ledger: Ledger) -> None:
         )
 
 
-def say_at_start(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = None) -> None:
+def report_key_source(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = None) -> None:
     """Say where a new server's keys come from, and that clients who trained before have paid before.
 
     Args:
@@ -132,7 +134,7 @@ def say_at_start(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = No
         rank_zero_info("keys from the operating system: secret, and not reproducible whatever is seeded")
     if ledger.rounds:
         rank_zero_info(
-            f"these clients have paid for up to {ledger.most_charged} rounds before this training, which add "
+            f"these clients have paid for up to {ledger.max_charges} rounds before this training, which add "
             "up with those to come; other clients need another Federated"
         )
     unknown = ledger.rounds and ledger.terms is None
@@ -158,24 +160,24 @@ def find_journal(recorded: str, checkpoint: object, names: Collection[str] | Non
     path = Path(recorded)
     if not path.is_file():
         return None
-    charged = set() if names is None else charged_under(path)
+    charged = set() if names is None else list_ledgers(path)
     return None if charged and names is not None and charged.isdisjoint(names) else path
 
 
-def _beside_checkpoints(trainer: pl.Trainer) -> Path | None:
+def _checkpoint_folder(trainer: pl.Trainer) -> Path | None:
     """The folder of the first checkpoint callback that has a local one."""
     folders = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
-    return next((found for folder in folders if (found := _local(folder)) is not None), None)
+    return next((found for folder in folders if (found := _local_folder(folder)) is not None), None)
 
 
-def _local(folder: object) -> Path | None:
+def _local_folder(folder: object) -> Path | None:
     return Path(str(folder)) if folder and "://" not in str(folder) else None
 
 
 # ---- an unfinished round, and records ----------------------------------------------------------------------
 
 
-def begin_again(loops: dict[str, Any]) -> None:
+def reset_unfinished_round(loops: dict[str, Any]) -> None:
     """Let a state of Lightning's loops say that an unfinished round has not begun."""
     epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     now = epochs["current"]
@@ -187,20 +189,20 @@ def begin_again(loops: dict[str, Any]) -> None:
     batches["is_last_batch"] = False
 
 
-def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+def check_federation(identity: Mapping[str, str], saved_identity: Mapping[str, str]) -> None:
     """Refuse a checkpoint of another federation.
 
     Args:
-        own: Setting that the checkpoint must agree with, in words.
-        theirs: The same of the checkpoint.
+        identity: Setting that the checkpoint must agree with, in words.
+        saved_identity: The same of the checkpoint.
 
     Raises:
         ValueError: Naming what differs.
     """
     differing = [
-        f"{key} = {theirs.get(key)} (here {own.get(key)})"
-        for key in (*own, *(theirs.keys() - own.keys()))
-        if own.get(key) != theirs.get(key)
+        f"{key} = {saved_identity.get(key)} (here {identity.get(key)})"
+        for key in (*identity, *(saved_identity.keys() - identity.keys()))
+        if identity.get(key) != saved_identity.get(key)
     ]
     if differing:
         raise ValueError(
@@ -221,7 +223,7 @@ def plain_records(records: Sequence[RoundRecord], private: bool, lengths: bool) 
     return [{**vars(r), "non_finite_clients": list(r.non_finite_clients), **hidden} for r in kept]
 
 
-class RecordsBeside:
+class RecordFile:
     """Records in a file beside the ledger's journal, a line each, so that checkpoints do not grow.
 
     A checkpoint names the file and how much of it is its own. A file that has gone on without the checkpoint
@@ -246,14 +248,14 @@ class RecordsBeside:
             self._bytes = self._crc = self.rounds = 0
         lines = [json.dumps(record).encode() + b"\n" for record in plain(self.rounds)]
         data = b"".join(lines)
-        with naming(self._path), open(self._path, "ab", opener=OWN) as file:
+        with name_file_in_errors(self._path), open(self._path, "ab", opener=OWN) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         self._bytes, self._crc = self._bytes + len(data), zlib.crc32(data, self._crc)
         self.rounds += len(lines)
 
-    def named(self, rounds: int) -> dict[str, Any] | None:
+    def describe(self, rounds: int) -> dict[str, Any] | None:
         """File, length and checksum of so many records, for a checkpoint. None if they are not in it."""
         if not rounds or rounds != self.rounds:
             return None
@@ -267,7 +269,7 @@ class RecordsBeside:
         return [RoundRecord(**{**r, "non_finite_clients": tuple(r["non_finite_clients"])}) for r in plain]
 
     def load(self, saved: Mapping[str, Any], checkpoint: object) -> list[dict[str, Any]]:
-        """Read what a checkpoint has `named`, and go on there.
+        """Read what a checkpoint has `describe`, and go on there.
 
         Raises:
             FileNotFoundError: If the file is missing.
@@ -296,7 +298,7 @@ class RecordsBeside:
 # ---- states beside parameters and buffers ------------------------------------------------------------------
 
 
-def copy_of(value: Any) -> Any:
+def clone_tensors(value: Any) -> Any:
     """A copy of containers and tensors."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
 
@@ -306,7 +308,7 @@ class SavedStates:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._before, self._settings = copy_of(_states(module)), dict(_hparams(module))
+        self._before, self._settings = clone_tensors(_states(module)), dict(_hparams(module))
 
     def check(self) -> None:
         """Refuse to go on where they have changed, and put them back.
@@ -320,7 +322,7 @@ class SavedStates:
         for part in self._module.modules():
             if isinstance(part, Metric):
                 part.reset()
-        self._module.load_state_dict(copy_of(self._before), strict=False)
+        self._module.load_state_dict(clone_tensors(self._before), strict=False)
         owner: Any = self._module
         for name in [name for name in _hparams(owner) if name not in self._settings]:
             del owner.hparams[name]
@@ -336,11 +338,11 @@ class SavedStates:
         before, now = {**self._before}, {**_states(self._module)}
         before |= {f"hparams.{name}": value for name, value in self._settings.items()}
         now |= {f"hparams.{name}": value for name, value in _hparams(self._module).items()}
-        return [name for name in {**before, **now} if not same(before.get(name), now.get(name))]
+        return [name for name in {**before, **now} if not is_same_state(before.get(name), now.get(name))]
 
 
 def _states(module: nn.Module) -> dict[str, Any]:
-    if not any(_saves_more(part) for part in module.modules()):
+    if not any(_has_extra_state(part) for part in module.modules()):
         return {}
     own = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     own |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
@@ -350,29 +352,31 @@ def _states(module: nn.Module) -> dict[str, Any]:
 def _hparams(owner: Any) -> dict[str, Any]:
     """Numbers and tensors among the hyperparameters."""
     named = dict(getattr(owner, "hparams", {}))
-    return {name: copy_of(value) for name, value in named.items() if isinstance(value, int | float | Tensor)}
+    return {
+        name: clone_tensors(value) for name, value in named.items() if isinstance(value, int | float | Tensor)
+    }
 
 
-def _saves_more(part: nn.Module) -> bool:
+def _has_extra_state(part: nn.Module) -> bool:
     if isinstance(part, Metric):
         return any(part._persistent.values())
     return type(part).get_extra_state is not nn.Module.get_extra_state
 
 
-def same(one: Any, other: Any) -> bool:
+def is_same_state(left: Any, right: Any) -> bool:
     """Do two states agree in every number, word and tensor, and in the keys of their dictionaries?"""
-    (leaves, spec), (other_leaves, other_spec) = tree_flatten(one), tree_flatten(other)
-    return bool(spec == other_spec) and all(map(_alike, leaves, other_leaves))
+    (leaves, spec), (other_leaves, other_spec) = tree_flatten(left), tree_flatten(right)
+    return bool(spec == other_spec) and all(map(_is_equal, leaves, other_leaves))
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    if type(one) is not type(other):
+def _is_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return np.array_equal(left, right)
+    if type(left) is not type(right):
         return False
-    of_a_copy: Any = type(one).__eq__
+    of_a_copy: Any = type(left).__eq__
     if of_a_copy is object.__eq__:  # by identity, which no copy has
         return True
-    return bool(one == other) or bool(one != one and other != other)  # NaN
+    return bool(left == right) or bool(left != left and right != right)  # NaN

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_fedq._lightning import callbacks_of, is_overridden, pl, rank_zero_info
+from lightning_fedq._lightning import get_callbacks, is_overridden, pl, rank_zero_info
 from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import BatchRule, LocalWork, pass_sizes
@@ -33,19 +33,19 @@ _NO_DATA = (
 )
 
 
-def check_batch_rule(rule: BatchRule, taken: BatchRule | None, local: Local) -> None:
+def check_batch_rule(rule: BatchRule, current: BatchRule | None, local: Local) -> None:
     """Refuse a rule that draws batches beside another one, for stacks of clients or for parts of a model.
 
     Args:
-        taken: Rule that draws them already.
+        current: Rule that draws them already.
 
     Raises:
         ValueError: With the cure.
     """
     name = type(rule).__name__
-    if taken is not None:
-        raise ValueError(f"{type(taken).__name__} and {name} both choose the local batches; leave one out")
-    check_one_by_one(f"{name} draws batches of different sizes for every client", local.clients_per_step)
+    if current is not None:
+        raise ValueError(f"{type(current).__name__} and {name} both choose the local batches; leave one out")
+    check_single_clients(f"{name} draws batches of different sizes for every client", local.clients_per_step)
     if local.patterns:
         raise ValueError(
             f"{name} works on all trained parameters, and local={list(local.patterns)} keeps some with "
@@ -53,29 +53,29 @@ def check_batch_rule(rule: BatchRule, taken: BatchRule | None, local: Local) -> 
         )
 
 
-def check_one_by_one(why: str, clients_per_step: int | Literal["auto"]) -> None:
+def check_single_clients(reason: str, clients_per_step: int | Literal["auto"]) -> None:
     """Refuse stacks of clients.
 
     Args:
-        why: Why there can be none, as the beginning of a sentence.
+        reason: Why there can be none, as the beginning of a sentence.
 
     Raises:
         ValueError: If it is a number of clients.
     """
     if clients_per_step not in ("auto", 1):
         raise ValueError(
-            f"{why}, so clients can't train side by side, got clients_per_step={clients_per_step}; use "
+            f"{reason}, so clients can't train side by side, got clients_per_step={clients_per_step}; use "
             "clients_per_step=1 or 'auto'"
         )
 
 
 def check_algorithm(
-    algorithm: LocalAlgorithm, trainer: pl.Trainer, rule: BatchRule | None, alike: bool
+    algorithm: LocalAlgorithm, trainer: pl.Trainer, rule: BatchRule | None, has_equal_batches: bool
 ) -> None:
     """Refuse data, optimisers and callbacks of clients that do not go with a local algorithm.
 
     Args:
-        alike: Whether every client has as many batches in a round.
+        has_equal_batches: Whether every client has as many batches in a round.
 
     Raises:
         ValueError: With the cure.
@@ -89,7 +89,7 @@ def check_algorithm(
             f"{name} counts on as many steps as there are batches, and this module takes them by hand; use "
             "automatic optimisation, or FedProx"
         )
-    if algorithm.alike and not alike:
+    if algorithm.alike and not has_equal_batches:
         raise ValueError(
             f"{name} takes as many steps of every client, and theirs differ with what they hold; say "
             "local_steps=..."
@@ -236,17 +236,20 @@ def check_limit(work: LocalWork) -> None:
     )
 
 
-def check_own_loaders(
-    own: bool, clients_per_step: int | Literal["auto"], weighting: str, held: Sequence[Tensor]
+def check_per_client_loaders(
+    has_per_client_loaders: bool,
+    clients_per_step: int | Literal["auto"],
+    weighting: str,
+    client_indices: Sequence[Tensor],
 ) -> None:
     """Refuse what clients with loaders of their own can't do.
 
     Raises:
         ValueError: If they are to train side by side, or a stream is weighted by its samples.
     """
-    if own:
-        check_one_by_one("clients have loaders of their own, or several", clients_per_step)
-    streams = [client for client, part in enumerate(held) if not len(part)]
+    if has_per_client_loaders:
+        check_single_clients("clients have loaders of their own, or several", clients_per_step)
+    streams = [client for client, part in enumerate(client_indices) if not len(part)]
     if streams and weighting == "samples":
         raise ValueError(
             f"the data of clients {in_short(streams)} are streams, whose samples nobody has counted; use "
@@ -360,11 +363,13 @@ def check_hooks(module: pl.LightningModule, statistics: Statistics | None) -> No
         )
 
 
-def check_statistics(federation: Federation, trainer: pl.Trainer, engine: RoundServer, done: int) -> None:
+def check_statistics(
+    federation: Federation, trainer: pl.Trainer, engine: RoundServer, num_finished: int
+) -> None:
     """Refuse rounds of statistics that nobody trains after, or that a claim does not count.
 
     Args:
-        done: Rounds of earlier fits of the same server.
+        num_finished: Rounds of earlier fits of the same server.
 
     Raises:
         ValueError: With the cure.
@@ -373,12 +378,12 @@ def check_statistics(federation: Federation, trainer: pl.Trainer, engine: RoundS
     check_hooks(trainer.lightning_module, statistics)
     if statistics is None or not engine.reads_statistics:
         return
-    if rounds is not None and 0 <= rounds <= statistics.rounds - done:
+    if rounds is not None and 0 <= rounds <= statistics.rounds - num_finished:
         raise ValueError(
             f"statistics take the first {statistics.rounds} rounds, and max_epochs={rounds} "
             "leaves none to train in; add them to max_epochs"
         )
-    protecting = [one for one in callbacks_of(trainer) if getattr(one, "protects_samples", False)]
+    protecting = [one for one in get_callbacks(trainer) if getattr(one, "protects_samples", False)]
     if protecting or federation.batch_rule is not None:
         name = type(protecting[0] if protecting else federation.batch_rule).__name__
         raise ValueError(
@@ -397,7 +402,7 @@ def check_averaging(trainer: pl.Trainer, module: nn.Module) -> None:
         name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
     ]
     kind = pl.callbacks.StochasticWeightAveraging
-    if norms and any(isinstance(callback, kind) for callback in callbacks_of(trainer)):
+    if norms and any(isinstance(callback, kind) for callback in get_callbacks(trainer)):
         raise ValueError(
             "StochasticWeightAveraging ends with a pass over the training data for the statistics of "
             f"{', '.join(norms)}, which would look at all clients' data past the mechanism; use "

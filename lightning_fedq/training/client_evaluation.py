@@ -30,7 +30,7 @@ from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.data.columns import as_tensors
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.sampling import in_short
-from lightning_fedq.reports.runs import mode_of
+from lightning_fedq.reports.runs import metric_mode
 from lightning_fedq.rounds import RoundServer
 from lightning_fedq.training.client_metrics import log_values
 from lightning_fedq.training.rank_group import RankGroup
@@ -60,7 +60,7 @@ class Spread:
     not_measured: int = 0
 
     @classmethod
-    def of(cls, name: str, values: Tensor) -> Spread:
+    def summarise(cls, name: str, values: Tensor) -> Spread:
         """Summarise a metric.
 
         Args:
@@ -71,7 +71,7 @@ class Spread:
         lacking = len(values) - len(known)
         if not len(known):
             return cls(math.nan, math.nan, math.nan, lacking)
-        worst = known.sort(descending=mode_of(name) == "min").values[: max(1, -(-len(known) // 10))]
+        worst = known.sort(descending=metric_mode(name) == "min").values[: max(1, -(-len(known) // 10))]
         return cls(float(known.mean()), float(worst.mean()), float(known.std(correction=0)), lacking)
 
 
@@ -100,7 +100,7 @@ class EvaluatedClients:
         if metric not in found:
             known = [f"{name} of the {model} model" for model, names in self.values.items() for name in names]
             raise KeyError(f"clients did not measure {metric} of the {model} model, but {', '.join(known)}")
-        return Spread.of(metric, found[metric])
+        return Spread.summarise(metric, found[metric])
 
     def metrics(self) -> dict[str, float]:
         """All summaries by the names under which they are logged, such as `clients/val_acc_mean`.
@@ -123,21 +123,21 @@ class EvaluatedClients:
     def plain(self) -> dict[str, Any]:
         """In the types of JSON: the summaries, and every client's value, None where it was not measured."""
         by_client = {
-            f"{PREFIX[model]}/{name}": [known(value) for value in values.tolist()]
+            f"{PREFIX[model]}/{name}": [none_if_nan(value) for value in values.tolist()]
             for model, found in self.values.items()
             for name, values in found.items()
         }
         some = {} if self.clients is None else {"clients": list(self.clients)}
-        summaries = {name: known(value) for name, value in self.metrics().items()}
+        summaries = {name: none_if_nan(value) for name, value in self.metrics().items()}
         return {"round": self.round + 1, **summaries, "by_client": by_client, **some}
 
 
-def known(value: float) -> float | None:
+def none_if_nan(value: float) -> float | None:
     """A number, or None where it was not measured."""
     return None if math.isnan(value) else value
 
 
-def by_metric(rows: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
+def stack_metrics(rows: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
     """Values `(clients,)` of each metric that some client has logged, NaN where one has not.
 
     Args:
@@ -187,12 +187,12 @@ class ClientEvaluator:
         Raises:
             ValueError: If no client logs a metric.
         """
-        models: list[Model] = ["global", "personal"] if self._worker.vector.own.names else ["global"]
-        return EvaluatedClients(round, {model: self._of_all(model, round) for model in models})
+        models: list[Model] = ["global", "personal"] if self._worker.vector.personal.names else ["global"]
+        return EvaluatedClients(round, {model: self._measure_all(model, round) for model in models})
 
     @property
     def _num_clients(self) -> int:
-        of_each = self._settings.of_each
+        of_each = self._settings.client_datasets
         return len(self._parts) if of_each is None else len(of_each)
 
     def check_sizes(self) -> None:
@@ -201,7 +201,7 @@ class ClientEvaluator:
         Raises:
             ValueError: If that is everybody.
         """
-        of_each = self._settings.of_each
+        of_each = self._settings.client_datasets
         given = self._parts if of_each is None else of_each
         empty = [client for client, part in enumerate(given) if hasattr(part, "__len__") and not len(part)]
         if len(empty) == len(given):
@@ -212,18 +212,18 @@ class ClientEvaluator:
         if empty:
             rank_zero_info(f"clients {in_short(empty)} have no held-out samples and are not measured")
 
-    def _of_client(self, client: int, model: Model, round: int) -> dict[str, float]:
+    def _measure_client(self, client: int, model: Model, round: int) -> dict[str, float]:
         batches, seed = self._batches(client), self._seed_of(round, client)
         return self._worker.evaluate(client, batches, seed, personal=model == "personal")
 
-    def _of_all(self, model: Model, round: int) -> dict[str, Tensor]:
+    def _measure_all(self, model: Model, round: int) -> dict[str, Tensor]:
         rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
-        found = {c: self._of_client(c, model, round) for c in range(rank, self._num_clients, ranks)}
+        found = {c: self._measure_client(c, model, round) for c in range(rank, self._num_clients, ranks)}
         self._worker.fit.end_round()
         if self._ranks is not None:
             shares = self._ranks.gather(found, f"the measurement of the {model} model")
             found = {client: row for share in shares for client, row in share.items()}
-        values = by_metric([found[client] for client in range(self._num_clients)])
+        values = stack_metrics([found[client] for client in range(self._num_clients)])
         if not values:
             raise ValueError(
                 "evaluate_clients needs a validation_step that logs metrics, and no client has logged any; "
@@ -239,10 +239,10 @@ class ClientEvaluator:
             for indices in torch.split(self._parts[client], loader.batch_size)[:most]:
                 yield loader.fetch(indices), len(indices)
             return
-        of_each = self._settings.of_each
-        given: Any = self._settings.dealt if of_each is None else of_each[client]
+        of_each = self._settings.client_datasets
+        given: Any = self._settings.partitioned if of_each is None else of_each[client]
         if of_each is None:
-            part = Subset(as_tensors(self._settings.dealt_set), self._parts[client].tolist())
+            part = Subset(as_tensors(self._settings.partitioned_dataset), self._parts[client].tolist())
             own = isinstance(given, DataLoader) and given.batch_size is not None
             given = DataLoader(part, given.batch_size, collate_fn=given.collate_fn) if own else part
         if not isinstance(given, DataLoader):  # batched as the training data are
@@ -251,7 +251,7 @@ class ClientEvaluator:
             yield batch, pl.utilities.data.extract_batch_size(batch)
 
 
-def where_it_went(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
+def describe_evaluation_outputs(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
     """Where measurements by client went, as a line of a privacy page. "" if there are none."""
     if not evaluations:
         return ""
@@ -292,7 +292,7 @@ def check_released(engine: RoundServer, aborted: str) -> None:
     )
 
 
-def show_statistic(module: Any, mean: Tensor) -> None:
+def pass_statistic_to_module(module: Any, mean: Tensor) -> None:
     """Hand a released mean to the module, which keeps it in buffers or begins its parameters with it."""
     with torch.no_grad():
         module.on_statistics(mean.to(module.device, torch.float32))
@@ -302,13 +302,13 @@ def release(module: pl.LightningModule, engine: RoundServer) -> None:
     """After the last round of statistics: hand the mean to the user's module, and say how exact it is."""
     if (mean := engine.statistic) is None:
         return
-    show_statistic(module, mean)
+    pass_statistic_to_module(module, mean)
     std = engine.statistic_std
     noise = "their noise is not known" if std is None else f"noise of {std:.2g} each"
     rank_zero_info(f"statistics: {len(mean)} numbers released, {noise}")
 
 
-def said_of(engine: RoundServer) -> str:
+def describe_statistics_outputs(engine: RoundServer) -> str:
     """Line of a privacy page on what rounds of statistics have let out. "" if nothing."""
     if engine.statistics is None or not engine.released:
         return ""

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
@@ -40,18 +40,18 @@ class _Logged(_results._ResultMetric):  # type: ignore[misc]
         return self if there else super().to(device, *args, **kwargs)
 
 
-class ToldResults(_results._ResultCollection):  # type: ignore[misc]
+class ObservedResults(_results._ResultCollection):  # type: ignore[misc]
     """Lightning's collection of logged values, which tells who wants to know what is logged.
 
     Args:
         training: Whether these are metrics of training, not of validation.
-        tell: Called with name and value of each before it is logged.
+        on_log: Called with name and value of each before it is logged.
         reduce: How values of several ranks become one, whoever logs; None is that of the Trainer that logs.
     """
 
-    def __init__(self, training: bool, tell: Callable[[str, Any], None], reduce: Any = None) -> None:
+    def __init__(self, training: bool, on_log: Callable[[str, Any], None], reduce: Any = None) -> None:
         super().__init__(training)
-        self.tell, self._reduce = tell, reduce
+        self.tell, self._reduce = on_log, reduce
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Keep a new value."""
@@ -71,15 +71,15 @@ ClientMetricsChoice = Literal["local", "shared", "none"]
 _EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"
 
 
-def claims_something(mechanism: Mechanism, context: RoundContext) -> bool:
+def has_claim(mechanism: Mechanism, context: RoundContext) -> bool:
     """Does a mechanism protect clients against anybody?"""
     return any(not isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
 
 
-def claims(engine: RoundEngine) -> bool:
+def has_claims(engine: RoundEngine) -> bool:
     """Are keys secret, and is something claimed of the round to come?"""
-    context = engine.context(engine.coming_plan())
-    return not isinstance(engine.keys, SeededKeys) and claims_something(engine.mechanism, context)
+    context = engine.context(engine.next_plan())
+    return not isinstance(engine.keys, SeededKeys) and has_claim(engine.mechanism, context)
 
 
 def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bool = False) -> None:
@@ -91,7 +91,7 @@ def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bo
         module.log(name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
 
-def protecting_samples(callbacks: Iterable[object]) -> list[Any]:
+def sample_protectors(callbacks: Iterable[object]) -> list[Any]:
     """Callbacks that claim privacy for the samples that clients train on: `protects_samples` says so."""
     return [one for one in callbacks if getattr(one, "protects_samples", False)]
 
@@ -112,15 +112,15 @@ def watch_training_log(trainer: pl.Trainer, undo: Undo) -> None:
         seen.add(name)
         why = "which training logs, without noise: no epsilon covers {}; {} a metric of the validation"
         of_files = why.format("the files' names, which checkpoints hold", "take")
-        for who, monitor in monitors_of(trainer):
-            if monitor in forks(name):
+        for who, monitor in find_monitors(trainer):
+            if monitor in metric_forks(name):
                 raise ValueError(f"{who} watches {monitor!r}, {why.format('what it decides', 'watch')}")
-        for who, metric in in_file_names(trainer):
-            if metric in forks(name):
+        for who, metric in find_file_name_metrics(trainer):
+            if metric in metric_forks(name):
                 raise ValueError(f"{who} names its files by {metric!r}, {of_files}")
 
     loop: Any = trainer.fit_loop.epoch_loop
-    undo.replace(loop, "_results", ToldResults(True, look))
+    undo.replace(loop, "_results", ObservedResults(True, look))
 
 
 def check_spikes(trainer: pl.Trainer) -> None:
@@ -129,7 +129,7 @@ def check_spikes(trainer: pl.Trainer) -> None:
     Raises:
         ValueError: Naming the callback.
     """
-    for callback in callbacks_of(trainer):
+    for callback in get_callbacks(trainer):
         if isinstance(callback, pl.callbacks.SpikeDetection):
             raise ValueError(
                 f"{type(callback).__name__} ends the run by the exact losses of training steps, and its "
@@ -138,9 +138,9 @@ def check_spikes(trainer: pl.Trainer) -> None:
             )
 
 
-def monitors_of(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+def find_monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
     """Who decides by which metric."""
-    for callback in callbacks_of(trainer):
+    for callback in get_callbacks(trainer):
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and not isinstance(callback, pl.callbacks.ProgressBar):
             yield type(callback).__name__, monitor
@@ -149,9 +149,9 @@ def monitors_of(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
             yield type(config.scheduler).__name__, config.monitor
 
 
-def in_file_names(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+def find_file_name_metrics(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
     """Who names files by which metric: `ModelCheckpoint(filename="{epoch}-{loss:.2f}")`."""
-    for callback in callbacks_of(trainer):
+    for callback in get_callbacks(trainer):
         for template in (
             getattr(callback, "filename", None),
             getattr(callback, "CHECKPOINT_NAME_LAST", None),
@@ -161,30 +161,30 @@ def in_file_names(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
                     yield type(callback).__name__, metric
 
 
-def forks(name: str) -> tuple[str, str, str]:
+def metric_forks(name: str) -> tuple[str, str, str]:
     """A metric's name, and those that Lightning makes of it."""
     return name, f"{name}_step", f"{name}_epoch"
 
 
-def check_exact_monitors(trainer: pl.Trainer, lengths_tell: bool) -> None:
+def check_exact_monitors(trainer: pl.Trainer, has_revealing_lengths: bool) -> None:
     """Refuse to choose a private run's model, or to name its files, by what only a simulation knows.
 
     Checkpoints keep such scores and names.
 
     Args:
-        lengths_tell: Whether lengths of messages are refused, too.
+        has_revealing_lengths: Whether lengths of messages are refused, too.
 
     Raises:
         ValueError: Naming who watches what.
     """
-    exact = (_EXACT, _LENGTHS) if lengths_tell else _EXACT
-    for who, metric in in_file_names(trainer):
+    exact = (_EXACT, _LENGTHS) if has_revealing_lengths else _EXACT
+    for who, metric in find_file_name_metrics(trainer):
         if metric.startswith(exact):
             raise ValueError(
                 f"{who} names its files by {metric!r}, which is made of the clients' exact updates: names, "
                 "and checkpoints, which hold them, would tell it without noise; leave it out, or use a seed"
             )
-    for who, monitor in monitors_of(trainer):
+    for who, monitor in find_monitors(trainer):
         if monitor.startswith(exact):
             raise ValueError(
                 f"{who} watches {monitor!r}, which is made of the clients' exact updates: the model and its "
@@ -192,7 +192,7 @@ def check_exact_monitors(trainer: pl.Trainer, lengths_tell: bool) -> None:
             )
 
 
-def choose(
+def choose_metrics_policy(
     choice: ClientMetricsChoice | None, trainer: pl.Trainer, engine: RoundEngine
 ) -> ClientMetricsChoice:
     """Policy for clients' metrics.
@@ -201,7 +201,7 @@ def choose(
     """
     if choice is not None:
         return choice
-    if not (claims(engine) or protecting_samples(callbacks_of(trainer))):
+    if not (has_claims(engine) or sample_protectors(get_callbacks(trainer))):
         return "shared"
     rank_zero_info(
         "what self.log says in training stays with the clients (client_metrics='local'), because this run "
@@ -220,7 +220,7 @@ def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
         logger.save()
 
 
-class Logged(NamedTuple):
+class RankMetrics(NamedTuple):
     """Record of what one rank's clients have logged in a round.
 
     Args:
@@ -237,7 +237,7 @@ class ClientMetrics:
     """Collects what clients log.
 
     Args:
-        choice: "shared" logs as usual, "none" drops, "local" keeps for `take` and logs nothing.
+        choice: "shared" logs as usual, "none" drops, "local" keeps for `pop_metrics` and logs nothing.
 
     Attributes:
         names: Names of what clients have logged, in order.
@@ -248,11 +248,11 @@ class ClientMetrics:
         self.choice, self.keep = choice, False
         self.names: dict[str, None] = {}
         self._trainer, self._ranks = trainer, ranks
-        self._elsewhere: set[str] = set()
+        self._validation_names: set[str] = set()
         self._checked: set[str] = set()
         self._sums: dict[int, dict[str, tuple[float, int]]] = {}
         self._shared: dict[Any, Any] = {}
-        self._results = ToldResults(True, lambda name, value: None, trainer.strategy.reduce)
+        self._results = ObservedResults(True, lambda name, value: None, trainer.strategy.reduce)
         if self.shared:
             trainer.fit_loop.epoch_loop._results = self._results
 
@@ -261,9 +261,9 @@ class ClientMetrics:
         """Does it all go where it would go anyway?"""
         return self.choice == "shared"
 
-    def elsewhere(self, name: str, value: Any) -> None:
+    def note_validation_metric(self, name: str, value: Any) -> None:
         """Note that validation logs a metric, which may be watched then."""
-        self._elsewhere.add(name)
+        self._validation_names.add(name)
 
     def check_watched(self) -> None:
         """Refuse, before anybody trains, what decides by metrics that clients are known to log.
@@ -287,8 +287,8 @@ class ClientMetrics:
             why, cure = "each rank those of its own clients", ""
         else:
             return
-        for who, monitor in monitors_of(self._trainer):
-            if monitor in forks(name) and monitor not in self._elsewhere:
+        for who, monitor in find_monitors(self._trainer):
+            if monitor in metric_forks(name) and monitor not in self._validation_names:
                 raise ValueError(
                     f"{who} watches {monitor!r}, which clients log in training, {why}; watch a metric of the "
                     f"validation{cure}"
@@ -304,11 +304,11 @@ class ClientMetrics:
         """Let a client's Trainer log where it is to."""
         loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
         if not self.shared:
-            loop._results = ToldResults(True, partial(self._of_client, clients))
+            loop._results = ObservedResults(True, partial(self._log_client_metric, clients))
             return
         home = self._trainer
         loop._results = self._results
-        self._results.tell = self._of_round
+        self._results.tell = self._log_round_metric
         connector._callback_metrics = home._logger_connector._callback_metrics
         connector._logged_metrics = home._logger_connector._logged_metrics
         connector._progress_bar_metrics = home._logger_connector._progress_bar_metrics
@@ -318,7 +318,7 @@ class ClientMetrics:
         """Clients log no more in this round."""
         self._results.tell = lambda name, value: None
 
-    def _of_round(self, name: str, value: Any) -> None:
+    def _log_round_metric(self, name: str, value: Any) -> None:
         if self._ranks is not None and isinstance(value, nn.Module):
             raise ValueError(
                 f"{name!r} is a metric object that clients update in training, and every rank's own has seen "
@@ -328,7 +328,7 @@ class ClientMetrics:
         self.names.setdefault(name)
         self._check(name)
 
-    def _of_client(self, clients: tuple[int, ...], name: str, value: Any) -> None:
+    def _log_client_metric(self, clients: tuple[int, ...], name: str, value: Any) -> None:
         self.names.setdefault(name)
         self._check(name)
         if isinstance(value, nn.Module):
@@ -352,7 +352,7 @@ class ClientMetrics:
 
     # ---- ranks --------------------------------------------------------------------------------------
 
-    def of_rank(self) -> Logged | None:
+    def rank_metrics(self) -> RankMetrics | None:
         """Record of what this rank's clients have logged in a round. None if nothing is shared."""
         self._shared = {}
         if not self.shared:
@@ -366,14 +366,14 @@ class ClientMetrics:
             key: (_plain(result.value), _plain(result.cumulated_batch_size))
             for key, result in self._shared.items()
         }
-        return Logged(own, self.names)
+        return RankMetrics(own, self.names)
 
-    def of_all_ranks(self, everybody: Sequence[Logged | None]) -> None:
+    def merge_ranks(self, rank_metrics: Sequence[RankMetrics | None]) -> None:
         """Let what clients have logged in a round be that of all ranks: its mean, or what reduces it.
 
         A rank none of whose clients has logged a metric goes without; rank 0 has clients if any rank has.
         """
-        logged = [part for part in everybody if part is not None]
+        logged = [part for part in rank_metrics if part is not None]
         for part in logged:
             self.names |= part.names
         for key, result in self._shared.items():
@@ -386,7 +386,7 @@ class ClientMetrics:
             result.cumulated_batch_size = size.to(result.cumulated_batch_size)
             result._computed = None
 
-    def take(self) -> dict[int, dict[str, float]]:
+    def pop_metrics(self) -> dict[int, dict[str, float]]:
         """Metrics that each client has logged since the round began: the mean of each over its batches."""
         taken = {
             client: {name: total / count for name, (total, count) in own.items()}

@@ -27,20 +27,20 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.clock import Clock
 from lightning_fedq.clients.fit import Client, ClientFit
-from lightning_fedq.clients.forks import in_fork
+from lightning_fedq.clients.forks import run_in_fork
 from lightning_fedq.clients.hooks import call_start_hooks, trains_with_clients
-from lightning_fedq.clients.measuring import statistics_of
+from lightning_fedq.clients.measurement import compute_statistics
+from lightning_fedq.clients.snapshot import NotCopyableError
 from lightning_fedq.clients.stale import is_user_s, stale_hooks
-from lightning_fedq.clients.vector import Rehearsed, Vector, changed_of
+from lightning_fedq.clients.vector import ChangedTensors, Vector, find_changed
 from lightning_fedq.clients.worker import ClientWorker
-from lightning_fedq.clients.world import NotCarriedError
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.data.generator_turns import own_draws
+from lightning_fedq.data.generator_turns import preserve_generators
 from lightning_fedq.data.loader import ClientLoader
-from lightning_fedq.data.own_loaders import OwnClientLoader
+from lightning_fedq.data.per_client_loaders import PerClientRoundLoader
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.functional.batch_stack import map_tensors
-from lightning_fedq.training.client_metrics import ToldResults
+from lightning_fedq.training.client_metrics import ObservedResults
 
 T = TypeVar("T")
 Change = Callable[[Any], Any]
@@ -79,7 +79,7 @@ class DryWorker(ClientWorker):
         self.names: dict[str, None] = {}
         self._look: Callable[[Client], object] = lambda client: None
 
-    def aside(self, work: Callable[[], T]) -> T:
+    def run_in_fork(self, work: Callable[[], T]) -> T:
         """Do something in a fork in which all hooks of the start have run, else here.
 
         Args:
@@ -92,7 +92,7 @@ class DryWorker(ClientWorker):
             self._start()
             return work()
 
-        return in_fork(begun)
+        return run_in_fork(begun)
 
     def _start(self) -> None:
         """Call the hooks of the start that are still to come on the user's own objects. In a fork."""
@@ -108,26 +108,26 @@ class DryWorker(ClientWorker):
         self._owner = None
         call_start_hooks(home, called, behind)
 
-    def begun(self, seed: int, clients: Sequence[int] = ()) -> Client:
+    def start_client(self, seed: int, clients: Sequence[int] = ()) -> Client:
         """A client's copy that is about to train."""
         client = self.fit.copy(seed, clients, alone=True)
         if self._owner is not None:
             own = [one for one in self.trainer.callbacks if trains_with_clients(one) or one is self._owner]
             number = next(n for n, one in enumerate(own) if one is self._owner)
             call_start_hooks(client.trainer, client.callbacks, client.callbacks[number:])
-        self.vector.hold_statistics(client.module)
+        self.vector.freeze_statistics(client.module)
         return client
 
     def _copy(self, stack: Stack) -> Client:
-        client = self.begun(stack.training_seed, stack.clients)
+        client = self.start_client(stack.training_seed, stack.clients)
         names = self.names
         # values refer to themselves, so that the Trainer's own way to reduce them would keep the client
         reduce = lambda value, *args, **kwargs: value  # noqa: E731
-        results = ToldResults(True, lambda name, value: names.setdefault(name), reduce)
+        results = ObservedResults(True, lambda name, value: names.setdefault(name), reduce)
         client.trainer.fit_loop.epoch_loop._results = results
         return client
 
-    def _look_at_rest(self, client: Client, before: Mapping[str, Tensor] | None) -> None:
+    def _check_unsent_tensors(self, client: Client, before: Mapping[str, Tensor] | None) -> None:
         self._look(client)
 
     def try_out(
@@ -153,8 +153,8 @@ class DryWorker(ClientWorker):
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         self._look = look
         try:
-            with own_draws():
-                batches: Any = chain.from_iterable(loader.of_stack(stack) for _ in range(passes))
+            with preserve_generators():
+                batches: Any = chain.from_iterable(loader.stack_batches(stack) for _ in range(passes))
                 batches = batches if change is None else map(change, batches)
                 short = replace(stack, batch_sizes=(passes * stack.batch_sizes)[:most])
                 update = self.train(short, batches, weights).updates[0]
@@ -165,16 +165,16 @@ class DryWorker(ClientWorker):
         return update
 
     def statistics(self, stack: Stack, most: int, size: int, change: Change | None = None) -> Tensor:
-        """Vector of a client's first batches, `(size,)`, see `statistics_of`.
+        """Vector of a client's first batches, `(size,)`, see `compute_statistics`.
 
         Args:
             size: Numbers that are expected.
             change: What becomes of a batch before it is looked at; None is itself.
         """
-        with own_draws():
-            batches: Any = islice(self._loader().of_stack(stack), most)
+        with preserve_generators():
+            batches: Any = islice(self._loader().stack_batches(stack), most)
             batches = batches if change is None else map(change, batches)
-            return statistics_of(self.fit, stack, batches, size)
+            return compute_statistics(self.fit, stack, batches, size)
 
 
 class _Silent:
@@ -198,11 +198,11 @@ def silence(trainer: Any) -> None:
     trainer.loggers = silent
 
 
-def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:
+def first_clients(round_stacks: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:
     """The first clients to train, fewer where chance leaves that many out of the first hundred rounds."""
     found: dict[tuple[int, ...], Stack] = {}
     for round in range(_ROUNDS):
-        for stack in stacks_of(round):
+        for stack in round_stacks(round):
             if stack.clients and len(found) < number:
                 found.setdefault(stack.clients, stack)
         if len(found) == number:
@@ -213,7 +213,7 @@ def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> l
 # ---- a client's first steps --------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
+class TrialFindings(NamedTuple):
     """Record of a client's first steps.
 
     Args:
@@ -225,7 +225,7 @@ class Found(NamedTuple):
         names: Names of the metrics that were logged.
     """
 
-    rehearsed: Rehearsed
+    rehearsed: ChangedTensors
     failure: str = ""
     moved: bool = True
     stale: str = ""
@@ -257,7 +257,7 @@ class Found(NamedTuple):
             )
 
 
-def first_steps(worker: DryWorker, clients: Sequence[Stack]) -> Found:
+def first_steps(worker: DryWorker, clients: Sequence[Stack]) -> TrialFindings:
     """Let a client train two steps.
 
     Where that fails it will fail again in the first round, by the user's own error. Until then the layers
@@ -268,34 +268,34 @@ def first_steps(worker: DryWorker, clients: Sequence[Stack]) -> Found:
         clients: The one that tries. None leaves it to the layers.
 
     Raises:
-        NotCarriedError: If something in the fit has no bytes.
+        NotCopyableError: If something in the fit has no bytes.
     """
     module = worker.trainer.lightning_module
-    by_layers = Rehearsed.by_layers(module)
+    by_layers = ChangedTensors.from_layers(module)
     if not clients:
-        return Found(by_layers, "nobody trains in a hundred rounds")
-    seen = Found(by_layers)
+        return TrialFindings(by_layers, "nobody trains in a hundred rounds")
+    seen = TrialFindings(by_layers)
 
     def look(client: Client) -> None:
         nonlocal seen
         trained = [name for name, parameter in client.module.named_parameters() if parameter.requires_grad]
-        moved = bool(changed_of(module, client.module, trained))
-        seen = Found(Rehearsed.of(module, client.module), moved=moved, names=worker.names)
+        moved = bool(find_changed(module, client.module, trained))
+        seen = TrialFindings(ChangedTensors.compare(module, client.module), moved=moved, names=worker.names)
         if not worker.no_forks:  # hooks of the end can be tried
-            with own_draws():
-                before = worker.begun(clients[0].training_seed, clients[0].clients)
+            with preserve_generators():
+                before = worker.start_client(clients[0].training_seed, clients[0].clients)
             stale, raised = stale_hooks(client, before)
             seen = seen._replace(stale=stale, raised=raised)
 
     try:
         # two steps, of one batch twice if need be: what follows the weights does not change in the first
         worker.try_out(clients[0], 2 * int(module.trainer.accumulate_grad_batches), look, again=True)
-    except NotCarriedError:
+    except NotCopyableError:
         raise
     except Exception as error:
         if worker.vector.uncarried and worker.vector.mode == "share" and not worker.no_forks:
             raise
-        return Found(by_layers, _in_a_line(error))
+        return TrialFindings(by_layers, _in_a_line(error))
     return seen
 
 
@@ -309,7 +309,7 @@ def check_statistics(worker: DryWorker, stack: Stack, size: int) -> None:
     Raises:
         ValueError: If it is of another shape, or not finite. What the hook itself raises goes on.
     """
-    vector = worker.aside(lambda: worker.statistics(stack, len(stack.batch_sizes), size))
+    vector = worker.run_in_fork(lambda: worker.statistics(stack, len(stack.batch_sizes), size))
     if not bool(torch.isfinite(vector).all()):
         raise ValueError(
             f"client_statistics of client {stack.clients[0]} returned numbers that are not finite; divide by "
@@ -320,18 +320,18 @@ def check_statistics(worker: DryWorker, stack: Stack, size: int) -> None:
 # ---- the smallest batch ------------------------------------------------------------------------------------
 
 
-def smallest_of(loader: ClientLoader, sizes: Sequence[tuple[int, ...]]) -> list[int | None]:
+def smallest_batches(loader: ClientLoader, sizes: Sequence[tuple[int, ...]]) -> list[int | None]:
     """Samples of each client's smallest batch, None where nobody knows.
 
     Args:
         sizes: Batch sizes of each client in a round, by its share of one loader.
     """
-    if not isinstance(loader, OwnClientLoader):
+    if not isinstance(loader, PerClientRoundLoader):
         return [min(own, default=None) for own in sizes]
-    return [_smallest_of_own(own, len(steps)) for own, steps in zip(loader.passes, sizes, strict=True)]
+    return [_smallest_loader_batch(own, len(steps)) for own, steps in zip(loader.passes, sizes, strict=True)]
 
 
-def _smallest_of_own(loader: Any, steps: int) -> int | None:
+def _smallest_loader_batch(loader: Any, steps: int) -> int | None:
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return None
     samples, size = len(loader.sampler), loader.batch_sampler.batch_size  # type: ignore[arg-type]
@@ -349,16 +349,16 @@ class _Cut:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def of_stack(self, stack: Stack) -> Iterator[Any]:
+    def stack_batches(self, stack: Stack) -> Iterator[Any]:
         """Yield the first samples of each batch."""
-        for batch in self._loader.of_stack(stack):
+        for batch in self._loader.stack_batches(stack):
             yield map_tensors(lambda t: t[: self._size] if t.dim() else t, batch)
 
 
 def check_smallest(
     worker: DryWorker,
     loader: ClientLoader,
-    held: Sequence[Tensor],
+    client_indices: Sequence[Tensor],
     sizes: Sequence[tuple[int, ...]],
     tried: Stack,
 ) -> None:
@@ -370,9 +370,9 @@ def check_smallest(
     Raises:
         ValueError: Naming the clients, with the cure.
     """
-    found = smallest_of(loader, sizes)
+    found = smallest_batches(loader, sizes)
     smallest = min((size for size in found if size), default=0)
-    if isinstance(loader, OwnClientLoader):
+    if isinstance(loader, PerClientRoundLoader):
         largest = max(
             (one.batch_size or 0 for one in loader.passes if isinstance(one, DataLoader)), default=0
         )
@@ -385,11 +385,11 @@ def check_smallest(
     def failure(size: int) -> str:
         """First line of what goes wrong on a batch of so many samples. Empty if nothing does."""
         source: Any = loader
-        if isinstance(loader, OwnClientLoader):
+        if isinstance(loader, PerClientRoundLoader):
             stack, source = Stack(tried.clients, (1,), tried.training_seed, ()), _Cut(loader, size)
         else:
             owner = next(c for c, own in enumerate(sizes) if size in own)
-            drawn = (held[owner][:size],)
+            drawn = (client_indices[owner][:size],)
             stack = Stack((owner,), (size,), tried.training_seed, (), drawn)
         broken = list[str]()
 
@@ -399,7 +399,7 @@ def check_smallest(
 
         try:
             worker.try_out(stack, 1, look, loader=source)
-        except NotCarriedError:
+        except NotCopyableError:
             raise
         except Exception as error:
             return _in_a_line(error)
@@ -409,7 +409,7 @@ def check_smallest(
         first = failure(smallest)
         return "" if not first or failure(largest) else first
 
-    if first := worker.aside(only_smallest):
+    if first := worker.run_in_fork(only_smallest):
         raise ValueError(
             f"the last batch of clients {in_short(clients)} has {smallest} of {largest} samples, and "
             f"training on it fails ({first}); use drop_last=True in the DataLoader, which leaves these out, "

@@ -17,56 +17,56 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
-from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
-from lightning_fedq.clients.forks import why_no_forks
-from lightning_fedq.clients.hooks import say_who_is_copied
-from lightning_fedq.clients.personal import say_what_stays
+from lightning_fedq.algorithms.byzantine.counting import count_byzantine
+from lightning_fedq.clients.forks import find_fork_obstacle
+from lightning_fedq.clients.hooks import report_copied_callbacks
+from lightning_fedq.clients.personal import report_personal_parameters
 from lightning_fedq.clients.stack_size import choose_clients_per_step
 from lightning_fedq.clients.stale import untried
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members, Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
-from lightning_fedq.training.accounts import RunFigures, delta_of, run_to_charge
+from lightning_fedq.training.accounts import RunFigures, choose_delta, run_to_charge
 from lightning_fedq.training.checkpoints import (
-    RecordsBeside,
+    RecordFile,
     keep_journal,
     keep_journal_of_checkpoint,
     plain_records,
-    say_at_start,
+    report_key_source,
 )
 from lightning_fedq.training.checks import check_algorithm, check_cohorts_last, check_memory, check_statistics
 from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients, check_released
 from lightning_fedq.training.client_metrics import (
     ClientMetricsChoice,
     check_exact_monitors,
-    choose,
-    claims,
-    claims_something,
+    choose_metrics_policy,
+    has_claim,
+    has_claims,
 )
 from lightning_fedq.training.dry_round import first_clients
-from lightning_fedq.training.isolation import IsolationTrial, said
+from lightning_fedq.training.isolation import IsolationTrial, describe_trial
 from lightning_fedq.training.loops import average_by_rounds
 from lightning_fedq.training.population import Population, SimulatedClients
-from lightning_fedq.training.privacy_target import KeptTarget
+from lightning_fedq.training.privacy_target import CalibratedTarget
 from lightning_fedq.training.ranks import (
     OtherRankStoppedError,
     RankEngine,
     agree_on_start,
     idle_cores,
-    say_who_is_idle,
+    warn_idle_ranks,
 )
 from lightning_fedq.training.round import ClientSide, Rounds, RoundStart
-from lightning_fedq.training.said import (
-    clocks,
-    lengths_tell,
-    log_round,
-    say_what_noise_does,
-    warn_of,
-    warn_of_noise,
-)
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.settings import Federation, check_broadcast, check_modulus
+from lightning_fedq.training.user_messages import (
+    describe_timing,
+    has_revealing_lengths,
+    log_round,
+    report_noised_statistics,
+    warn_of_noise,
+    warn_round_failures,
+)
 
 
 class FederatedFit(Rounds):
@@ -94,7 +94,7 @@ class FederatedFit(Rounds):
     def __init__(
         self,
         federation: Federation,
-        target: KeptTarget | None,
+        target: CalibratedTarget | None,
         trainer: pl.Trainer,
         module: pl.LightningModule,
         population: Population,
@@ -105,48 +105,52 @@ class FederatedFit(Rounds):
         self._federation, self._trainer, self.population = federation, trainer, population
         self._target = target
         self._process = os.getpid()
-        self._schedule, self._is_checked = population.holdings.schedule, False
+        self._schedule, self._is_checked = population.partitioned_data.schedule, False
         self.start: RoundStart | None = None
         self.given_up: RoundStart | None = None
         self.figures: RunFigures | None = None
         self._steps: range | None = range(0)
-        self._no_forks, self._beside = why_no_forks(trainer), RecordsBeside()
-        self.isolation = said(None) if isinstance(population, SimulatedClients) else ""
-        saved, ranks, to_try = loaded or {}, population.ranks, population.to_try()
+        self._no_forks, self._beside = find_fork_obstacle(trainer), RecordFile()
+        self.isolation = describe_trial(None) if isinstance(population, SimulatedClients) else ""
+        saved, ranks, to_try = loaded or {}, population.ranks, population.trial_stacks()
         self.side = ClientSide(
             trainer,
             federation.local,
-            population.holdings,
+            population.partitioned_data,
             population.loader,
             federation.batch_rule,
             federation,
             self._no_forks,
             to_try,
-            Members.of(saved["members"]) if "members" in saved else None,
+            Members.from_plain(saved["members"]) if "members" in saved else None,
         )
         if to_try:
             self.side.check_smallest(to_try[0])
-        self.averages = untried(trainer, self._why_untried(), self.side.found.raised)
+        self.averages = untried(trainer, self._find_trial_obstacle(), self.side.findings.raised)
         if self.averages:
             rank_zero_info(self.averages)
         self.vector = self.side.vector
         if target is not None:
             target.begin(federation, trainer, sum(self.vector.segments), saved.get("calibration"))
         self.identity = federation.identity()
-        population.coming = self.coming_stacks
-        last = before if before is not None and loaded is None and before._is_at(self.vector) else None
+        population.coming = self.next_stacks
+        last = (
+            before if before is not None and loaded is None and before._matches_model(self.vector) else None
+        )
         self.records: list[RoundRecord] = [] if last is None else last.records
         self.client_evaluations: list[EvaluatedClients] = [] if last is None else last.client_evaluations
-        self.engine: RoundEngine = self._new_server(loaded) if last is None else self._old_server(last)
-        self.vector.own.go_on(None if last is None else last.vector.own, saved.get("own"), loaded is not None)
-        say_what_stays(self.vector.members.local, module)
+        self.engine: RoundEngine = self._make_server(loaded) if last is None else self._reuse_server(last)
+        self.vector.personal.resume(
+            None if last is None else last.vector.personal, saved.get("own"), loaded is not None
+        )
+        report_personal_parameters(self.vector.members.local, module)
         self._prepare_rounds(loaded)
         self.clients_per_step = saved["clients_per_step"] if saved else self._choose_stack()
         if ranks is not None:
-            say_who_is_idle(self._schedule.of_all_ranks(0, 0, self.clients_per_step), ranks.num_ranks)
+            warn_idle_ranks(self._schedule.global_stacks(0, 0, self.clients_per_step), ranks.num_ranks)
         if federation.seed is None:
-            check_exact_monitors(trainer, lengths_tell(self.engine))
-        choice = choose(federation.local.client_metrics, trainer, self.engine)
+            check_exact_monitors(trainer, has_revealing_lengths(self.engine))
+        choice = choose_metrics_policy(federation.local.client_metrics, trainer, self.engine)
         self.correction = self._begin_algorithm(last, saved.get("algorithm"))
         self.side.begin(
             choice, self.correction, self.clients_per_step, None if ranks is None else ranks.group
@@ -155,11 +159,11 @@ class FederatedFit(Rounds):
         if "clients" in saved:
             population.load_state_dict(saved["clients"])
         if self.engine.reads_statistics:  # before anybody is charged; clients elsewhere try by themselves
-            for stack in population.to_try() or ():
+            for stack in population.trial_stacks() or ():
                 self.side.check_statistics(stack)
         if isinstance(self.engine, RankEngine):
-            self.engine.beside = self.side
-        say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
+            self.engine.rank_state = self.side
+        report_copied_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
         average_by_rounds(trainer, lambda: self._steps, undo)
         population.is_training = True
 
@@ -169,16 +173,16 @@ class FederatedFit(Rounds):
 
     # ---- start ------------------------------------------------------------------------------------
 
-    def _why_untried(self) -> str:
+    def _find_trial_obstacle(self) -> str:
         """Why hooks that use averages of one's own were not tried, see `stale_hooks`. "" if they were."""
         if not isinstance(self.population, SimulatedClients):
             return "clients train elsewhere"
-        if self.population.to_try() is None:
+        if self.population.trial_stacks() is None:
             return "there is no rehearsal"
-        failed = self.side.found.failure
+        failed = self.side.findings.failure
         return self._no_forks or (f"the rehearsal failed: {failed}" if failed else "")
 
-    def _is_at(self, vector: Vector) -> bool:
+    def _matches_model(self, vector: Vector) -> bool:
         """Has this server stepped, and is a model still its own?"""
         engine = self.engine
         if list(engine.segments) != vector.segments or not engine.round:
@@ -187,20 +191,20 @@ class FederatedFit(Rounds):
         own = engine.weights.to(vector.parameters[0].dtype).to(weights)
         return engine.ledger is self._federation.ledger and torch.equal(own, weights)
 
-    def _agree(self, engine: RoundEngine) -> None:
+    def _set_ledger_terms(self, engine: RoundEngine) -> None:
         """Hold the ledger to the terms of the rounds to come."""
         federation = self._federation
-        byzantine = num_byzantine_of(self._trainer, federation.planner)
-        delta_of(federation, self._trainer)  # refuses two of them before anything is charged
-        engine.agree(run_to_charge(engine, federation.server.secure_aggregation, byzantine))
+        byzantine = count_byzantine(self._trainer, federation.planner)
+        choose_delta(federation, self._trainer)  # refuses two of them before anything is charged
+        engine.agree_on_terms(run_to_charge(engine, federation.server.secure_aggregation, byzantine))
 
-    def _old_server(self, last: FederatedFit) -> RoundEngine:
+    def _reuse_server(self, last_fit: FederatedFit) -> RoundEngine:
         """The last fit's server, where the model is now."""
-        self._agree(last.engine)
-        last.engine.weights = last.engine.weights.to(self.vector.parameters[0].device)
-        return last.engine
+        self._set_ledger_terms(last_fit.engine)
+        last_fit.engine.weights = last_fit.engine.weights.to(self.vector.parameters[0].device)
+        return last_fit.engine
 
-    def _new_server(self, loaded: dict[str, Any] | None) -> RoundEngine:
+    def _make_server(self, loaded: dict[str, Any] | None) -> RoundEngine:
         """A new server, or the checkpoint's.
 
         Raises:
@@ -208,8 +212,8 @@ class FederatedFit(Rounds):
         """
         federation, ledger, server = self._federation, self._federation.ledger, self._federation.server
         if federation.owns_ledger and not ledger.rounds:
-            ledger.begin_anew(repr(federation.mechanism))  # it may be another one by now
-        say_at_start(ledger, federation.seed is not None, loaded and loaded["engine"]["ledger"])
+            ledger.reset(repr(federation.mechanism))  # it may be another one by now
+        report_key_source(ledger, federation.seed is not None, loaded and loaded["engine"]["ledger"])
         settings = {
             "target": server.target,
             "server_lr": server.server_lr,
@@ -224,7 +228,7 @@ class FederatedFit(Rounds):
         engine: RoundEngine = self.population.server(
             _weights(self.vector), self.vector.segments, settings, self._stacks_of_all_ranks
         )
-        self._agree(engine)
+        self._set_ledger_terms(engine)
         if server.secure_aggregation is not None:
             check_modulus(server.secure_aggregation, engine)
         if loaded is not None:
@@ -248,33 +252,33 @@ class FederatedFit(Rounds):
         if self.population.ranks is not None:
             said = federation.planner.digest(done + (trainer.max_epochs or 0))
             start = {**self.identity, "round": str(engine.round), "who is available": said}
-            indices = self.population.holdings.client_indices
+            indices = self.population.partitioned_data.client_indices
             agree_on_start(self.population.ranks, start, indices, federation.ledger)
         if self._target is not None:
             self._target.limit(engine, federation, trainer)
             if federation.seed is None:
-                self._target.skip_what_is_spent(engine)
+                self._target.skip_spent_rounds(engine)
 
     def _choose_stack(self) -> int:
         """The number of clients that train side by side."""
         trainer, population, wanted = self._trainer, self.population, self._federation.local.clients_per_step
-        if population.holdings.own_loaders:
+        if population.partitioned_data.own_loaders:
             rank_zero_info(
                 "Federated trains one client at a time, because every client's batches come from loaders of "
                 "its own, or from several"
             )
-        if self._federation.batch_rule is not None or population.holdings.own_loaders:
+        if self._federation.batch_rule is not None or population.partitioned_data.own_loaders:
             return 1
         cohort, dry = self._federation.planner.cohort_size, self.side.dry()
         chosen = choose_clients_per_step(
             trainer,
-            dry.begun,
+            dry.start_client,
             self.vector,
             wanted,
             cohort,
-            lambda size: max(self._schedule.to_try(0, size), key=lambda stack: len(stack.clients)),
+            lambda size: max(self._schedule.trial_stacks(0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(population.loader().indices(stack))),
-            dry.aside,
+            dry.run_in_fork,
         )
         if population.ranks is None or wanted != "auto":
             return chosen
@@ -291,7 +295,7 @@ class FederatedFit(Rounds):
         federation, algorithm = self._federation, self._federation.local.algorithm
         if algorithm is None:
             return None
-        check_algorithm(algorithm, self._trainer, federation.batch_rule, self._schedule.alike)
+        check_algorithm(algorithm, self._trainer, federation.batch_rule, self._schedule.has_equal_batches)
         check_memory(algorithm, federation.mechanism, self.vector.num_parameters, sum(self.vector.segments))
         if before is not None and before.correction is not None:
             return before.correction
@@ -308,7 +312,7 @@ class FederatedFit(Rounds):
         settings, population = self._federation.local.evaluate_clients, self.population
         if settings is None:
             return None
-        trainer, parts = self._trainer, population.holdings.held_out
+        trainer, parts = self._trainer, population.partitioned_data.held_out
         settings.check(trainer.lightning_module, self._federation.clients.num_clients, choice == "none")
         if (elsewhere := population.evaluator(trainer, self.engine)) is not None:
             return elsewhere
@@ -329,20 +333,20 @@ class FederatedFit(Rounds):
         federation, trainer = self._federation, self._trainer
         if self.engine.statistics is not None:
             check_released(self.engine, str(self.records[-1].aborted) if self.records else "")
-        before, is_secret = self.side.clock.now, federation.planner.law.secret
+        before, is_secret = self.side.clock.steps_before_round, federation.planner.law.secret
         if is_secret:
             if not self._is_checked:
                 check_claim(federation, trainer)
-                if words := clocks(trainer, federation):
+                if words := describe_timing(trainer, federation):
                     rank_zero_info(words)
             check_run(federation, trainer)
         if not self._is_checked:
             self._is_checked = True
             self._check_isolation()
-            if claims_something(self.engine.mechanism, self.engine.context(self.engine.coming_plan())):
-                say_what_noise_does(self.vector)  # a seed does not take it away
+            if has_claim(self.engine.mechanism, self.engine.context(self.engine.next_plan())):
+                report_noised_statistics(self.vector)  # a seed does not take it away
         try:
-            record = self.play()
+            record = self.play_round()
         except OtherRankStoppedError as error:
             rank_zero_warn(f"the run ends before the round is over: {error}")
             trainer.should_stop = True
@@ -355,7 +359,7 @@ class FederatedFit(Rounds):
         if (journal := self.engine.ledger.journal) is not None:  # of which one rank knows
             self._beside.add(journal.path.parent, self._plain_records)
         if record.non_finite_clients or record.aborted:
-            warn_of(record, self.side.clock.taken.not_finite)
+            warn_round_failures(record, self.side.clock.merged_progress.not_finite)
         if self.population.ranks is not None:
             self.population.ranks.share_counts(trainer.lightning_module)
         trained = len(self.records) - (0 if self.engine.statistics is None else self.engine.statistics.rounds)
@@ -373,24 +377,24 @@ class FederatedFit(Rounds):
         local, population = self._federation.local, self.population
         wanted = local.check_isolation
         if wanted is None:
-            wanted = claims(self.engine) or local.client_metrics in ("local", "none")
+            wanted = has_claims(self.engine) or local.client_metrics in ("local", "none")
         if not wanted:
             return
-        if population.holdings.holds_streams:
+        if population.partitioned_data.holds_streams:
             rank_zero_info("isolation of the clients is not checked, because a stream can't be read twice")
             return
 
-        def stacks_of(round: int) -> Sequence[Stack]:
-            return self._schedule.to_try(round, 1)
+        def trial_stacks(round: int) -> Sequence[Stack]:
+            return self._schedule.trial_stacks(round, 1)
 
         if self._federation.batch_rule is None:
-            clients = first_clients(stacks_of, 2)
+            clients = first_clients(trial_stacks, 2)
         else:
-            clients = [stack for stack in self.coming_stacks() if stack.clients]
-            stacks_of = lambda round: clients  # noqa: E731 (a rule draws once)
+            clients = [stack for stack in self.next_stacks() if stack.clients]
+            trial_stacks = lambda round: clients  # noqa: E731 (a rule draws once)
         statistics = self.engine.statistics if self.engine.reads_statistics else None
         found = IsolationTrial(
-            self._trainer, self.side.dry(is_started=True), stacks_of, statistics, self.side.log.shared
+            self._trainer, self.side.dry(is_started=True), trial_stacks, statistics, self.side.log.shared
         )
         self.isolation = found.check(clients)
 
@@ -404,7 +408,7 @@ class FederatedFit(Rounds):
         if self._evaluator is not None and last is not None and last.round == self.records[-1].round:
             last.log(self._trainer, self._evaluator.exact)
 
-    def say_idle_cores(self) -> None:
+    def report_idle_cores(self) -> None:
         """Say what ranks would have brought, where they can do what this fit did."""
         federation, population = self._federation, self.population
         takes_ranks = (
@@ -413,7 +417,7 @@ class FederatedFit(Rounds):
             and federation.batch_rule is None
             and not federation.planner.law.secret
             and self.engine.tampering is None
-            and all(map(len, population.holdings.client_indices))
+            and all(map(len, population.partitioned_data.client_indices))
             and self._trainer.strategy.root_device.type == "cpu"
         )
         stacks = -(-federation.planner.cohort_size // self.clients_per_step)
@@ -423,14 +427,14 @@ class FederatedFit(Rounds):
     def replace_weights(self, weights: Tensor) -> None:
         """Let server and module go on with other weights `(dim,)`. Between rounds."""
         self.engine.weights = weights.to(self.engine.weights, copy=True)
-        self.vector.show(self.engine.weights)
+        self.vector.write(self.engine.weights)
 
     # ---- end --------------------------------------------------------------------------------------
 
     def end(self) -> None:
         """Free what only the rounds needed."""
         self.population.is_training = False
-        self.side.worker.forget_shapes()  # frees the memory of stacks
+        self.side.worker.free_stack_memory()  # frees the memory of stacks
 
     def give_up(self) -> None:
         """Drop the open round, if there is one, and say so."""
@@ -452,7 +456,7 @@ class FederatedFit(Rounds):
 
     def state_dict(self) -> dict[str, Any]:
         """The server, the records and the choices of this fit. Of an open round, its start."""
-        federation, own = self._federation, self.vector.own
+        federation, own = self._federation, self.vector.personal
         is_seeded = federation.seed is not None
         if not is_seeded and os.getpid() == self._process:  # the trial looks into checkpoints, in a fork
             keep_journal_of_checkpoint(self._trainer, self.engine.ledger)
@@ -471,21 +475,21 @@ class FederatedFit(Rounds):
             "plan_seed": federation.planner.seed,
             "members": (self.vector.members if start is None else start.members).plain(),
             "clients_per_step": self.clients_per_step,
-            "engine": self._state_of_server() if start is None else start.engine,
-            "records": self._beside.named(len(self.records)) or self._plain_records(),
+            "engine": self._server_state() if start is None else start.engine,
+            "records": self._beside.describe(len(self.records)) or self._plain_records(),
         }
 
     def _plain_records(self, first: int = 0) -> list[dict[str, Any]]:
         return plain_records(
-            self.records[first:], self._federation.seed is None, not lengths_tell(self.engine)
+            self.records[first:], self._federation.seed is None, not has_revealing_lengths(self.engine)
         )
 
-    def _state_of_server(self) -> dict[str, Any]:
+    def _server_state(self) -> dict[str, Any]:
         """Without a seed the keys of a resumed run are new.
 
         What an open round has sent is spent, the ledger keeps it, and the repetition is a new attempt.
         """
-        hidden = {"total_uplink_bits": math.nan} if lengths_tell(self.engine) else {}
+        hidden = {"total_uplink_bits": math.nan} if has_revealing_lengths(self.engine) else {}
         return {**self.engine.state_dict(), **hidden}
 
 

@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info
 from lightning_fedq.clients.hooks import (
     call_hooks,
     crosses_clients,
-    has_own_hook,
+    has_user_hook,
     looks_at_batches,
     trains_with_clients,
 )
@@ -43,17 +43,17 @@ from lightning_fedq.clients.undo import Undo
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.rounds import RoundPlan, RoundPlanner
-from lightning_fedq.training.client_metrics import ToldResults
+from lightning_fedq.training.client_metrics import ObservedResults
 
 
-def idle(plan: RoundPlan) -> Stack:
+def idle_stack(plan: RoundPlan) -> Stack:
     """A stack of nobody, with one step that does nothing."""
     return Stack((), (1,), plan.stream_seed("training"), ())
 
 
 def round_stacks(
     plan: RoundPlan,
-    sizes_of: Callable[[int], tuple[int, ...]],
+    batch_sizes: Callable[[int], tuple[int, ...]],
     shuffled: Callable[[int], bool],
     clients_per_step: int,
 ) -> list[Stack]:
@@ -69,10 +69,10 @@ def round_stacks(
         The stacks; a single idle one where nobody answers.
     """
     if not plan.survivors:
-        return [idle(plan)]
+        return [idle_stack(plan)]
     alike: dict[tuple[tuple[int, ...], bool], list[int]] = {}
     for client in plan.survivors:
-        alike.setdefault((sizes_of(client), shuffled(client)), []).append(client)
+        alike.setdefault((batch_sizes(client), shuffled(client)), []).append(client)
     stacks = []
     for (sizes, shuffles), clients in alike.items():
         num_stacks = -(-len(clients) // clients_per_step)
@@ -86,7 +86,7 @@ def round_stacks(
     return stacks
 
 
-def shortened(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
+def first_steps(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
     """The first steps of a round, for `fast_dev_run`: whole stacks, or else a part of the first one."""
     kept, left = [], num_steps
     for stack in stacks:
@@ -123,10 +123,10 @@ class Schedule:
     ) -> None:
         self._planner, self._mechanism, self._work = planner, mechanism, work
         self._rule, self._num_steps = rule, num_steps
-        self._kept: tuple[tuple[int, int, int, int | None], list[Stack]] | None = None
+        self._last_stacks: tuple[tuple[int, int, int, int | None], list[Stack]] | None = None
 
     @property
-    def longest(self) -> int:
+    def max_batches(self) -> int:
         """Batches of the client that has most of them in a round."""
         longest = max(map(len, self._work.sizes))
         return min(longest, self._num_steps) if self._num_steps else longest
@@ -137,44 +137,52 @@ class Schedule:
         return self._work.sizes
 
     @property
-    def alike(self) -> bool:
+    def has_equal_batches(self) -> bool:
         """Has every client as many batches in a round?"""
         return len({len(sizes) for sizes in self._work.sizes}) == 1
 
     def stacks(
-        self, round: int, attempt: int, clients_per_step: int, most_batches: int | None = None
+        self, round: int, attempt: int, clients_per_step: int, max_batches: int | None = None
     ) -> list[Stack]:
-        """The stacks of one attempt at a round, in which a client has no more than `most_batches`."""
-        key = (round, attempt, clients_per_step, most_batches)
-        if self._kept is None or self._kept[0] != key:
-            self._kept = (key, self._new(*key))
-        return self._kept[1]
+        """The stacks of one attempt at a round, in which a client has no more than `max_batches`."""
+        key = (round, attempt, clients_per_step, max_batches)
+        if self._last_stacks is None or self._last_stacks[0] != key:
+            self._last_stacks = (key, self._make_stacks(*key))
+        return self._last_stacks[1]
 
-    def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
-        return self.of_all_ranks(round, attempt, clients_per_step, most)
+    def _make_stacks(
+        self, round: int, attempt: int, clients_per_step: int, max_batches: int | None
+    ) -> list[Stack]:
+        return self.global_stacks(round, attempt, clients_per_step, max_batches)
 
-    def of_all_ranks(
-        self, round: int, attempt: int, clients_per_step: int, most: int | None = None
+    def global_stacks(
+        self, round: int, attempt: int, clients_per_step: int, max_batches: int | None = None
     ) -> list[Stack]:
         """The stacks that one process would train, in its order, however many processes there are."""
-        return self._of(self._planner.plan(round, self._mechanism, attempt), attempt, clients_per_step, most)
+        return self._cut_stacks(
+            self._planner.plan(round, self._mechanism, attempt), attempt, clients_per_step, max_batches
+        )
 
-    def to_try(self, round: int, clients_per_step: int) -> list[Stack]:
+    def trial_stacks(self, round: int, clients_per_step: int) -> list[Stack]:
         """Stacks to try something out with: those of a round as everybody may see it."""
-        return self._of(self._planner.expected(round, self._mechanism), 0, clients_per_step, None)
+        return self._cut_stacks(self._planner.expected(round, self._mechanism), 0, clients_per_step, None)
 
-    def _of(self, plan: RoundPlan, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
+    def _cut_stacks(
+        self, plan: RoundPlan, attempt: int, clients_per_step: int, max_batches: int | None
+    ) -> list[Stack]:
         work, rule = self._work, self._rule
         if rule is None:
-            stacks = round_stacks(plan, lambda c: work.sizes[c][:most], work.shuffles, clients_per_step)
+            stacks = round_stacks(
+                plan, lambda c: work.sizes[c][:max_batches], work.shuffles, clients_per_step
+            )
         else:  # one for each client that answers, on the batches that are drawn for it
             stacks, drawn = [], rule.draw(plan.round, attempt, plan.survivors)
             for client, batches in zip(plan.survivors, drawn, strict=True):
-                own, seed = batches[:most], plan.stream_seed("training", client)
+                own, seed = batches[:max_batches], plan.stream_seed("training", client)
                 sizes, keys = tuple(map(len, own)), rule.keys(client, len(own))
                 stacks.append(Stack((client,), sizes, seed, (), own, keys))
-            stacks = stacks or [idle(plan)]
-        return shortened(stacks, self._num_steps) if self._num_steps else stacks
+            stacks = stacks or [idle_stack(plan)]
+        return first_steps(stacks, self._num_steps) if self._num_steps else stacks
 
 
 # ---- the user's Trainer ------------------------------------------------------------------------------------
@@ -208,7 +216,7 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         self.val_loop.restarting = False
         for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or crosses_clients(c))]
         for callback in for_fit:
-            batch = self._batch_of_nobody() if has_own_hook(callback, "on_train_batch_start") else None
+            batch = self._empty_batch() if has_user_hook(callback, "on_train_batch_start") else None
             call_hooks(trainer, [callback], "on_train_batch_start", batch, 0)
         before = self.global_step
         steps = self.run_round()
@@ -224,14 +232,14 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         self._count_steps(before + steps)
         trainer._logger_connector._first_loop_iter = False
         for callback in for_fit:
-            own = has_own_hook(callback)
-            seen = ({"loss": torch.tensor(math.nan)}, self._batch_of_nobody()) if own else (None, None)
+            own = has_user_hook(callback)
+            seen = ({"loss": torch.tensor(math.nan)}, self._empty_batch()) if own else (None, None)
             call_hooks(trainer, [callback], "on_train_batch_end", *seen, batches - 1)
         trainer._logger_connector.on_batch_end()
         progress.increment_completed()
         self._batches_that_stepped += steps - 1  # Lightning adds the last
 
-    def _batch_of_nobody(self) -> Any:
+    def _empty_batch(self) -> Any:
         """One sample of zeros in the structure of a batch, None where every client has its own loader."""
         try:
             return self.trainer.train_dataloader.fetch(torch.empty(0, dtype=torch.int64))
@@ -280,13 +288,13 @@ class RoundFitLoop(_loops._FitLoop):  # type: ignore[misc]
             raise pl.utilities.exceptions.SIGTERMException
 
 
-def install(
-    trainer: Any, run_round: Callable[[], int | None], tell: Callable[[str, Any], None], undo: Undo
+def install_round_loop(
+    trainer: Any, run_round: Callable[[], int | None], on_log: Callable[[str, Any], None], undo: Undo
 ) -> None:
     """Let a Trainer's fit train rounds, until undone.
 
     Args:
-        tell: Called with name and value of whatever is logged in validation.
+        on_log: Called with name and value of whatever is logged in validation.
     """
     fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
     round_fit: Any = RoundFitLoop.__new__(RoundFitLoop)
@@ -295,7 +303,7 @@ def install(
     vars(round_epoch).update(vars(epoch))
     round_epoch.run_round, round_fit.epoch_loop = run_round, round_epoch
     results = epoch.val_loop._results
-    epoch.val_loop._results = ToldResults(False, tell)
+    epoch.val_loop._results = ObservedResults(False, on_log)
     trainer.fit_loop = round_fit
 
     def put_back() -> None:
@@ -308,24 +316,24 @@ def install(
     undo.callback(put_back)
 
 
-def average_by_rounds(trainer: pl.Trainer, steps_of: Callable[[], range | None], undo: Undo) -> None:
+def average_by_rounds(trainer: pl.Trainer, count_steps: Callable[[], range | None], undo: Undo) -> None:
     """Let the end of a round stand for all its steps in the averaging callbacks of a Trainer, until undone.
 
     Args:
-        steps_of: Returns the steps of one client in the last round, counted from the first round on; None if
-            it was given up.
+        count_steps: Returns the steps of one client in the last round, counted from the first round on; None
+            if it was given up.
     """
 
     def unless_given_up(hook: Callable[..., Any], *arguments: Any) -> None:
-        if steps_of() is not None:
+        if count_steps() is not None:
             hook(*arguments)
 
     def any_step(due: Callable[..., bool], step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         if step_idx is None:
             return due(epoch_idx=epoch_idx)
-        return any(due(step_idx=step) for step in steps_of() or ())
+        return any(due(step_idx=step) for step in count_steps() or ())
 
-    for callback in callbacks_of(trainer):
+    for callback in get_callbacks(trainer):
         if isinstance(callback, pl.callbacks.WeightAveraging):
             rank_zero_info(f"{type(callback).__name__} averages the global model, once a round")
             hook = partial(unless_given_up, callback.on_train_epoch_end)

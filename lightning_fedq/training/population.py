@@ -16,19 +16,19 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.clients.undo import Undo
 from lightning_fedq.clients.vector import Members
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.data.datamodule import split_of
-from lightning_fedq.data.dealing import LocalPasses, deal
-from lightning_fedq.data.held_out import DealtOut, HeldOut
-from lightning_fedq.data.labels import are_at_hand, label_counts, labels_of
+from lightning_fedq.data.client_splits import LocalPasses, split_loader
+from lightning_fedq.data.datamodule import choose_partition
+from lightning_fedq.data.held_out import HeldOut, PartitionedHeldOut
+from lightning_fedq.data.labels import has_stored_labels, label_counts, read_labels
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.keys.randomness import Keys, RootKeys, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.secagg import Aggregation
-from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
+from lightning_fedq.training.checks import check_limit, check_per_client_loaders, validate_by_rounds
 from lightning_fedq.training.client_evaluation import ClientEvaluator
 from lightning_fedq.training.dry_round import first_clients
 from lightning_fedq.training.loops import Schedule, ask_module_instead, handed_loader
-from lightning_fedq.training.rank_group import DistributedClientsStrategy, ranks_of
+from lightning_fedq.training.rank_group import DistributedClientsStrategy, get_rank_strategy
 from lightning_fedq.training.ranks import RankEngine, RankSchedule, check_for_ranks
 from lightning_fedq.training.settings import Federation
 
@@ -36,7 +36,7 @@ Stacks = Callable[[], list[Stack]]
 
 
 @dataclass(frozen=True)
-class Holdings:
+class PartitionedData:
     """Who holds what, and the batches that follow from it.
 
     Args:
@@ -77,7 +77,7 @@ class Population(ABC):
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
-        self._holdings: Holdings | None = None
+        self._holdings: PartitionedData | None = None
         self.coming: Stacks = list
         self.is_training = False
 
@@ -86,24 +86,24 @@ class Population(ABC):
         return self
 
     @property
-    def holdings(self) -> Holdings:
+    def partitioned_data(self) -> PartitionedData:
         """Who holds what. Dealt out once, at the first question, which `configure_optimizers` may ask."""
         if self._holdings is None:
-            self._holdings = self._deal()
+            self._holdings = self._partition_data()
         return self._holdings
 
     @property
-    def is_dealt(self) -> bool:
+    def is_partitioned(self) -> bool:
         """Have the data been dealt out?"""
         return self._holdings is not None
 
-    def forget(self) -> None:
+    def forget_partition(self) -> None:
         """Deal out anew at the next question: the plan has changed."""
         self._holdings = None
 
     def loader(self) -> ClientLoader:
         """The present loader of all clients."""
-        return self.holdings.loader
+        return self.partitioned_data.loader
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, of clients that keep something elsewhere. Simulated ones have none."""
@@ -118,21 +118,21 @@ class Population(ABC):
         Raises:
             ValueError: If the dataset has no integer labels.
         """
-        return labels_of(self.loader().dataset, self._federation.clients.labels)
+        return read_labels(self.loader().dataset, self._federation.clients.labels)
 
     def label_counts(self) -> Tensor | None:
         """Count the samples of each label that each client holds, `(clients, labels)`.
 
         None where labels are not to be had without reading every sample, or there are none.
         """
-        if not are_at_hand(self.loader().dataset, self._federation.clients.labels):
+        if not has_stored_labels(self.loader().dataset, self._federation.clients.labels):
             return None
         try:
-            return label_counts(self.labels(), self.holdings.client_indices)
+            return label_counts(self.labels(), self.partitioned_data.client_indices)
         except ValueError:
             return None
 
-    def check_change(self, before: Members, now: Members) -> None:  # noqa: B027 (simulated ones follow any)
+    def check_change(self, before: Members, after: Members) -> None:  # noqa: B027 (simulated ones follow any)
         """Refuse parameters that join or leave where clients can't follow."""
 
     def evaluator(self, trainer: pl.Trainer, engine: Any) -> ClientEvaluator | None:
@@ -147,22 +147,24 @@ class Population(ABC):
         """
 
     @abstractmethod
-    def to_try(self) -> list[Stack] | None:
+    def trial_stacks(self) -> list[Stack] | None:
         """The first client to train, or nobody. None: nothing can be tried with anybody."""
 
     @abstractmethod
-    def server(self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks) -> Any:
+    def server(
+        self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], round_labels: Stacks
+    ) -> Any:
         """A new server of these clients.
 
         Args:
             weights: The global model, `(dim,)`.
             segments: Sizes of its segments, `dim` in sum.
             settings: Further arguments of a `RoundServer`.
-            all: Returns the stacks of a round that one process would train.
+            round_labels: Returns the stacks of a round that one process would train.
         """
 
     @abstractmethod
-    def _deal(self) -> Holdings:
+    def _partition_data(self) -> PartitionedData:
         """Deal out the data."""
 
 
@@ -182,7 +184,7 @@ class SimulatedClients(Population):
                 f"{deadline!r} says not how long clients of a simulation need; give durations=..., seconds "
                 "of one number or one a client, or leave deadline out"
             )
-        self.ranks = ranks_of(trainer)
+        self.ranks = get_rank_strategy(trainer)
         if self.ranks is not None:
             self.ranks.has_federation = True
         datamodule, handed = trainer.datamodule, handed_loader(trainer)
@@ -201,38 +203,38 @@ class SimulatedClients(Population):
 
     def _asked(self) -> ClientLoader:
         """The clients' loader. Once the training runs, over the user's new one where that is wished for."""
-        if self.is_dealt and self.is_training:
+        if self.is_partitioned and self.is_training:
             now = self._trainer.current_epoch
             if self._asked_at is None:
                 self._asked_at = now
             elif self._reload_every and now - self._asked_at >= self._reload_every:
-                self._asked_at, held, rule = now, self.holdings, self._federation.batch_rule
+                self._asked_at, held, rule = now, self.partitioned_data, self._federation.batch_rule
                 renewed = self._renew(self._user_loader())
                 if (check := getattr(rule, "check", None)) is not None:  # which data it draws from
                     check(renewed.dataset, held.client_indices)
                 self._holdings = replace(held, loader=held.loader.over(renewed))
         return self.loader()
 
-    def _deal(self) -> Holdings:
+    def _partition_data(self) -> PartitionedData:
         federation, trainer = self._federation, self._trainer
         clients, local, rule = federation.clients, federation.local, federation.batch_rule
         if self.ranks is not None:
-            federation.plan_by(self.ranks.group.broadcast(federation.planner.seed, "the plan"))
+            federation.set_plan_seed(self.ranks.group.broadcast(federation.planner.seed, "the plan"))
         planner = federation.planner
         run = RoundPlan(0, (), frozenset(), planner.seed)
         measured = local.evaluate_clients
-        held_out: HeldOut | DealtOut | None = None
+        held_out: HeldOut | PartitionedHeldOut | None = None
         if measured is not None and measured.fraction is not None:
             held_out = HeldOut(
                 measured.fraction,
                 lambda client: torch.Generator().manual_seed(run.stream_seed("held out", client)),
             )
-        elif measured is not None and measured.dealt is not None:
+        elif measured is not None and measured.partitioned is not None:
             draws = torch.Generator().manual_seed(run.stream_seed("partition"))  # the training's
-            held_out = DealtOut(measured.dealt_set, draws)
-        dealt = deal(
+            held_out = PartitionedHeldOut(measured.partitioned_dataset, draws)
+        dealt = split_loader(
             self._user_loader(),
-            lambda: split_of(self._owner, clients.partition),
+            lambda: choose_partition(self._owner, clients.partition),
             clients.num_clients,
             torch.Generator().manual_seed(run.stream_seed("partition")),
             clients.labels,
@@ -243,7 +245,7 @@ class SimulatedClients(Population):
             held_out,
         )
         weighting = federation.server.weighting
-        check_own_loaders(dealt.own_loaders, local.clients_per_step, weighting, dealt.client_indices)
+        check_per_client_loaders(dealt.own_loaders, local.clients_per_step, weighting, dealt.client_indices)
         if self.ranks is not None:
             check_for_ranks(rule, dealt.client_indices)
         check_limit(dealt.work)
@@ -252,21 +254,21 @@ class SimulatedClients(Population):
         schedule = Schedule(planner, federation.mechanism, dealt.work, rule, self.limit)
         if self.ranks is not None:
             schedule = RankSchedule(schedule, self.ranks.global_rank, self.ranks.num_ranks)
-        validate_by_rounds(trainer, schedule.longest, self._undo)
+        validate_by_rounds(trainer, schedule.max_batches, self._undo)
         self._renew = dealt.renew
-        return Holdings(
+        return PartitionedData(
             dealt.client_indices,
             schedule,
-            dealt.loader(lambda: self.coming(), schedule.longest),
+            dealt.loader(lambda: self.coming(), schedule.max_batches),
             dealt.own_loaders,
             [] if held_out is None else held_out.parts,
         )
 
-    def to_try(self) -> list[Stack] | None:
-        held = self.holdings
+    def trial_stacks(self) -> list[Stack] | None:
+        held = self.partitioned_data
         if self._federation.batch_rule is not None or held.holds_streams:
             return None  # a rule draws once, and streams can't be read twice
-        return first_clients(lambda round: held.schedule.to_try(round, 1), 1)
+        return first_clients(lambda round: held.schedule.trial_stacks(round, 1), 1)
 
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks

@@ -14,30 +14,30 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
 from lightning_fedq.privacy.target import (
     Calibration,
     PrivacyTarget,
-    account_of,
     affordable,
     calibrate,
+    make_account,
     spent_on,
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord
-from lightning_fedq.training.accounts import NoiseWarning, run_to_come, whole_run
+from lightning_fedq.training.accounts import NoiseWarning, full_run, planned_run
 from lightning_fedq.training.settings import Federation
 
 _ONE_DIRECTION, _FEW_CLIENTS = 0.5, 10
 """Share of the updates' energy along their mean that is warned of, and clients from which on it means it."""
 
 
-def _in_words(ratio: float | None) -> str:
+def _format_ratio(ratio: float | None) -> str:
     return "" if ratio is None else f"; noise over signal R = {ratio:.3g} ({verdict_on(ratio)})"
 
 
-def warn_where_simulated(federated: Federation, against: Adversary, whose: str) -> bool:
+def warn_if_simulated(federated: Federation, against: Adversary, whose: str) -> bool:
     """Warn that a limit is one of what secure keys or masks would give. Return whether it is.
 
     Args:
@@ -54,23 +54,23 @@ def warn_where_simulated(federated: Federation, against: Adversary, whose: str) 
     return bool(why)
 
 
-def first_spent(engine: RoundEngine, charges: Tensor, limits: Tensor) -> int | None:
+def find_spent_client(engine: RoundEngine, charges: Tensor, limits: Tensor) -> int | None:
     """The first client of the next cohort that has no charge left. None where all have."""
     cohort = sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
     spent = (charges[cohort] >= limits[cohort]).nonzero().flatten().tolist()
     return cohort[spent[0]] if spent else None
 
 
-class KeptTarget:
+class CalibratedTarget:
     """A federation's target through its fits: what was found for it, and how many charges it pays for.
 
     Args:
-        asked: The mechanism as given by the user.
+        privacy_target: The mechanism as given by the user.
     """
 
-    def __init__(self, target: PrivacyTarget, asked: Mechanism) -> None:
-        self.target, self.asked = target, asked
-        self.found: Calibration | None = None
+    def __init__(self, target: PrivacyTarget, privacy_target: Mechanism) -> None:
+        self.target, self.asked = target, privacy_target
+        self.calibration: Calibration | None = None
         self._warned, self._colluders, self._secret = False, 0, False
 
     def calibrate(self, federated: Federation, dim: int, rounds: int, num_byzantine: int) -> Calibration:
@@ -80,10 +80,10 @@ class KeptTarget:
             ValueError: If it can't be met; with what could be.
         """
         rounds = rounds if self.target.over == "run" else 1
-        run = run_to_come(federated, self.asked, dim, rounds, num_byzantine)
+        run = planned_run(federated, self.asked, dim, rounds, num_byzantine)
         self._secret = run.sampling.law.secret
         if self.target.against is Adversary.SECAGG_SERVER:
-            self._colluders = account_of(self.target, run).num_corrupt - num_byzantine
+            self._colluders = make_account(self.target, run).num_corrupt - num_byzantine
         return calibrate(self.target, run)
 
     def begin(
@@ -101,33 +101,33 @@ class KeptTarget:
                 "give one, or PrivacyTarget(over='round')"
             )
         wanted = max(rounds or 1, 1)
-        before = self.found
+        before = self.calibration
         if saved is not None:
-            self.found = self._restored(saved, federated, dim)
+            self.calibration = self._restored(saved, federated, dim)
         elif before is None:
-            charged = federated.ledger.most_charged  # of a ledger that was handed on
-            byzantine = num_byzantine_of(trainer, federated.planner)
-            self.found = self.calibrate(federated, dim, charged + wanted, byzantine)
+            charged = federated.ledger.max_charges  # of a ledger that was handed on
+            byzantine = count_byzantine(trainer, federated.planner)
+            self.calibration = self.calibrate(federated, dim, charged + wanted, byzantine)
             self._check_charged(federated, charged, wanted)
             ratio = self._noise_over_signal(federated, dim, wanted)
-            rank_zero_info(f"privacy target: {self.statement}{_in_words(ratio)}")
+            rank_zero_info(f"privacy target: {self.statement}{_format_ratio(ratio)}")
             if ratio is not None and ratio > SWAMPED:
                 self._warn_of_noise(federated, ratio)
-        self._check_rounds(federated, wanted, again=saved is None and before is not None)
-        warn_where_simulated(federated, self.target.against, "the privacy target")
-        assert self.found is not None
-        federated.mechanism = self.found.mechanism
+        self._check_rounds(federated, wanted, is_repeated=saved is None and before is not None)
+        warn_if_simulated(federated, self.target.against, "the privacy target")
+        assert self.calibration is not None
+        federated.mechanism = self.calibration.mechanism
         if not federated.ledger.rounds:  # nothing is charged for the mechanism as it was given
             federated.ledger.mechanism = repr(federated.mechanism)
 
-    def _check_charged(self, federated: Federation, charged: int, wanted: int) -> None:
+    def _check_charged(self, federated: Federation, charged: int, setting: int) -> None:
         """Refuse a ledger whose charges were of another setting than the one that was found."""
-        assert self.found is not None
-        ledger, found = federated.ledger, repr(self.found.mechanism)
+        assert self.calibration is not None
+        ledger, found = federated.ledger, repr(self.calibration.mechanism)
         if not charged or ledger.mechanism == found:
             return
-        self.found = None
-        rounds = "a round" if self.target.over == "round" else f"{charged + wanted} rounds"
+        self.calibration = None
+        rounds = "a round" if self.target.over == "round" else f"{charged + setting} rounds"
         raise ValueError(
             f"the ledger has {charged} rounds of a client charged for {ledger.mechanism}, and {self.target} "
             f"over {rounds} asks for {found}; let max_epochs be the rounds that the first training was "
@@ -141,7 +141,7 @@ class KeptTarget:
 
         "" before the first fit.
         """
-        found = self.found
+        found = self.calibration
         if found is None:
             return ""
         per = "round" if self.target.over == "round" else f"{found.charges} rounds of a client"
@@ -151,8 +151,8 @@ class KeptTarget:
 
     def _noise_over_signal(self, federated: Federation, dim: int, rounds: int) -> float | None:
         """R of the whole run, as `fedq plan` counts it. None where it is not known."""
-        assert self.found is not None
-        error = relative_error(self.found.mechanism, federated.planner.cohort_size, dim)
+        assert self.calibration is not None
+        error = relative_error(self.calibration.mechanism, federated.planner.cohort_size, dim)
         return None if error is None else error / (HOMOGENEITY * rounds)
 
     def _warn_of_noise(self, federated: Federation, ratio: float) -> None:
@@ -166,18 +166,20 @@ class KeptTarget:
             category=NoiseWarning,
         )
 
-    def _check_rounds(self, federated: Federation, wanted: int, again: bool) -> None:
-        assert self.found is not None
+    def _check_rounds(self, federated: Federation, rounds: int, is_repeated: bool) -> None:
+        assert self.calibration is not None
         if self.target.over == "round":
             return
         ledger = federated.ledger
-        done = (ledger.rounds if self._secret else ledger.most_charged) if again else 0
-        if done + wanted > self.found.rounds:
+        done = (ledger.rounds if self._secret else ledger.max_charges) if is_repeated else 0
+        if done + rounds > self.calibration.rounds:
             spent = f"{done} are charged and " if done else ""
             raise ValueError(
-                f"the mechanism was calibrated for {self.found.rounds} rounds, {spent}the Trainer wants "
-                f"{wanted}{' more' if done else ''}; keep max_epochs, or begin a new Federated with a target "
-                f"for all of them; a checkpoint goes on without privacy= and with {self.found.mechanism!r}, "
+                f"the mechanism was calibrated for {self.calibration.rounds} rounds, {spent}the Trainer "
+                "wants "
+                f"{rounds}{' more' if done else ''}; keep max_epochs, or begin a new Federated with a target "
+                "for all of them; a checkpoint goes on without privacy= and with "
+                f"{self.calibration.mechanism!r}, "
                 "and the page says what all rounds spend"
             )
 
@@ -187,13 +189,13 @@ class KeptTarget:
         Raises:
             ValueError: If a round by itself is beyond it.
         """
-        assert self.found is not None
-        found, over_run = self.found, self.target.over == "run"
-        byzantine = num_byzantine_of(trainer, federated.planner)
-        run = whole_run(federated, engine, byzantine, found.rounds)
+        assert self.calibration is not None
+        found, over_run = self.calibration, self.target.over == "run"
+        byzantine = count_byzantine(trainer, federated.planner)
+        run = full_run(federated, engine, byzantine, found.rounds)
         if not over_run or self._secret:
             spent = spent_on(self.target, run, found.rounds)
-            if not self.target.met(spent):
+            if not self.target.is_met(spent):
                 whose = f"{found.rounds} rounds now spend" if over_run else "a round now spends"
                 raise ValueError(
                     f"{whose} {spent:.4g} of {self.target}, because more parameters are trained than when "
@@ -202,13 +204,13 @@ class KeptTarget:
             if over_run:
                 engine.ledger.round_limit = found.rounds
             return
-        account = account_of(self.target, run)
+        account = make_account(self.target, run)
         most = affordable(
             account, self.target.against, self.target.epsilon, secret=False, at_least=found.charges
         )
         engine.ledger.limits = torch.full((engine.planner.num_clients,), most, dtype=torch.int32)
 
-    def skip_what_is_spent(self, engine: RoundEngine) -> None:
+    def skip_spent_rounds(self, engine: RoundEngine) -> None:
         """Where clients take part once, a round that was sent and then lost is not repeated.
 
         The next cohort's budget is its own, so the training goes on with it.
@@ -225,7 +227,7 @@ class KeptTarget:
     def _is_spent(engine: RoundEngine) -> bool:
         """Does someone in the next cohort have no charge left?"""
         limits, charges = engine.ledger.limits, engine.ledger.charges
-        return limits is not None and first_spent(engine, charges, limits) is not None
+        return limits is not None and find_spent_client(engine, charges, limits) is not None
 
     def check_direction(self, record: RoundRecord) -> None:
         """Warn once where one direction eats the clip, which a simulation knows and no real server does."""
@@ -252,16 +254,16 @@ class KeptTarget:
 
     def state_dict(self) -> dict[str, Any]:
         """The solution, in plain types."""
-        assert self.found is not None
+        assert self.calibration is not None
         return {
             "target": repr(self.target),
             "asked": repr(self.asked),
-            "level": self.found.level,
-            "rounds": self.found.rounds,
-            "charges": self.found.charges,
-            "epsilon": self.found.epsilon,
-            "max_dropped": self._max_dropped(self.found.mechanism),
-            "mechanism": repr(self.found.mechanism),
+            "level": self.calibration.level,
+            "rounds": self.calibration.rounds,
+            "charges": self.calibration.charges,
+            "epsilon": self.calibration.epsilon,
+            "max_dropped": self._max_dropped(self.calibration.mechanism),
+            "mechanism": repr(self.calibration.mechanism),
         }
 
     @staticmethod
@@ -290,8 +292,8 @@ class KeptTarget:
             )
 
     def _restored(self, saved: dict[str, Any], federated: Federation, dim: int) -> Calibration:
-        context = run_to_come(federated, self.asked, dim, saved["rounds"], 0).context
-        mechanism = self.asked.at_level(saved["level"], context, saved["max_dropped"])
+        context = planned_run(federated, self.asked, dim, saved["rounds"], 0).context
+        mechanism = self.asked.with_level(saved["level"], context, saved["max_dropped"])
         if repr(mechanism) != saved["mechanism"]:
             raise ValueError(
                 f"the checkpoint was calibrated to {saved['mechanism']}, which would be {mechanism!r} for "

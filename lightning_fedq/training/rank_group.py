@@ -150,13 +150,13 @@ class RankGroup:
         head = torch.zeros(_HEAD, dtype=torch.uint8)
         _write(head, len(own).to_bytes(8, "little") + own[: _HEAD - 8])
         with self._answers():
-            heads = _all_of(self._objects, head, self.size)
+            heads = _allgather(self._objects, head, self.size)
             sizes = [int.from_bytes(part[:8].numpy().tobytes(), "little") for part in heads]
             parts, longest = [part[8:] for part in heads], max(sizes) + 8 - _HEAD
             if longest > 0:
                 rest = torch.zeros(longest, dtype=torch.uint8)  # padded: tensors of one shape are gathered
                 _write(rest, own[_HEAD - 8 :])
-                rests = _all_of(self._objects, rest, self.size)
+                rests = _allgather(self._objects, rest, self.size)
                 parts = [torch.cat(both) for both in zip(parts, rests, strict=True)]
         return [pickle.loads(part[:size].numpy().data) for part, size in zip(parts, sizes, strict=True)]
 
@@ -164,10 +164,10 @@ class RankGroup:
         """One rank's object, on all ranks. See `gather`."""
         return self.gather(obj if self.rank == src else None, place)[src]
 
-    def all_of(self, tensor: Tensor) -> list[Tensor]:
+    def allgather(self, tensor: Tensor) -> list[Tensor]:
         """Everybody's tensor, all of one shape, in their order."""
         with self._answers(), self._within_reach(tensor) as shown:
-            return [part.to(tensor.device) for part in _all_of(self._tensors, shown, self.size)]
+            return [part.to(tensor.device) for part in _allgather(self._tensors, shown, self.size)]
 
     def add(self, tensor: Tensor) -> None:
         """Add a tensor up over the ranks, in place. Integers exactly."""
@@ -194,7 +194,7 @@ class RankGroup:
         tensor.copy_(copy)
 
 
-def _all_of(group: Any, tensor: Tensor, size: int) -> list[Tensor]:
+def _allgather(group: Any, tensor: Tensor, size: int) -> list[Tensor]:
     found = [torch.empty_like(tensor) for _ in range(size)]
     group.allgather([found], [tensor]).wait()
     return found
@@ -246,7 +246,7 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         self.num_nodes = 1
         self.global_rank = self.local_rank = 0
         self.num_ranks = 1
-        self.on_its_own = self.fails = self.has_federation = False
+        self.is_single = self.fails = self.has_federation = False
         self.group: RankGroup
 
     @property
@@ -317,9 +317,9 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         self.set_world_ranks()
         super().setup_environment()
-        self.on_its_own = self.fails = self.has_federation = False
+        self.is_single = self.fails = self.has_federation = False
         if self.num_ranks > 1:
-            self.group = _joined(self)
+            self.group = _leave_group(self)
 
     def setup(self, trainer: pl.Trainer) -> None:
         if self.num_ranks > 1 and trainer.state.fn == "fit" and not self.has_federation:
@@ -332,21 +332,21 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks, except where a round is about to start, which all ranks do together anyway."""
-        if self._asks_others and name != "train_dataloader()":
+        if self._has_other_ranks and name != "train_dataloader()":
             self.group.gather(None, f"the barrier {name}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """One rank's object, on all ranks."""
-        return self.group.broadcast(obj, "a broadcast", src) if self._asks_others else obj
+        return self.group.broadcast(obj, "a broadcast", src) if self._has_other_ranks else obj
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Do all ranks, or does any, say so?"""
-        votes = self.group.gather(bool(decision), "a vote") if self._asks_others else [bool(decision)]
+        votes = self.group.gather(bool(decision), "a vote") if self._has_other_ranks else [bool(decision)]
         return bool(min(votes) if all else max(votes))
 
     @property
-    def _asks_others(self) -> bool:
-        return self.num_ranks > 1 and not self.on_its_own and not self.group.is_lost
+    def _has_other_ranks(self) -> bool:
+        return self.num_ranks > 1 and not self.is_single and not self.group.is_lost
 
     def share_counts(self, module: torch.nn.Module) -> None:
         """Give every rank rank 0's integer buffers, which count batches and are in no update."""
@@ -366,14 +366,14 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Ask nobody any more: this rank is about to end, and others may have."""
-        self.on_its_own = self.fails = True
+        self.is_single = self.fails = True
 
 
 _groups: dict[tuple[int, int], RankGroup] = {}
 """The group that this process has joined: one Trainer after another uses it."""
 
 
-def _joined(strategy: DistributedClientsStrategy) -> RankGroup:
+def _leave_group(strategy: DistributedClientsStrategy) -> RankGroup:
     place, environment = (strategy.global_rank, strategy.num_ranks), strategy.cluster_environment
     if place not in _groups:
         address = str(environment.main_address), int(environment.main_port)
@@ -389,7 +389,7 @@ pl.strategies.StrategyRegistry.register(
 )
 
 
-def ranks_of(trainer: pl.Trainer) -> DistributedClientsStrategy | None:
+def get_rank_strategy(trainer: pl.Trainer) -> DistributedClientsStrategy | None:
     """The trainer's strategy, where it spreads clients over several ranks."""
     found = trainer.strategy
     return found if isinstance(found, DistributedClientsStrategy) and found.num_ranks > 1 else None

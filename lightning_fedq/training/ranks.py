@@ -30,7 +30,7 @@ from lightning_fedq.training.loops import Schedule
 from lightning_fedq.training.rank_group import NAME, DistributedClientsStrategy, RankGroup
 
 
-def deal(stacks: Sequence[Stack], num_ranks: int) -> list[list[int]]:
+def assign_stacks(stacks: Sequence[Stack], num_ranks: int) -> list[list[int]]:
     """Indices of the stacks of each rank: the heaviest first, each to the rank with the least work.
 
     A client that trains alone stays at its own rank, which has its data open, while that has no more than an
@@ -53,20 +53,22 @@ class RankSchedule(Schedule):
     """Those stacks of a round that this rank trains, of the ones that one process would train.
 
     Args:
-        whole: The schedule of one process, cut into the same stacks.
+        schedule: The schedule of one process, cut into the same stacks.
 
     Attributes:
         places: For each own stack of the round last asked for its place among those of one process.
     """
 
-    def __init__(self, whole: Schedule, rank: int, num_ranks: int) -> None:
-        vars(self).update(vars(whole))
-        self._kept, self._rank, self._num_ranks = None, rank, num_ranks
+    def __init__(self, schedule: Schedule, rank: int, num_ranks: int) -> None:
+        vars(self).update(vars(schedule))
+        self._last_stacks, self._rank, self._num_ranks = None, rank, num_ranks
         self.places: list[int] = []
 
-    def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
-        stacks = self.of_all_ranks(round, attempt, clients_per_step, most)
-        self.places = deal(stacks, self._num_ranks)[self._rank] if stacks[0].clients else []
+    def _make_stacks(
+        self, round: int, attempt: int, clients_per_step: int, max_batches: int | None
+    ) -> list[Stack]:
+        stacks = self.global_stacks(round, attempt, clients_per_step, max_batches)
+        self.places = assign_stacks(stacks, self._num_ranks)[self._rank] if stacks[0].clients else []
         own = [stacks[index] for index in self.places]
         return own or [Stack((), (1,), stacks[0].training_seed, ())]  # nobody's step, for a rank without work
 
@@ -75,13 +77,13 @@ class OtherRankStoppedError(RuntimeError):
     """Signal that another rank has given the open round up, so that it is void for all."""
 
 
-class Beside(Protocol):
+class RankState(Protocol):
     """Clients of a rank, whose steps, logs and states are kept beside the server: a `round.ClientSide`."""
 
     def share(self) -> Any:
         """This rank's, of the open round. It can be pickled."""
 
-    def take_in(self, shares: Sequence[Any]) -> None:
+    def merge_ranks(self, shares: Sequence[Any]) -> None:
         """Be where one process would be, by the shares of all ranks."""
 
 
@@ -94,7 +96,7 @@ class _Kind(NamedTuple):
     highest: int
 
     @classmethod
-    def of(cls, symbols: Tensor) -> _Kind:
+    def from_symbols(cls, symbols: Tensor) -> _Kind:
         lowest, highest = torch.aminmax(symbols)
         return cls(symbols.shape, symbols.dtype, int(lowest), int(highest))
 
@@ -133,8 +135,8 @@ class RankEngine(RoundEngine):
         **options: See `RoundEngine`.
 
     Attributes:
-        beside: Clients of this rank, whose shares the ranks exchange with their parts of a round, before the
-            server steps.
+        rank_state: Clients of this rank, whose shares the ranks exchange with their parts of a round, before
+            the server steps.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class RankEngine(RoundEngine):
     ) -> None:
         super().__init__(*args, **options)
         self._strategy, self._stacks = strategy, stacks
-        self.beside: Beside | None = None
+        self.rank_state: RankState | None = None
         self._told = -1
 
     def start(self) -> RoundPlan:
@@ -160,7 +162,7 @@ class RankEngine(RoundEngine):
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         attempt = self.ledger.free_attempt(self.round, self.attempt, state)
         news = self.ledger.state_dict() if self.ledger.rounds != self._told else None
-        found = group.gather((attempt, self._begins_with(), news), f"the start of round {number}")
+        found = group.gather((attempt, self._start_digests(), news), f"the start of round {number}")
         self.attempt, first, news = found[0]
         for rank, (_, begins, _) in enumerate(found):
             for name, cure in _CURES.items():
@@ -170,14 +172,16 @@ class RankEngine(RoundEngine):
             self.ledger.follow(news)
         plan = super().start()
         self._told = self.ledger.rounds
-        self._strategy.on_its_own = True
+        self._strategy.is_single = True
         return plan
 
-    def _begins_with(self) -> dict[str, bytes]:
+    def _start_digests(self) -> dict[str, bytes]:
         """Digests that all ranks must share, or a client would train on two of them, or on none."""
         cut = repr([(stack.clients, stack.batch_sizes) for stack in self._stacks()])
         ranges = torch.cat([self.ranges.center, self.ranges.radius])
-        return dict(zip(_CURES, (_digest(self.weights), _digest(ranges), _short(cut.encode())), strict=True))
+        return dict(
+            zip(_CURES, (_digest(self.weights), _digest(ranges), _short_digest(cut.encode())), strict=True)
+        )
 
     def _open(self, plan: RoundPlan) -> None:
         super()._open(plan)
@@ -197,30 +201,30 @@ class RankEngine(RoundEngine):
         """
         total = self._sum
         symbols = total.integer_sum
-        kind = None if symbols is None else _Kind.of(symbols)
+        kind = None if symbols is None else _Kind.from_symbols(symbols)
         own = total.received, self._uplink_bits, self._clipped, self.non_finite, self._energy
-        share = None if self.beside is None else self.beside.share()
-        parts = self._meet(_Part(*own, kind, self._messages, share))
+        share = None if self.rank_state is None else self.rank_state.share()
+        parts = self._exchange_parts(_Part(*own, kind, self._messages, share))
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts):
             raise OtherRankStoppedError(f"rank {parts.index(None)} has given up round {self.round + 1}")
-        self._take_in(whole)
-        if self.beside is not None:  # now, because a server's optimiser may draw random numbers, too
-            self.beside.take_in([part.share for part in whole if part.share is not None])
+        self._merge_parts(whole)
+        if self.rank_state is not None:  # now, because a server's optimiser may draw random numbers, too
+            self.rank_state.merge_ranks([part.share for part in whole if part.share is not None])
         return super().finish()
 
     def abandon(self) -> None:
         # the others are told
-        if self.plan is not None and self._strategy.on_its_own and not self._strategy.fails:
-            self._meet(None)
+        if self.plan is not None and self._strategy.is_single and not self._strategy.fails:
+            self._exchange_parts(None)
         super().abandon()
 
-    def _meet(self, part: _Part | None) -> list[_Part | None]:
+    def _exchange_parts(self, part: _Part | None) -> list[_Part | None]:
         found = self._strategy.group.gather(part, f"the end of round {self.round + 1}")
-        self._strategy.on_its_own = False
+        self._strategy.is_single = False
         return found
 
-    def _take_in(self, parts: Sequence[_Part]) -> None:
+    def _merge_parts(self, parts: Sequence[_Part]) -> None:
         total, group = self._sum, self._strategy.group
         order = [client for stack in self._stacks() for client in stack.clients]
         place = {client: number for number, client in enumerate(order)}
@@ -238,7 +242,7 @@ class RankEngine(RoundEngine):
             group.add(narrow)
             total.integer_sum = narrow.to(symbols.dtype)
         if total.kept == "floats":
-            theirs = group.all_of(total.floats.parts)
+            theirs = group.allgather(total.floats.parts)
             total.floats.parts.zero_()
             for sums in theirs:  # by rank, so that all ranks add alike
                 total.floats.add_sum(sums)
@@ -263,10 +267,10 @@ _CURES = {
 
 
 def _digest(tensor: Tensor) -> bytes:
-    return _short(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return _short_digest(tensor.detach().cpu().contiguous().numpy().tobytes())
 
 
-def _short(data: bytes) -> bytes:
+def _short_digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:8]
 
 
@@ -277,7 +281,7 @@ WORTH = 60.0
 """Seconds of training from which on idle cores are worth a word."""
 
 
-def check_for_ranks(rule: object | None, held: Sequence[Tensor]) -> None:
+def check_for_ranks(rule: object | None, client_indices: Sequence[Tensor]) -> None:
     """Refuse what needs a client's memory in one place: accounts, and streams that go on where they stopped.
 
     Raises:
@@ -288,7 +292,7 @@ def check_for_ranks(rule: object | None, held: Sequence[Tensor]) -> None:
             f"{type(rule).__name__} keeps every client's account in one process; train in one process "
             f'(devices=1), or leave it out with strategy="{NAME}"'
         )
-    streams = [client for client, part in enumerate(held) if not len(part)]
+    streams = [client for client, part in enumerate(client_indices) if not len(part)]
     if streams:
         raise ValueError(
             f"the data of clients {streams[:10]} are streams, and every rank would read its own copy; "
@@ -315,7 +319,7 @@ def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
         )
 
 
-def say_who_is_idle(stacks: Sequence[Stack], num_ranks: int) -> None:
+def warn_idle_ranks(stacks: Sequence[Stack], num_ranks: int) -> None:
     """Warn where a round has fewer stacks than there are ranks."""
     if len(stacks) < num_ranks:
         most = max(len(stack.clients) for stack in stacks)
@@ -344,7 +348,7 @@ def idle_cores(seconds: float, num_stacks: int) -> str | None:
 
 
 def agree_on_start(
-    ranks: DistributedClientsStrategy, facts: dict[str, str], held: Sequence[Tensor], ledger: Ledger
+    ranks: DistributedClientsStrategy, facts: dict[str, str], client_indices: Sequence[Tensor], ledger: Ledger
 ) -> None:
     """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger.
 
@@ -355,7 +359,7 @@ def agree_on_start(
     Raises:
         ValueError: On every rank that differs, naming what does.
     """
-    sizes = [len(part) for part in held]
+    sizes = [len(part) for part in client_indices]
     theirs = ranks.group.broadcast(sizes, "the sizes of clients")
     for client, (own, other) in enumerate(zip(sizes, theirs, strict=False)):
         if own != other:
@@ -363,7 +367,7 @@ def agree_on_start(
                 f"rank {ranks.group.rank} has {own} samples of client {client}, and rank 0 has {other}; "
                 "start all ranks with the same data"
             )
-    dealt = hashlib.sha256(b"".join(part.numpy().tobytes() for part in held))
+    dealt = hashlib.sha256(b"".join(part.numpy().tobytes() for part in client_indices))
     check_same_on_all_ranks(ranks.group, {**facts, "who holds which samples": dealt.hexdigest()[:16]})
     first = ranks.group.broadcast(ledger.state_dict(), "the ledger at the start")
     if not ranks.is_global_zero:

@@ -18,27 +18,33 @@ from torch import Tensor, nn
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
-from lightning_fedq.clients.clock import Clock, Taken
+from lightning_fedq.clients.clock import ClientProgress, Clock
 from lightning_fedq.clients.constraints import Constraint
 from lightning_fedq.clients.fit import ClientFit
-from lightning_fedq.clients.measuring import statistics_of
+from lightning_fedq.clients.measurement import compute_statistics
 from lightning_fedq.clients.personal import Packed
-from lightning_fedq.clients.vector import Members, Rehearsed, Vector, origins
-from lightning_fedq.clients.worker import ClientWorker, Trained, at_once
+from lightning_fedq.clients.vector import ChangedTensors, Members, Vector, segment_origins
+from lightning_fedq.clients.worker import ClientWorker, TrainedStack, group_updates
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord, Statistics
 from lightning_fedq.training.client_evaluation import release
-from lightning_fedq.training.client_metrics import ClientMetrics, ClientMetricsChoice, Logged, claims
-from lightning_fedq.training.dry_round import DryWorker, Found, check_smallest, check_statistics, first_steps
+from lightning_fedq.training.client_metrics import ClientMetrics, ClientMetricsChoice, RankMetrics, has_claims
+from lightning_fedq.training.dry_round import (
+    DryWorker,
+    TrialFindings,
+    check_smallest,
+    check_statistics,
+    first_steps,
+)
 from lightning_fedq.training.rank_group import RankGroup
 from lightning_fedq.training.settings import Federation, Local, check_broadcast, check_modulus
 
 if TYPE_CHECKING:
-    from lightning_fedq.training.population import Holdings, Population
-    from lightning_fedq.training.privacy_target import KeptTarget
+    from lightning_fedq.training.population import PartitionedData, Population
+    from lightning_fedq.training.privacy_target import CalibratedTarget
 
 _AT_ONCE = 1 << 17
 """Values of updates up to which those of clients that train one at a time are received together."""
@@ -54,13 +60,13 @@ class PerRound(Protocol):
         """The round has ended, with the answers of these clients in its sum."""
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """Steps, logs and states of one rank's clients in a round, beside their updates."""
 
-    taken: Taken
-    logged: Logged | None
-    opened: Packed
-    most: Tensor
+    progress: ClientProgress
+    logged: RankMetrics | None
+    pending: Packed
+    max_counted: Tensor
 
 
 class ClientSide:
@@ -73,12 +79,12 @@ class ClientSide:
         rule: Draws the batches; None is whole passes.
         owner: Callback in whose `on_fit_start` it is made.
         no_forks: Why nothing is tried in forks. "" if it is.
-        to_try: Client that rehearses, one at most. None leaves it to the layers.
+        trial_stacks: Client that rehearses, one at most. None leaves it to the layers.
         members: What travels, as a checkpoint has it; None finds it.
 
     Attributes:
         clock: One client's.
-        found: What one client's first steps have shown.
+        findings: What one client's first steps have shown.
         vector: What travels.
         log: What clients log. From `begin` on, as `worker`.
         worker: Trains and measures them.
@@ -93,12 +99,12 @@ class ClientSide:
         self,
         trainer: Any,
         local: Local,
-        holdings: Holdings,
+        holdings: PartitionedData,
         loader: Callable[[], ClientLoader],
         rule: BatchRule | None,
         owner: Any,
         no_forks: str,
-        to_try: Sequence[Stack] | None,
+        trial_stacks: Sequence[Stack] | None,
         members: Members | None = None,
     ) -> None:
         self._trainer, self._local, self._rule, self._loader = trainer, local, rule, loader
@@ -106,15 +112,15 @@ class ClientSide:
         self._owner = owner
         self.present: Stack | None = None
         self.seconds = 0.0
-        self.clock = Clock(trainer, holdings.schedule.longest)
+        self.clock = Clock(trainer, holdings.schedule.max_batches)
         module = trainer.lightning_module
-        self.found = Found(Rehearsed.by_layers(module))
+        self.findings = TrialFindings(ChangedTensors.from_layers(module))
         # as the layers say, until a client has tried: patterns may be of what only training shows
-        self.vector = self._vector(members, local.constraints if to_try is None else None)
-        if to_try is not None:
+        self.vector = self._vector(members, local.constraints if trial_stacks is None else None)
+        if trial_stacks is not None:
             dry = self.dry()
-            self.found = dry.aside(lambda: first_steps(dry, to_try))
-            self.found.check(module)
+            self.findings = dry.run_in_fork(lambda: first_steps(dry, trial_stacks))
+            self.findings.check(module)
             self.vector = self._vector(members, local.constraints)
 
     def _vector(self, members: Members | None, constraints: Mapping[str, Constraint] | None) -> Vector:
@@ -123,7 +129,7 @@ class ClientSide:
             self._trainer.lightning_module,
             lambda: self._trainer.strategy.optimizers,
             local.buffers,
-            Rehearsed() if local.buffers == "frozen" else self.found.rehearsed,
+            ChangedTensors() if local.buffers == "frozen" else self.findings.rehearsed,
             members,
             local.patterns,
             local.shared,
@@ -176,7 +182,7 @@ class ClientSide:
         """
         trainer, rule = self._trainer, self._rule
         self.log = ClientMetrics(choice, trainer, ranks)
-        self.log.names.update(self.found.names)
+        self.log.names.update(self.findings.names)
         self.log.check_watched()
         self.worker = ClientWorker(
             trainer,
@@ -206,41 +212,41 @@ class ClientSide:
         self,
         weights: Tensor,
         statistics: Statistics | None = None,
-        tell: Callable[[int], object] = lambda done: None,
-    ) -> Iterator[Iterator[Trained]]:
+        on_progress: Callable[[int], object] = lambda done: None,
+    ) -> Iterator[Iterator[TrainedStack]]:
         """Give the clients of the round as they have trained, and put everything away behind them.
 
         Args:
             weights: `(dim,)` the global model.
             statistics: Asks for a vector of each client's data in place of an update; None trains.
-            tell: Called with the number of clients that are done, after each stack.
+            on_progress: Called with the number of clients that are done, after each stack.
         """
         began = time.perf_counter()
         self.log.begin_round()
         try:
-            yield self._trained(weights, statistics, tell)
+            yield self._train_stacks(weights, statistics, on_progress)
         finally:
             self.present = None
             self.seconds += time.perf_counter() - began
             self.worker.fit.end_round()  # the world that all were copied from: the next round has another
             self.log.detach()
 
-    def _trained(
-        self, weights: Tensor, statistics: Statistics | None, tell: Callable[[int], object]
-    ) -> Iterator[Trained]:
+    def _train_stacks(
+        self, weights: Tensor, statistics: Statistics | None, on_progress: Callable[[int], object]
+    ) -> Iterator[TrainedStack]:
         done = 0
-        for stack, batches in self._loader().by_stack():
+        for stack, batches in self._loader().iterate_stacks():
             self.present = stack
             if stack.clients and statistics is not None:
-                vector = statistics_of(self.worker.fit, stack, batches, statistics.size)
-                yield Trained(stack.clients, vector[None], False)
+                vector = compute_statistics(self.worker.fit, stack, batches, statistics.size)
+                yield TrainedStack(stack.clients, vector[None], False)
             elif stack.clients:
                 trained = self.worker.train(stack, batches, weights)
                 if trained.asks_to_stop:
                     self._stop(stack.clients)
                 yield trained
             done += len(stack.clients)
-            tell(done)  # behind the yield: the server has had it
+            on_progress(done)  # behind the yield: the server has had it
 
     def commit(self, counted: Collection[int]) -> None:
         """The round has ended: what clients have counted and keep is so."""
@@ -261,18 +267,20 @@ class ClientSide:
 
     # ---- ranks ------------------------------------------------------------------------------------
 
-    def share(self) -> Share:
-        """Share of this rank's clients in the round, for `take_in` on all."""
-        counted = self.vector.most_counted
-        return Share(self.clock.taken, self.log.of_rank(), self.worker.states.packed(), counted)
+    def share(self) -> RankShare:
+        """Share of this rank's clients in the round, for `merge_ranks` on all."""
+        counted = self.vector.max_counted
+        return RankShare(
+            self.clock.merged_progress, self.log.rank_metrics(), self.worker.states.packed(), counted
+        )
 
-    def take_in(self, shares: Sequence[Share]) -> None:
+    def merge_ranks(self, shares: Sequence[RankShare]) -> None:
         """Bring clock, log and clients' states to where one process would have them."""
-        self.clock.take_in([one.taken for one in shares])
-        self.log.of_all_ranks([one.logged for one in shares])
+        self.clock.merge_ranks([one.progress for one in shares])
+        self.log.merge_ranks([one.logged for one in shares])
         for one in shares:
-            self.worker.states.unpack(one.opened)
-            self.vector.most_counted = torch.maximum(self.vector.most_counted, one.most)
+            self.worker.states.unpack(one.pending)
+            self.vector.max_counted = torch.maximum(self.vector.max_counted, one.max_counted)
 
 
 class RoundStart(NamedTuple):
@@ -303,47 +311,47 @@ class Rounds:
     clients_per_step: int
     start: RoundStart | None
     _federation: Federation
-    _target: KeptTarget | None
+    _target: CalibratedTarget | None
     _trainer: Any
 
-    def play(self) -> RoundRecord:
+    def play_round(self) -> RoundRecord:
         """One round: every client in a fit of its own, and the server's step.
 
         Raises:
             OtherRankStoppedError: If another rank has given it up.
         """
         engine, side, vector, term = self.engine, self.side, self.vector, self.correction
-        self._take_over(vector.found())
+        self._adopt_weights(vector.find_members())
         side.begin_round()
         self.start = RoundStart(engine.state_dict(), vector.members)  # of a checkpoint that is saved within
-        self.coming_stacks()  # a rule may choose the round's noise with its batches
+        self.next_stacks()  # a rule may choose the round's noise with its batches
         before, asked = engine.weights, engine.statistics if engine.reads_statistics else None
         plan = engine.start()  # draws the cohort and charges it, before anybody sends
         if engine.broadcast is not None:
-            vector.show(engine.weights)  # in few bits, as clients are sent it
+            vector.write(engine.weights)  # in few bits, as clients are sent it
         self._give_up_a_cut_round()
         weights = vector.read().to(engine.weights.dtype)  # as rounded to the module's dtype
         # a mechanism that draws by place, and a vector that is spread over an update, wait for nobody
         most = _AT_ONCE if engine.mechanism.order_free and asked is None else 0
-        with side.training(weights, asked, self._tells()) as trained:
-            for clients, updates in at_once(trained, most):
+        with side.training(weights, asked, self._make_progress_hook()) as trained:
+            for clients, updates in group_updates(trained, most):
                 known = len(engine.non_finite)
                 receive = engine.receive if asked is None else engine.receive_statistics
                 receive(clients, updates)  # encoded, and added to the sum: no update is kept
                 for client in engine.non_finite[known:] if asked is None else ():
-                    side.clock.saw_not_finite(vector.not_finite(updates[clients.index(client)]))
+                    side.clock.note_not_finite(vector.not_finite(updates[clients.index(client)]))
         seed_for_transforms(plan.stream_seed("after the clients"))  # whoever has trained last, or where
-        exact = bool(vector.held) and engine.broadcast is None and self._is_exact(plan)
+        exact = bool(vector.constant_elements) and engine.broadcast is None and self._is_exact(plan)
         record = engine.finish()  # ranks exchange sums and sides; the sum is decoded, and the server steps
         if term is not None and not record.aborted and asked is None:
             # the algorithm's server has the mean update, which lies between two models
             end, after = vector.num_parameters, engine.weights
-            share = len(engine.in_last_sum) / engine.planner.num_clients
-            own = term.end_round(before[:end], after[:end], share, side.clock.moved)
+            share = len(engine.last_summed_clients) / engine.planner.num_clients
+            own = term.end_round(before[:end], after[:end], share, side.clock.learning_rate_sum)
             engine.weights = torch.cat([own, after[end:]])
-        side.commit(engine.in_last_sum)  # clients in no sum go on with what they had
+        side.commit(engine.last_summed_clients)  # clients in no sum go on with what they had
         vector.constrain(engine.weights, before.to(engine.weights), exact)  # noise knows of no variance
-        vector.show(engine.weights)
+        vector.write(engine.weights)
         if asked is not None:
             release(vector.module, engine)
         self.start = None
@@ -351,29 +359,29 @@ class Rounds:
 
     # ---- its steps --------------------------------------------------------------------------------
 
-    def coming_stacks(self) -> list[Stack]:
+    def next_stacks(self) -> list[Stack]:
         """The stacks of the round to come, or of the open one."""
-        return self._stacks(self.population.holdings.schedule.stacks)
+        return self._stacks(self.population.partitioned_data.schedule.stacks)
 
     def _stacks_of_all_ranks(self) -> list[Stack]:
         """The stacks of the round to come, or of the open one, that one process would train."""
-        return self._stacks(self.population.holdings.schedule.of_all_ranks)
+        return self._stacks(self.population.partitioned_data.schedule.global_stacks)
 
-    def _stacks(self, of: Callable[[int, int, int, int | None], list[Stack]]) -> list[Stack]:
+    def _stacks(self, make_stacks: Callable[[int, int, int, int | None], list[Stack]]) -> list[Stack]:
         engine = self.engine
         size = 1 if engine.reads_statistics else self.clients_per_step
-        return of(engine.round, engine.attempt, size, self.side.clock.most_batches)
+        return make_stacks(engine.round, engine.attempt, size, self.side.clock.max_batches)
 
-    def _tells(self) -> Callable[[int], object]:
+    def _make_progress_hook(self) -> Callable[[int], object]:
         """Tells callbacks how many clients of the round are done, unless that is nobody's to know."""
         listening = [one for one in self._trainer.callbacks if hasattr(one, "on_clients_done")]
-        expected = sum(len(stack.clients) for stack in self.coming_stacks())
+        expected = sum(len(stack.clients) for stack in self.next_stacks())
 
-        def tell(done: int) -> None:
+        def report_progress(done: int) -> None:
             for callback in listening if not self.engine.planner.law.own_draws else ():
                 callback.on_clients_done(self._trainer, done, expected)
 
-        return tell
+        return report_progress
 
     def _is_exact(self, plan: RoundPlan) -> bool:
         """Does decoding add no error to the mean of a round? Then constants of layers are as trained."""
@@ -388,7 +396,7 @@ class Rounds:
     def _give_up_a_cut_round(self) -> None:
         """Under `fast_dev_run`, release no sum that holds fewer clients than its claims count on."""
         engine, limit = self.engine, self.population.limit
-        if not limit or not claims(engine):
+        if not limit or not has_claims(engine):
             return
         present = sum(len(stack.clients) for stack in self._stacks_of_all_ranks())
         expected = len(engine.planner.plan(engine.round, engine.mechanism, engine.attempt).survivors)
@@ -404,7 +412,7 @@ class Rounds:
         if self.engine.plan is not None:
             self.engine.abandon()
             if self.engine.broadcast is not None:
-                self.vector.show(self.engine.weights)
+                self.vector.write(self.engine.weights)
         self.side.begin_round()
 
     # ---- what rules of the batches ask for ----------------------------------------------------------
@@ -421,22 +429,22 @@ class Rounds:
 
     # ---- what callbacks have done to the module between two rounds ----------------------------------
 
-    def _take_over(self, members: Members) -> None:
+    def _adopt_weights(self, members: Members) -> None:
         """Go on with what is trained now, and with the weights that the module has, pruned ones say."""
         if members != self.vector.members:
-            self._change_vector(members)
-            self.side.worker.forget_shapes()
+            self._rebuild_vector(members)
+            self.side.worker.free_stack_memory()
         shown = self.vector.read()
         if not torch.equal(shown, self.engine.weights.to(shown)):
             self.engine.weights = shown.to(self.engine.weights)
 
     def _client_weights(self) -> Tensor | None:
-        held = [len(part) for part in self.population.holdings.client_indices]
+        held = [len(part) for part in self.population.partitioned_data.client_indices]
         federation = self._federation
         wanted, segments = federation.clients.num_clients, self.vector.segments
         return federation.server.client_weights(federation.mechanism, segments, held, wanted)
 
-    def _change_vector(self, members: Members) -> None:
+    def _rebuild_vector(self, members: Members) -> None:
         """Parameters join or leave at the start of a round.
 
         Raises:
@@ -444,9 +452,9 @@ class Rounds:
             RuntimeError: If a budget can't pay for the new vector.
         """
         federation, vector, engine = self._federation, self.vector, self.engine
-        names, ledger = vector.travelling, federation.ledger
+        names, ledger = vector.sent, federation.ledger
         self.population.check_change(vector.members, members)
-        change = _change(vector.members, members, vector.module, engine.round)
+        change = _describe_change(vector.members, members, vector.module, engine.round)
         rule, algorithm, mechanism = federation.batch_rule, federation.local.algorithm, federation.mechanism
         if rule is not None:
             raise ValueError(
@@ -463,10 +471,10 @@ class Rounds:
                 f"{change}, and {type(mechanism).__name__} can't be charged for vectors of two lengths; "
                 "freeze or unfreeze before the fit, or take another mechanism"
             )
-        vector.take(members)
+        vector.set_members(members)
         check_broadcast(federation.server, vector)
-        if names != vector.travelling:
-            engine.rearrange(vector.parts(), origins(vector.travelling, names), self._client_weights())
+        if names != vector.sent:
+            engine.rearrange(vector.parts(), segment_origins(vector.sent, names), self._client_weights())
         if federation.server.secure_aggregation is not None:
             check_modulus(federation.server.secure_aggregation, engine)
         if self._target is not None:
@@ -477,7 +485,7 @@ class Rounds:
         rank_zero_info(f"{change}; the ledger goes on, and every charge counts {longest} coordinates")
 
 
-def _change(before: Members, after: Members, module: nn.Module, round: int) -> str:
+def _describe_change(before: Members, after: Members, module: nn.Module, round: int) -> str:
     """Which parameters and buffers join and which leave, as the beginning of a sentence."""
     sizes = {name: tensor.numel() for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
     said = []

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq._lightning import get_callbacks, pl
+from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.privacy.cohorts import CohortLaw
 from lightning_fedq.privacy.report import PrivacyReport
-from lightning_fedq.privacy.sampled import why_not_secret
+from lightning_fedq.privacy.sampled import find_secrecy_obstacle
 from lightning_fedq.privacy.target import PrivacyTarget, check_law
 from lightning_fedq.privacy.verdict import NO_GUARANTEE
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.training.accounts import delta_of, report_of, why_round_repeated
-from lightning_fedq.training.said import lengths_tell
+from lightning_fedq.training.accounts import choose_delta, find_repeated_round, make_report
 from lightning_fedq.training.settings import Local, Server
+from lightning_fedq.training.user_messages import has_revealing_lengths
 
 
 def check_settings(
@@ -39,10 +39,10 @@ def check_settings(
         _refuse("S1, a secret draw", f"whoever knows seed={seed} knows every cohort", "use seed=None")
     if target is not None:
         check_law("target", target.against, target.over, law)
-    if why := why_not_secret(planner.sampling(), server.plain_sum, 0):
+    if why := find_secrecy_obstacle(planner.sampling(), server.plain_sum, 0):
         raise ValueError(f"secret cohorts need {why}, or known cohorts")
     if law.own_draws:
-        _check_own_draws(law, server)
+        _check_independent_draws(law, server)
     if algorithm is not None and algorithm.remembers:
         what = f"clients of {type(algorithm).__name__} keep vectors from round to round"
         _refuse("S5, clients without memory", what, "use FedProx, or no algorithm")
@@ -72,7 +72,7 @@ def check_settings(
         )
 
 
-def _check_own_draws(law: CohortLaw, server: Server) -> None:
+def _check_independent_draws(law: CohortLaw, server: Server) -> None:
     """Refuse what shows how many clients take part, or needs to know it."""
     fixed = f"FixedSize({law.size}, secret=True)"
     if server.secure_aggregation is not None:
@@ -108,12 +108,12 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
         ValueError: Naming the condition, with the cure.
     """
     engine: RoundEngine = federated.engine
-    held = federated.fit.population.holdings
-    if why := why_round_repeated(engine):
+    held = federated.fit.population.partitioned_data
+    if why := find_repeated_round(engine):
         raise ValueError(f"secret cohorts need {why}")
     if federated.planner.law.own_draws:
-        _check_fit_of_own_draws(federated)
-    if num_byzantine_of(trainer, federated.planner) or engine.tampering is not None:
+        _check_independent_fit(federated)
+    if count_byzantine(trainer, federated.planner) or engine.tampering is not None:
         _refuse("S4, clients that run the protocol", "some of them lie", "leave ByzantineClients out")
     if engine.transform is not None or federated.batch_rule is not None:
         what = "a callback changes updates or draws batches by what it keeps of every client"
@@ -128,7 +128,7 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
             what,
             "use PrivacyBudget(adversary='outsider'), or none",
         )
-    if any(isinstance(callback, pl.callbacks.Timer) for callback in callbacks_of(trainer)):
+    if any(isinstance(callback, pl.callbacks.Timer) for callback in get_callbacks(trainer)):
         what = "max_time ends the run by a clock that clients move"
         _refuse("S6, an end that depends on released models only", what, "use max_epochs")
     if not trainer.lightning_module.automatic_optimization or getattr(
@@ -136,19 +136,19 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     ):
         what = "manual optimisation and 16-mixed precision let steps and loss scales follow the cohort"
         _refuse("S8, nothing else that depends on the draw", what, "use automatic optimisation and 32-true")
-    if not held.schedule.alike:
+    if not held.schedule.has_equal_batches:
         what = "clients have different numbers of batches, so how long a round takes tells of who was drawn"
         _refuse("S8, nothing else that depends on the draw", what, "set local_steps")
-    if lengths_tell(engine):
+    if has_revealing_lengths(engine):
         what = f"messages of {type(engine.mechanism).__name__} have lengths that depend on updates"
         _refuse("S8, nothing else that depends on the draw", what, "take a fixed code, or secure aggregation")
-    for callback in callbacks_of(trainer):
+    for callback in get_callbacks(trainer):
         if getattr(callback, "follows_clients", False):
             what = f"{type(callback).__name__} writes what follows from the data of the drawn clients"
             _refuse("S8, nothing else that depends on the draw", what, "leave it out")
 
 
-def _check_fit_of_own_draws(federated: Any) -> None:
+def _check_independent_fit(federated: Any) -> None:
     """Refuse what shows whether anybody took part in a round."""
     if federated.fit.population.limit:
         what = "fast_dev_run cuts rounds, and which one it cuts hangs on how many take part"
@@ -165,11 +165,11 @@ def check_claim(federated: Any, trainer: pl.Trainer) -> None:
     Raises:
         ValueError: Naming the condition, with the cure.
     """
-    report: PrivacyReport = report_of(federated, trainer, delta_of(federated, trainer), "planned")
+    report: PrivacyReport = make_report(federated, trainer, choose_delta(federated, trainer), "planned")
     row = report.secret
     if row is not None and row.verdict == NO_GUARANTEE:
         raise ValueError(row.reason)
 
 
-def _refuse(condition: str, what: str, cure: str) -> NoReturn:
-    raise ValueError(f"secret cohorts need {condition}: {what}; {cure}, or known cohorts")
+def _refuse(condition: str, setting: str, cure: str) -> NoReturn:
+    raise ValueError(f"secret cohorts need {condition}: {setting}; {cure}, or known cohorts")

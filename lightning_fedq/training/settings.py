@@ -20,7 +20,7 @@ from lightning_fedq.algorithms.byzantine.aggregation import (
     Weighting,
     inverse_variance_weights,
 )
-from lightning_fedq.clients.constraints import Constraint, check_constraints, shown
+from lightning_fedq.clients.constraints import Constraint, check_constraints, format_constraints
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.personal import check_patterns
 from lightning_fedq.clients.undo import Undo
@@ -32,7 +32,7 @@ from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, PreviousMinMax, RangeRule
-from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, law_of
+from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, make_cohort_law
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.run import check_colluders
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 Group = TypeVar("Group")
 
 
-def group(kind: type[Group], given: Mapping[str, Any]) -> Group:
+def group(kind: type[Group], arguments: Mapping[str, Any]) -> Group:
     """One of the groups below, from the arguments of `Federated` by name."""
-    return kind(**{one.name: given[one.name] for one in fields(kind)})  # type: ignore[arg-type]
+    return kind(**{one.name: arguments[one.name] for one in fields(kind)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Clients:
         Raises:
             ValueError: If a number is out of its range.
         """
-        law = law_of(self.cohort)
+        law = make_cohort_law(self.cohort)
         return RoundPlanner(self.num_clients, seed, law, self.dropout_probability, deadline=self.deadline)
 
 
@@ -195,16 +195,16 @@ class Server:
         return self.plain_sum and self.server_lr == 1.0 and self.server_optimizer is None
 
     def client_weights(
-        self, mechanism: Mechanism, segments: Sequence[int], held: list[int], num_clients: int
+        self, mechanism: Mechanism, segments: Sequence[int], client_indices: list[int], num_clients: int
     ) -> Tensor | None:
         """Weights of the clients in the mean, `(num_clients,)`. None weighs all alike.
 
         Args:
             segments: Sizes of the vector's segments.
-            held: Samples that each client holds, where the mean is weighted by that.
+            client_indices: Samples that each client holds, where the mean is weighted by that.
         """
         if self.weighting == "samples":
-            return torch.tensor(held, dtype=torch.float32)
+            return torch.tensor(client_indices, dtype=torch.float32)
         if self.weighting == "inverse_variance":
             return inverse_variance_weights(mechanism, segments, num_clients)
         return None
@@ -222,7 +222,7 @@ def check_together(
     planner.expected(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
     planner.check_mechanism(mechanism)
     mechanism.protection_groups(clients.num_clients)  # and a population
-    if mechanism.own_ranges is not None and server.ranges is not None:
+    if mechanism.range_rule is not None and server.ranges is not None:
         raise ValueError(f"{type(mechanism).__name__} sets the range of a round itself; leave ranges out")
     size, secagg = planner.cohort_size, server.secure_aggregation
     check_aggregation(mechanism, size, server.weighting != "uniform", server.aggregator, secagg is not None)
@@ -271,7 +271,7 @@ def check_modulus(secagg: SecAgg, engine: RoundEngine) -> None:
         TypeError: If no bound on the mechanism's symbols is known.
         ValueError: If the explicit modulus is too small.
     """
-    context = engine.context(engine.coming_plan())
+    context = engine.context(engine.next_plan())
     rand = PublicRandomness(engine.keys, context.round, context.attempt)
     secagg.layout(engine.mechanism, context, rand)
 
@@ -316,7 +316,7 @@ class Federation:
         for call in self._followers:
             call()
 
-    def plan_by(self, seed: int) -> None:
+    def set_plan_seed(self, seed: int) -> None:
         """Draw cohorts and shares of the data by a seed."""
         self.planner = replace(self.planner, seed=seed)
 
@@ -340,7 +340,7 @@ class Federation:
             "buffers": local.buffers,
             **({"local": repr(local.patterns)} if local.patterns else {}),
             **({"shared": repr(local.shared)} if local.shared else {}),
-            **({"constraints": shown(local.constraints)} if local.constraints else {}),
+            **({"constraints": format_constraints(local.constraints)} if local.constraints else {}),
             **({} if local.statistics is None else {"statistics": repr(local.statistics)}),
             "seed": str(self.seed),
             "batches": "passes" if self.batch_rule is None else type(self.batch_rule).__name__,

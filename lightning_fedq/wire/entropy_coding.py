@@ -17,14 +17,14 @@ from lightning_fedq.wire.coding import Code, UndecodableError
 _LARGEST = 2**62 - 1
 _BLOCK = 512
 _LONGEST_GAMMA, _LONGEST_DELTA = 2 * 63 - 1, 11 + 62
-"""Bits of the code of 2^63 - 1, the largest value that `to_positive` gives."""
+"""Bits of the code of 2^63 - 1, the largest value that `map_to_positive` gives."""
 
 
-def to_positive(symbols: NDArray[np.integer]) -> NDArray[np.int64]:
+def map_to_positive(symbols: NDArray[np.integer]) -> NDArray[np.int64]:
     """The signed map 0, 1, -1, 2, -2, ... -> 1, 2, 3, 4, 5, ..., for symbols of 62 bits.
 
     Example:
-        >>> to_positive(np.array([0, -1, 1, -2]))
+        >>> map_to_positive(np.array([0, -1, 1, -2]))
         array([1, 3, 2, 5])
     """
     values = symbols.astype(np.int64)
@@ -33,7 +33,7 @@ def to_positive(symbols: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def from_positive(mapped: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Inverse of `to_positive`.
+    """Inverse of `map_to_positive`.
 
     Example:
         >>> from_positive(np.array([1, 3, 2, 5]))
@@ -54,7 +54,7 @@ def _bit_length(value: int) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _elias_length(symbols: NDArray[np.integer], delta: bool) -> int:
-    """Bits of all symbols, or -1 if one is too large for `to_positive`.
+    """Bits of all symbols, or -1 if one is too large for `map_to_positive`.
 
     Bit lengths are exponents of float64; without its second bit where the first is set, no value rounds up.
     """
@@ -150,7 +150,7 @@ class Elias(Code):
 
     def pack(self, symbols: Tensor) -> bytes:
         bits = np.zeros(self.num_bits(symbols), np.uint8)
-        _elias_write(to_positive(as_array(symbols)), self.delta, bits)
+        _elias_write(map_to_positive(as_array(symbols)), self.delta, bits)
         return np.packbits(bits).tobytes()
 
     def unpack(self, stream: bytes, count: int) -> Tensor:

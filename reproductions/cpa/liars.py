@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import ByzantineClients
-from lightning_fedq.callbacks.of_trainer import federated_of
+from lightning_fedq.callbacks.trainer_lookup import find_federated
 from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.rounds import RoundPlan
@@ -64,7 +64,7 @@ class Liars(ByzantineClients):
         """label_flip: label y becomes num_classes - 1 - y in the Byzantine clients' batches."""
         if self.num_classes is None:
             return
-        labels, clients = batch[1], federated_of(trainer, "Liars").training_clients
+        labels, clients = batch[1], find_federated(trainer, "Liars").training_clients
         if len(clients) == 1:
             labels = labels[None]
         for row in self._rows(clients):

@@ -77,7 +77,7 @@ def configured(config: str, candidates: int) -> Setting:
     Raises:
         ValueError: If its module has not one optimiser.
     """
-    from lightning_fedq._lightning import callbacks_of
+    from lightning_fedq._lightning import get_callbacks
     from lightning_fedq.callbacks import Federated
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, and only needed here
 
@@ -90,7 +90,7 @@ def configured(config: str, candidates: int) -> Setting:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"configure_optimizers must return one optimiser to attack {config}")
     rate = optimizer.param_groups[0]["lr"]
-    found = [callback.mechanism for callback in callbacks_of(cli.trainer) if isinstance(callback, Federated)]
+    found = [callback.mechanism for callback in get_callbacks(cli.trainer) if isinstance(callback, Federated)]
     return Setting(cli.model.eval(), inputs, labels, rate, found[0] if found else None)
 
 

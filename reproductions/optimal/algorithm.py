@@ -76,7 +76,7 @@ def train(
         sent = []
         for inputs, labels in data:
             gradients = sample_gradients(model, loss, inputs, labels, LocalSteps(rate, 1)).double()
-            moments = GradientMoments.of(gradients, size)
+            moments = GradientMoments.from_gradients(gradients, size)
             c6 = float((rate * gradients).square().sum(1).max()) * 4.0
             needed = c6 * (c1 - tau) / (rate**2 * moments.sum_squares)
             chance = solve_quadratic(needed, 1.0 / size).value

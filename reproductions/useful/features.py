@@ -89,7 +89,7 @@ def _kept(kind: Kind, root: str, download: bool) -> tuple[Tensor, Tensor, int]:
     """Features of all images, labels, and how many of the last are the official test set."""
     module = (CIFAR10DataModule if kind == "cifar" else MNISTDataModule)(root, download)
     images, labels, official = module.load()
-    kept = FixedFeatures(**TASKS[kind].features).kept(TensorDataset(images, labels))
+    kept = FixedFeatures(**TASKS[kind].features).compute_features(TensorDataset(images, labels))
     return kept.tensors[0], kept.tensors[1], official
 
 

@@ -24,7 +24,7 @@ from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
-from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, law_of
+from lightning_fedq.privacy.cohorts import CohortLaw, DisjointOnce, make_cohort_law
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from reproductions.cpa.data import Network, accuracy, network
@@ -146,7 +146,7 @@ def train(
     start = time.process_time()
     gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
     clients, rounds = federation.num_clients, federation.rounds
-    law = DisjointOnce(clients // rounds) if cohort == "once" else law_of(cohort)
+    law = DisjointOnce(clients // rounds) if cohort == "once" else make_cohort_law(cohort)
     masked = target is not None and target.against is Adversary.SECAGG_SERVER
     data = federation.data(seed)
     federated = Federated(
@@ -154,7 +154,7 @@ def train(
         clients,
         cohort=law,
         local_steps=1,
-        clients_per_step=min(STACK, law.size_of(clients)),
+        clients_per_step=min(STACK, law.cohort_size(clients)),
         ranges=FixedRange(radius),
         secure_aggregation=masks if masked else None,
         seed=seed,

@@ -51,7 +51,7 @@ def fit(module):
 @pytest.mark.parametrize("kind", [Steady, LeavesOut, SetsItsRate])
 def test_the_divisor_is_the_schedule_s(kind):
     second = sum(RATE * 0.5**step for step in range(STEPS, 2 * STEPS))
-    assert fit(kind()).side.clock.moved == pytest.approx(second)
+    assert fit(kind()).side.clock.learning_rate_sum == pytest.approx(second)
 
 
 def test_without_a_schedule_it_is_rate_times_steps_and_everybody_opens_a_variate():
@@ -60,7 +60,9 @@ def test_without_a_schedule_it_is_rate_times_steps_and_everybody_opens_a_variate
 
     fitted = fit(NoSchedule())
     found = fitted.correction
-    assert fitted.side.clock.moved == pytest.approx(RATE * STEPS)
-    assert sorted(found.kept) == list(range(CLIENTS)), "whether a client has moved does not show in the share"
-    mean = torch.stack([found.kept[client] for client in range(CLIENTS)]).mean(0)
+    assert fitted.side.clock.learning_rate_sum == pytest.approx(RATE * STEPS)
+    assert sorted(found.committed) == list(range(CLIENTS)), (
+        "whether a client has moved does not show in the share"
+    )
+    mean = torch.stack([found.committed[client] for client in range(CLIENTS)]).mean(0)
     assert torch.allclose(found.server, mean, atol=1e-6), "with everybody, the server's is the mean"

@@ -51,7 +51,7 @@ def audit_band(mechanism: Mechanism, clip_norm: float, seed: int = 0) -> list[st
         keys, ranges = SeededKeys(seed), FixedRange(1.0)
         engine = RoundEngine(mechanism, planner, keys, start, (_COORDINATES,), ranges, diagnostics=False)
         client = planner.plan(0, mechanism).cohort[0]
-        context = engine.context(engine.coming_plan())
+        context = engine.context(engine.next_plan())
         claim = {c.adversary: c for c in mechanism.claims(context)}[Adversary.OUTSIDER]
         if not isinstance(claim.loss, GaussianLoss):
             raise TypeError(f"the claim over rounds must be a Gaussian's, got {type(claim.loss).__name__}")

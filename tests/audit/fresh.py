@@ -3,9 +3,9 @@
 A number that protects nobody when it comes twice is a key: of masks, shares, noise, coins, rounding, dithers,
 cohorts, handed-on noise, DP-SGD's draws. `KINDS` is the table of them. A `Watch` writes down all keys that a
 process really draws from, wherever the library makes a stream (`Stream`), fills the default generators
-(`draw_from`) or masks (`secagg.Client`); the plays below go through real rounds: two rounds and a repeated
-attempt, two fits with ONE seed of the plan, a resumed fit, another process, a folder that is set back, all
-with `seed=None`. Then:
+(`seed_generators`) or masks (`secagg.Client`); the plays below go through real rounds: two rounds and a
+repeated attempt, two fits with ONE seed of the plan, a resumed fit, another process, a folder that is set
+back, all with `seed=None`. Then:
 
 * a key belongs to one draw (who, what for) of one attempt at one round of one fit, and to nothing else;
 * as all fits have the same plan, no key follows from the plan's seed;
@@ -148,7 +148,7 @@ class Watch:
 def watching(watch: Watch) -> Iterator[Watch]:
     """Write down all keys that this process draws from."""
     made, masked, began = Stream.__init__, Client.masked_input, RoundServer.start
-    filled = sys.modules["lightning_fedq.data.generator_turns"].draw_from
+    filled = sys.modules["lightning_fedq.data.generator_turns"].seed_generators
 
     def make(self: Stream, key: bytes) -> None:
         watch._stream(key, sys._getframe(1))
@@ -167,13 +167,13 @@ def watching(watch: Watch) -> Iterator[Watch]:
             watch.saw(key + repr(purpose).encode(), "draws of a step", repr(purpose))
         filled(key, *purpose)
 
-    users = [m for name, m in sys.modules.items()
-             if name.startswith("lightning_fedq") and getattr(m, "draw_from", None) is filled]  # fmt: skip
+    loaded = [module for name, module in sys.modules.items() if name.startswith("lightning_fedq")]
+    users = [module for module in loaded if getattr(module, "seed_generators", None) is filled]
     classes: list[tuple[Any, str, Any, Any]] = [
         (Stream, "__init__", made, make),
         (Client, "masked_input", masked, mask),
         (RoundServer, "start", began, begin),
-        *((module, "draw_from", filled, fill) for module in users),
+        *((module, "seed_generators", filled, fill) for module in users),
     ]
     for owner, name, _, ours in classes:
         setattr(owner, name, ours)
@@ -301,7 +301,7 @@ def play_fit(name: str, which: str, resumed: Path | None = None, saved: Path | N
     callbacks = FITS[name][0]()
     for callback in callbacks:
         if isinstance(callback, Federated):
-            callback.plan_by(PLAN_SEED)
+            callback.set_plan_seed(PLAN_SEED)
     with warnings.catch_warnings(), _quiet(), watching(Watch(f"{name}, {which}")) as watch:
         warnings.simplefilter("ignore")
         trainer = _trainer(2 + (resumed is not None), *callbacks)

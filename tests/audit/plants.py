@@ -288,9 +288,9 @@ class GaussianATenthQuieter(fedq.GaussianNoise):
 class DiscreteGaussianAnEighthQuieter(fedq.DistributedDiscreteGaussian):
     """Seven eighths of the standard deviation."""
 
-    def _noise_of(self, client, context, rand):
+    def _client_noise(self, client, context, rand):
         quiet = fedq.DistributedDiscreteGaussian(**(vars(self) | {"local_sigma": 0.875 * self.local_sigma}))
-        return quiet._noise_of(client, context, rand)
+        return quiet._client_noise(client, context, rand)
 
 
 @dataclass(frozen=True)
@@ -534,16 +534,16 @@ class SkipsTheFailedRound(fedq.RoundEngine):
 
     def abandon(self):
         if self.plan is not None:
-            self.ledger._known(self.ledger._id)[1][list(self.plan.cohort)] -= 1
+            self.ledger._get_charges(self.ledger._id)[1][list(self.plan.cohort)] -= 1
         super().abandon()
 
 
 class NanPasses(fedq.RoundEngine):
     """Nobody asks whether an update is finite."""
 
-    def _take(self, clients, updates):
+    def _encode_and_add(self, clients, updates):
         with patch("lightning_fedq.rounds.client.sum_of_squares", lambda updates: 0.0):
-            super()._take(clients, updates)
+            super()._encode_and_add(clients, updates)
 
 
 class _ExactMean(fedq.RoundEngine):
@@ -553,9 +553,9 @@ class _ExactMean(fedq.RoundEngine):
         self.leaked = 0.0
         return super().start()
 
-    def _take(self, clients, updates):
+    def _encode_and_add(self, clients, updates):
         self.leaked = self.leaked + updates.sum(0)
-        super()._take(clients, updates)
+        super()._encode_and_add(clients, updates)
 
 
 class RangeFromExactMean(_ExactMean):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_fedq.audit.bench import Bench, Bins
-from lightning_fedq.audit.known import HeldKeys
+from lightning_fedq.audit.fixed_parts import HeldKeys
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CPA, CSGM, LDPQ, CorBin, DistributedDiscreteGaussian, LayeredGaussian
 from lightning_fedq.mechanisms.interface import Adversary, AuditCase
@@ -30,7 +30,7 @@ def test_all_labels_are_equal_where_symbols_are_no_coordinates():
         assert not bench.aligned
         played = bench.play(0, 0)
         assert set(played.labels.tolist()) == {0}
-        assert played.labels_of(4).tolist() == [0, 0, 0, 0]
+        assert played.position_labels(4).tolist() == [0, 0, 0, 0]
 
 
 def test_a_concentrated_difference_lies_in_the_first_coordinate():
@@ -45,7 +45,7 @@ def test_views_of_a_round():
     bits = played.symbols.numpy().astype(int)
     assert (played.total() == bits.sum(0)).all()
     assert (played.group() == 2 * bits[0] + bits[1]).all()
-    released, others = played.released(), played.others()
+    released, others = played.released(), played.honest_sum()
     alone = played.decoded([played.curious])
     assert np.allclose(released, others + alone, atol=1e-5)
 
@@ -91,7 +91,7 @@ def test_silent_clients_send_nothing_and_are_never_the_victim():
     bench = Bench(AuditCase(LayeredGaussian(1.0, 1.0), num_dropped=1), 0, (5, 2), num_clients=3)
     played = [bench.play(round, 0) for round in range(8)]
     assert {p.victim for p in played} == {0, 1} and all(len(p.symbols) == 2 for p in played)
-    assert np.allclose(played[0].released(), played[0].others() + played[0].decoded([1]), atol=0.1)
+    assert np.allclose(played[0].released(), played[0].honest_sum() + played[0].decoded([1]), atol=0.1)
 
 
 def test_few_values_are_classes_and_many_are_quantiles():

@@ -12,7 +12,7 @@ from lightning_fedq.commands.mechanism_row import example
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from tests.audit import plants
 from tests.contract.test_mechanisms import ROWS
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 DIM = sum(SEGMENTS)
 WHOLE = (fedq.RotatedAxes,)
@@ -22,7 +22,7 @@ EXAMPLES = [
 
 
 def claimed(mechanism, num_clients=4):
-    context = context_of(mechanism, range(num_clients), (DIM,))
+    context = make_context(mechanism, range(num_clients), (DIM,))
     return [c.adversary for c in mechanism.claims(context) if not isinstance(c.loss, NonPrivate)]
 
 
@@ -64,7 +64,7 @@ def granted(mechanism):
 @pytest.mark.parametrize("mechanism", some(EXAMPLES))
 def test_where_everything_is_held_nothing_hides(mechanism, monkeypatch):
     """The power of the test, mechanism by mechanism and claim by claim: nothing is left to hide behind."""
-    monkeypatch.setattr(bench.HeldKeys, "_of", lambda keys, known: keys._held)
+    monkeypatch.setattr(bench.HeldKeys, "_select_keys", lambda keys, known: keys._held)
     # a direction changes most between two worlds, and takes longest
     cells = 80 if isinstance(mechanism, WHOLE) else 400
     findings = audit_knowledge(mechanism, 16, cells=cells)

@@ -32,7 +32,7 @@ class ChargesSurvivorsOnly(RoundEngine):
 
     def start(self):
         plan = super().start()
-        self.ledger._known(self.ledger._id)[1][list(plan.dropped)] -= 1
+        self.ledger._get_charges(self.ledger._id)[1][list(plan.dropped)] -= 1
         return plan
 
 

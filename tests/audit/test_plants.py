@@ -23,7 +23,7 @@ from tests.audit import plants
 from tests.audit.engine_plays import audit_not_finite, audit_resumption, play, server, unpaid
 from tests.audit.enumeration import enumerate_coin, enumerate_pair
 from tests.audit.enumeration_words import enumerate_words
-from tests.one_round import context_of, encode
+from tests.one_round import encode, make_context
 
 CLIPS = plants.ClipPassesNan(clip_norm=1.0, noise_multiplier=1.0)
 ONE_NAN = torch.cat([torch.tensor([math.nan]), torch.full((199,), 1e3)])
@@ -240,7 +240,7 @@ def test_a_planted_mechanism_is_another_one(kind):
         updates[0, 0] = math.nan
 
     def shown(mechanism):
-        context = context_of(mechanism, range(8), (2**10, 2**17 - 2**10 - 3))
+        context = make_context(mechanism, range(8), (2**10, 2**17 - 2**10 - 3))
         message, public = encode(mechanism, updates, context), PublicRandomness(SeededKeys(0), 0)
         symbols = message.symbols
         codes = [mechanism.message_code(client, context, public) for client in range(8)]

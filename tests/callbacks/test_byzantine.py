@@ -7,7 +7,7 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
-from lightning_fedq.callbacks.byzantine import ByzantineClients, lever_of
+from lightning_fedq.callbacks.byzantine import ByzantineClients, max_influence
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, MVU, FedAvg, JoPEQ
@@ -16,7 +16,7 @@ from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.described import privacy_report
 from tests.digits_run import Classifier, Digits, make_trainer
-from tests.one_round import context_of, decode
+from tests.one_round import decode, make_context
 
 CLIENTS, DIM = 10, 2000
 
@@ -127,7 +127,7 @@ def test_ones_are_noise_for_words_of_either_sign_and_a_push_for_hadamard_words(w
     """Every Hadamard word is +1 at point 0, so "ones" is a vote for point 0, worth 1/c of an honest one."""
     dim = 100_000
     mechanism = CPA(epsilon=0.5, levels=levels, words=words)
-    context = context_of(mechanism, (0,), (dim,))
+    context = make_context(mechanism, (0,), (dim,))
     estimate = decode(mechanism, torch.ones(1, dim, dtype=torch.uint8), (0,), context).double()
     error = estimate.std() / math.sqrt(dim)
     assert abs(estimate.mean() - mean / math.tanh(0.25)) < 5 * error  # 3 cases: 2e-6
@@ -136,11 +136,11 @@ def test_ones_are_noise_for_words_of_either_sign_and_a_push_for_hadamard_words(w
 def test_levers_are_known_or_not_told():
     context = RoundContext(0, ((0,), (1,)), (50,), torch.zeros(1).double(), torch.ones(1).double())
     coth = 1 / math.tanh(0.25)
-    assert lever_of(LDPQ(0.5), context) == pytest.approx(coth)
-    assert lever_of(CPA((2.0, 0.5)), context) == pytest.approx(1 + coth, rel=1e-6)  # the longest of all
-    assert lever_of(CPA(0.5, blocks_per_round=5), context) == pytest.approx(10 * (1 + coth), rel=1e-6)
-    assert lever_of(MVU(0.5, 1, 1), context) == pytest.approx(coth, rel=1e-3)
-    assert lever_of(JoPEQ(0.5), context) == pytest.approx(1.5 * math.sqrt(33))
+    assert max_influence(LDPQ(0.5), context) == pytest.approx(coth)
+    assert max_influence(CPA((2.0, 0.5)), context) == pytest.approx(1 + coth, rel=1e-6)  # the longest of all
+    assert max_influence(CPA(0.5, blocks_per_round=5), context) == pytest.approx(10 * (1 + coth), rel=1e-6)
+    assert max_influence(MVU(0.5, 1, 1), context) == pytest.approx(coth, rel=1e-3)
+    assert max_influence(JoPEQ(0.5), context) == pytest.approx(1.5 * math.sqrt(33))
 
 
 def test_no_liars_change_nothing():

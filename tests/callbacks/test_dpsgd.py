@@ -166,7 +166,9 @@ def test_the_first_step_is_clipping_averaging_and_noise():
     module, reference = Classifier(), Classifier()
     private = DPSGD(1e-6, 0.5, delta=1e-3, seed=2)
     trainer(private, epochs=1, max_steps=1).fit(module)
-    x, y = samples()[batches_of(200, 20, lambda client, s: private._stream("batch", client, s)).take(0, 0)]
+    x, y = samples()[
+        batches_of(200, 20, lambda client, s: private._stream("batch", client, s)).draw_samples(0, 0)
+    ]
     total = [torch.zeros_like(p) for p in reference.parameters()]
     for i in range(len(x)):
         loss = torch.nn.functional.cross_entropy(reference.net(x[i : i + 1]), y[i : i + 1])

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated, dpsgd
 from lightning_fedq.data import FederatedDataModule
-from lightning_fedq.data.generator_turns import draw_from, own_draws, states_of_defaults
+from lightning_fedq.data.generator_turns import preserve_generators, seed_generators, states_of_defaults
 from lightning_fedq.dpsgd.loss_reduction import loss_reduction
 from lightning_fedq.dpsgd.opacus import STEPS_PER_SIGMA, GridDPOptimizer, SampleGradientHooks
 from lightning_fedq.dpsgd.poisson import PoissonBatches
@@ -46,7 +46,7 @@ class Drops(pl.LightningModule):
 
     def __init__(self, data, workers=0, draws=None):
         super().__init__()
-        with own_draws():
+        with preserve_generators():
             torch.manual_seed(0)
             self.net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(WIDTH, 1))
         self.data, self.workers, self.draws = data, workers, draws
@@ -191,7 +191,7 @@ def test_every_sample_is_clipped_in_batches_of_all_sizes(monkeypatch, federated)
 
     def run():
         private = DPSGD(NOISE, 1.0, delta=1e-3)
-        monkeypatch.setattr(PoissonBatches, "take", take)
+        monkeypatch.setattr(PoissonBatches, "draw_samples", take)
         if federated:
             held = FederatedDataModule(Rows(), clients=[list(range(WIDTH))], batch_size=EXPECTED)
             fed = Federated(FedAvg(), 1, local_epochs=EXPECTED, seed=0, check_isolation=False)
@@ -284,18 +284,18 @@ def test_a_key_fills_every_word_of_every_generator():
         torch.rand(4, generator=torch.Generator().manual_seed(5)),
         torch.rand(4, generator=torch.Generator().manual_seed(5 + 2**32)),
     )
-    with own_draws():
+    with preserve_generators():
         states = []
         for key in (bytes(32), bytes(31) + b"\1", bytes(32)):
-            draw_from(key, "a")
+            seed_generators(key, "a")
             states.append((states_of_defaults(), draw_all()))
-        draw_from(bytes(32), "b")
+        seed_generators(bytes(32), "b")
         states.append((states_of_defaults(), draw_all()))
         assert states[0] == states[2]
         for name, state in states[0][0].items():
             assert state != states[1][0][name] and state != states[3][0][name]
         assert len({value for _, drawn in states for value in drawn}) == 9
-        draw_from(bytes(range(32)))
+        seed_generators(bytes(range(32)))
         drawn = torch.rand(20_000, dtype=torch.float64)
         assert abs(drawn.mean() - 0.5) < 6 / math.sqrt(12 * 20_000)  # false alarm below 1e-8
         words = torch.default_generator.get_state().numpy()[24 : 24 + 8 * 624].view(np.uint64)

@@ -37,13 +37,13 @@ def test_weights_touched_between_fits_are_no_new_account():
     for _ in range(4):
         trainer(fed, limit, epochs=3).fit(model)
         spent.append(limit.epsilon_spent)
-        assert limit.epsilon_spent == pytest.approx(cost(fed.ledger.most_charged))
-        if fed.ledger.most_charged == limit.affordable:
+        assert limit.epsilon_spent == pytest.approx(cost(fed.ledger.max_charges))
+        if fed.ledger.max_charges == limit.affordable:
             break
         with torch.no_grad():
             model.net.weight.mul_(1 + 1e-6)
     assert spent == sorted(spent) and len(set(spent)) == len(spent)
-    assert cost(fed.ledger.most_charged) <= 2.0 < cost(fed.ledger.most_charged + 1)
+    assert cost(fed.ledger.max_charges) <= 2.0 < cost(fed.ledger.max_charges + 1)
     with pytest.raises(RuntimeError, match="is spent"):
         trainer(fed, limit, epochs=3).fit(model)
 
@@ -288,7 +288,7 @@ def test_charges_of_masks_for_the_share_of_a_cohort_are_not_priced_by_those_of_t
 def test_a_journal_of_masks_for_the_share_of_a_cohort_is_refused(tmp_path):
     then, now = federated(secure_aggregation=SecAgg(max_corrupt=0.2), cohort=4), Ledger(6, "m")
     trainer(then, epochs=1).fit(Linear())
-    now.agree(then.ledger.terms)
+    now.set_terms(then.ledger.terms)
     terms = {**then.ledger.terms, "secure_aggregation": repr(SecAgg(max_corrupt=0.2))}
     Journal(tmp_path / "j", "m", 6).append(0, 0, "", None, 1, json.dumps(terms))
     with pytest.raises(ValueError, match=r"charged with secure_aggregation = .* for 1 colluders of 6"):

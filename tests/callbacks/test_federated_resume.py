@@ -162,7 +162,7 @@ def test_without_a_seed_an_interrupted_round_stays_charged_and_is_a_new_attempt(
     _, again = fit(tmp_path / "again", 1, resume=tmp_path / "late.ckpt", seed=None)
     assert again.planner.seed == fed.planner.seed
     assert all(torch.equal(a, b) for a, b in zip(again.client_indices, fed.client_indices, strict=True))
-    assert again.engine is not None and again.engine.ledger.most_charged == ROUNDS + 1
+    assert again.engine is not None and again.engine.ledger.max_charges == ROUNDS + 1
 
 
 @pytest.mark.parametrize(

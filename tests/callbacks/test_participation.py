@@ -12,7 +12,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.described import privacy_report
 from tests.digits_run import make_trainer
-from tests.one_round import context_of
+from tests.one_round import make_context
 from tests.test_configs import PLAIN
 from tests.training.test_privacy_target import Line, loader, trained
 
@@ -64,7 +64,7 @@ def test_a_fit_that_goes_on_counts_the_cohorts_that_have_been_asked():
     trainer.fit_loop.max_epochs = 6
     with pytest.raises(ValueError, match="6 rounds of 4 clients need 24"):
         trainer.fit(trainer.lightning_module, loader())
-    assert federated.ledger.most_charged == 1
+    assert federated.ledger.max_charges == 1
 
 
 class Dies(pl.Callback):
@@ -98,7 +98,7 @@ def test_a_budget_ends_with_the_cohorts_too():
     one = budget.epsilon_spent
     again = federation(privacy=None, mechanism=GaussianNoise(1.0, 5.0), cohort=4)
     trained(again, rounds=5, callbacks=[PrivacyBudget(50.0, 1e-3, "server")])
-    assert again.ledger.most_charged > 1
+    assert again.ledger.max_charges > 1
     assert 0.0 < one < 20.0
 
 
@@ -134,7 +134,7 @@ def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(tmp_p
     again = federation(num_clients=16 + spare)
     with pytest.warns(UserWarning, match="round 3 was sent and lost, and its clients have spent"):
         fit(again, saving(tmp_path), ckpt_path=tmp_path / "epoch=1.ckpt")
-    assert again.ledger.most_charged == 1
+    assert again.ledger.max_charges == 1
     assert [record.round for record in again.records] == [0, 1, 3] + ([4] if spare else [])
 
 
@@ -177,7 +177,7 @@ def test_a_budget_pays_for_the_turns_of_a_client(rounds, most):
     federated = in_turn()
     trained(federated, rounds=rounds)
     assert federated.calibration is not None and federated.calibration.charges == most
-    assert federated.ledger.most_charged == most
+    assert federated.ledger.max_charges == most
     assert 3.99 < federated.calibration.epsilon <= 4.0
     assert int(federated.ledger.limits.max()) == most
 
@@ -202,7 +202,7 @@ def test_reports_to_come_and_of_the_end_agree(tmp_path, law, rounds, most, words
     folder, federated = RunFolder("run", str(tmp_path), delta=1e-3), federation(cohort=law)
     trained(federated, rounds=rounds, callbacks=[folder])
     assert words in (tmp_path / "run" / "privacy.md").read_text()
-    context = context_of(federated.mechanism, tuple(range(4)), (5,))
+    context = make_context(federated.mechanism, tuple(range(4)), (5,))
     settings = {"rounds": rounds, "delta": 1e-3, "num_clients": 20, "most_rounds": most}
     to_come = privacy_report(federated.mechanism, context, **settings)
     ended = privacy_report(federated.mechanism, context, charges=federated.ledger.charges, **settings)
@@ -216,7 +216,7 @@ def test_reports_to_come_and_of_the_end_agree(tmp_path, law, rounds, most, words
 def test_dropouts_make_no_lottery_of_disjoint_cohorts(turns):
     """Who answered has spent all of it, and a report to come says no less than that of the end."""
     mechanism = GaussianNoise(1.0, 1.0)
-    context = context_of(mechanism, tuple(range(4)), (5,))
+    context = make_context(mechanism, tuple(range(4)), (5,))
     settings = {"rounds": 12, "delta": 1e-3, "num_clients": 20, "dropout_probability": 0.5}
     to_come = privacy_report(mechanism, context, most_rounds=turns, **settings)
     ended = privacy_report(mechanism, context, most_rounds=turns, charges=[turns] * 20, **settings)
@@ -255,7 +255,10 @@ def test_fedq_privacy_counts_turns(tmp_path):
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     of_checkpoint = report_of_checkpoint(tmp_path / "one.ckpt", 12, 1e-3, False, None)
     three = privacy_report(
-        GaussianNoise(1.0, 2.0), context_of(federated.mechanism, tuple(range(4)), (5,)), rounds=3, delta=1e-3
+        GaussianNoise(1.0, 2.0),
+        make_context(federated.mechanism, tuple(range(4)), (5,)),
+        rounds=3,
+        delta=1e-3,
     )
     for report in (of_config, of_checkpoint):
         expected = three.row(Adversary.SERVER).epsilon_run

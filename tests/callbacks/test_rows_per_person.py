@@ -15,9 +15,9 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import main as privacy
 from lightning_fedq.data import FederatedDataModule
-from lightning_fedq.data.repeats import most_repeated
+from lightning_fedq.data.repeats import max_repeats
 from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant, mixture_grid, sampled_gaussian_grid
-from lightning_fedq.dpsgd.statement import unit_of
+from lightning_fedq.dpsgd.statement import describe_unit
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss
@@ -162,14 +162,14 @@ REPEATS = [  # a data set, and how often a row stands in it at most
 
 @pytest.mark.parametrize(("dataset", "most"), REPEATS)
 def test_repeats_are_counted_without_reading_a_sample(dataset, most):
-    assert most_repeated(dataset, [torch.arange(len(dataset))])[0] == most
+    assert max_repeats(dataset, [torch.arange(len(dataset))])[0] == most
 
 
 def test_only_what_clients_hold_counts_and_at_how_many_of_them():
     twice = ConcatDataset([ROWS, ROWS])
-    assert most_repeated(twice, [torch.arange(10), torch.arange(30, 40)]) == (1, 1)
-    assert most_repeated(twice, [torch.arange(10), torch.arange(20, 30)]) == (2, 2)
-    assert most_repeated(twice, [torch.tensor([0, 20]), torch.tensor([1, 0])]) == (3, 2)
+    assert max_repeats(twice, [torch.arange(10), torch.arange(30, 40)]) == (1, 1)
+    assert max_repeats(twice, [torch.arange(10), torch.arange(20, 30)]) == (2, 2)
+    assert max_repeats(twice, [torch.tensor([0, 20]), torch.tensor([1, 0])]) == (3, 2)
 
 
 def dpsgd(rows=1, seed=None, noise=1.0):
@@ -279,7 +279,7 @@ def test_an_account_that_a_client_keeps_says_whom_it_is_about():
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_every_sentence_names_its_unit(rows, tmp_path, caplog, capsys):
-    unit, logger = unit_of(rows), pl.loggers.CSVLogger(tmp_path)
+    unit, logger = describe_unit(rows), pl.loggers.CSVLogger(tmp_path)
     assert "pays for k" in unit and (rows == 1 or "up to 3 rows" in unit)
     private, fed = dpsgd(rows), Federated(FedAvg(), 3, seed=0)
     with caplog.at_level(logging.INFO):
@@ -301,4 +301,4 @@ def test_the_end_of_a_fit_without_a_federation_says_it_too(caplog):
     with caplog.at_level(logging.INFO):
         fit(private, data=Digits(90).train_set())
     (line,) = [line for line in caplog.messages if line.startswith("privacy of one sample")]
-    assert unit_of(1) in line and f"epsilon {private.epsilon(1e-4):.3g}" in line
+    assert describe_unit(1) in line and f"epsilon {private.epsilon(1e-4):.3g}" in line

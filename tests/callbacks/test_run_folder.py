@@ -13,14 +13,14 @@ from torch.utils.data import Dataset
 
 from lightning_fedq import ClientEvaluation
 from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget, RunFolder
-from lightning_fedq.callbacks.run_folder import title_of
+from lightning_fedq.callbacks.run_folder import plot_title
 from lightning_fedq.data import LabelShards, QuantitySkew
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.document import from_json
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import read_rows
-from lightning_fedq.training.accounts import noise_words
+from lightning_fedq.training.accounts import describe_noise
 from tests.callbacks.runs import small_data, small_model, small_run
 from tests.digits_run import Classifier, Digits, digits, make_trainer
 
@@ -68,7 +68,7 @@ def test_everything_is_written(tmp_path):
 
 
 def test_a_title_has_no_settings_and_a_picture_carries_its_price(tmp_path, monkeypatch):
-    assert title_of("mine", RotatedCoins(1.0, 1.015618805983572)) == "mine (RotatedCoins)"
+    assert plot_title("mine", RotatedCoins(1.0, 1.015618805983572)) == "mine (RotatedCoins)"
     drawn = []
     monkeypatch.setattr("lightning_fedq.callbacks.run_folder.save_figure", lambda *_: None)
     monkeypatch.setattr(
@@ -334,8 +334,8 @@ def test_a_run_that_could_not_learn_says_so(tmp_path):
 def test_a_run_is_judged_by_what_was_seen_and_a_clip_that_is_too_long_is_named(tmp_path):
     """R planned 7.9 and 0.48 seen was called a run that could hardly learn, at an accuracy of 0.67."""
     known = {"planned": 7.9, "sim_seen": 0.48}
-    assert noise_words(known).endswith("common to all: costs points")
-    assert noise_words({**known, "sim_seen": None}).endswith("could hardly learn")
+    assert describe_noise(known).endswith("common to all: costs points")
+    assert describe_noise({**known, "sim_seen": None}).endswith("could hardly learn")
     clips = []
     for name, clip in (("long", 50.0), ("fits", 0.1)):
         small_run(RunFolder(name, str(tmp_path)), rounds=2, mechanism=GaussianNoise(clip, 1.0), seed=None)

@@ -9,7 +9,7 @@ import yaml
 from lightning_fedq import FixedSize
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder, WandbRounds
-from lightning_fedq.callbacks.of_trainer import engine_of
+from lightning_fedq.callbacks.trainer_lookup import find_engine
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from tests.callbacks.runs import small_run
 from tests.described import privacy_report
@@ -65,8 +65,8 @@ def expected(folder, trainer):
 
 def privacy_of(trainer, rounds):
     """Epsilon of so many rounds by the report."""
-    engine = engine_of(trainer, "the test")
-    report = privacy_report(engine.mechanism, engine.context(engine.coming_plan()), rounds=rounds, delta=1e-5)
+    engine = find_engine(trainer, "the test")
+    report = privacy_report(engine.mechanism, engine.context(engine.next_plan()), rounds=rounds, delta=1e-5)
     return next(row.epsilon_run for row in report.rows if row.adversary == "SERVER")
 
 

@@ -99,7 +99,7 @@ def test_every_client_has_a_budget_of_its_own():
     fed = unequal((0.001,) * 9 + (0.02,))
     limit = PrivacyBudget(2.5, 1e-5, Adversary.SERVER)
     trainer(fed, limit, epochs=100).fit(Wide())
-    assert limit.affordable == fed.ledger.charges[9] < fed.ledger.most_charged
+    assert limit.affordable == fed.ledger.charges[9] < fed.ledger.max_charges
     assert spent_by(fed, 9) <= 2.5 < randomized_response_epsilon(0.02, WIDTH * (limit.affordable + 1), 1e-5)
     assert limit.epsilon_spent == pytest.approx(max(spent_by(fed, client) for client in range(10)))
     assert 9 in fed.planner.plan(fed.engine.round, fed.mechanism).cohort
@@ -131,7 +131,7 @@ def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path
     run.fit(Wide())
     run.save_checkpoint(tmp_path / "last.ckpt")
     saved = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    epsilon = randomized_response_epsilon(0.01, WIDTH * fed.ledger.most_charged, 1e-5)
+    epsilon = randomized_response_epsilon(0.01, WIDTH * fed.ledger.max_charges, 1e-5)
     assert row(saved)["epsilon_run"] == pytest.approx(epsilon) == pytest.approx(limit.epsilon_spent)
     assert float(run.callback_metrics["fed/epsilon"]) == pytest.approx(row(saved)["epsilon_run"], rel=1e-6)
     charges = fed.ledger.charges.tolist()

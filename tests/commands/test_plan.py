@@ -7,7 +7,7 @@ import yaml
 
 import lightning_fedq as fedq
 from lightning_fedq import cli
-from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.commands import plan as command
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.plan import candidates, sizes_for
@@ -320,7 +320,7 @@ def test_the_noise_that_is_planned_is_what_the_run_finds(name):
         target = PrivacyTarget(8.0, 1e-5, adversary)
         federated, trainer = federation(name, 4, privacy=target)
         sizes, masks = sizes_for(trainer, federated, model), federated.server.secure_aggregation
-        found = federated.calibrated(sizes["params"], 4, num_byzantine_of(trainer, federated.planner))
+        found = federated.calibrated(sizes["params"], 4, count_byzantine(trainer, federated.planner))
         problem = Problem(**sizes, target=target, secure_aggregation=masks or fedq.SecAgg())
         option = plan(problem, {"GaussianNoise": candidates(sizes["params"])["GaussianNoise"]})[0]
         assert option.mechanism.noise_multiplier == pytest.approx(found.noise_multiplier, rel=2e-3), adversary

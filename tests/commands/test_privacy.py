@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq import Available, cli
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq.algorithms.byzantine.counting import count_byzantine
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
 from lightning_fedq.data.models import MLP, Classifier as ClassifierOf
@@ -22,7 +22,7 @@ from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.accounts import report_of, run_to_come
+from lightning_fedq.training.accounts import make_report, planned_run
 from tests.changed import changed
 from tests.commands.federations import FEDERATIONS, federation
 from tests.described import page as markdown
@@ -197,12 +197,12 @@ def test_a_checkpoint_says_what_its_run_says_so_far_and_of_rounds_to_come(name, 
     samples = TensorDataset(torch.randn(120, 8), torch.arange(120) % 3)
     trainer.fit(ClassifierOf(MLP(8, [4], 3)), DataLoader(samples, 2), DataLoader(samples, 120))
     trainer.save_checkpoint(tmp_path / "one.ckpt")
-    another, liars = federation(name, 2)[0], num_byzantine_of(trainer, federated.planner)
-    whole = run_to_come(another, another.mechanism, federated.engine.weights.numel(), 7, liars)
-    if whole.most_rounds is None:  # a lottery, on top of what each client has paid
+    another, liars = federation(name, 2)[0], count_byzantine(trainer, federated.planner)
+    whole = planned_run(another, another.mechanism, federated.engine.weights.numel(), 7, liars)
+    if whole.max_rounds is None:  # a lottery, on top of what each client has paid
         whole = replace(whole, charges=federated.ledger.charges, to_come=5)
     for rounds, wanted in (
-        (None, report_of(federated, trainer, 1e-5, "running")),
+        (None, make_report(federated, trainer, 1e-5, "running")),
         (7, privacy_report(whole, 1e-5, "planned", None)),
     ):
         found = report_of_checkpoint(tmp_path / "one.ckpt", rounds, None, secagg=False)

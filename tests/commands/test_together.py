@@ -10,16 +10,16 @@ import pytest
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.cli import main
 from lightning_fedq.commands import run
-from lightning_fedq.commands.together import RunCost, composed, cost_of
+from lightning_fedq.commands.together import RunCost, composed, plan_cost
 from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedCoins
 from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, Slack, Unit
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss
-from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.accounts import run_to_come
+from lightning_fedq.training.accounts import planned_run
 from tests.digits_run import Classifier, make_trainer
 from tests.test_cli import configuration
 
@@ -45,7 +45,7 @@ def cost(loss, most=3, slack=Slack(), **about):  # noqa: B008 (frozen)
 def test_what_stays_with_clients_costs_nothing():
     """The weight of the layer: 640 of 650 parameters."""
     federated = Federated(LDPQ(1.0), 10, local=["*.weight"])
-    found = cost_of(federated, make_trainer(federated, max_epochs=1), Classifier(), 1e-5)
+    found = plan_cost(federated, make_trainer(federated, max_epochs=1), Classifier(), 1e-5)
     assert found.claims[Adversary.SERVER].compositions == 10
 
 
@@ -61,7 +61,7 @@ def test_kinds_that_no_grid_holds_together_add_up_in_epsilon_and_delta():
     """Basic composition, each kind at its share of delta: an upper bound of what a grid says where it can."""
 
     def of(mechanism):
-        claims = mechanism.claims(context_of(mechanism, 20, 4060))
+        claims = mechanism.claims(make_plan_context(mechanism, 20, 4060))
         (claim,) = [claim for claim in claims if claim.adversary is Adversary.SERVER]
         return RunCost("M", {Adversary.OUTSIDER: claim}, 3)
 
@@ -79,8 +79,8 @@ def of_sums(**settings):
     settings = {"secure_aggregation": SecAgg(max_corrupt=0.02, max_dropout=0.02), **settings}
     federated = Federated(RotatedCoins(clip_norm=1.0, epsilon=1.0), 100, **settings)
     trainer, module = make_trainer(federated, max_epochs=3, logger=False), Classifier()
-    account = Account(run_to_come(federated, federated.mechanism, 650, 3, 0), 1e-5)
-    return cost_of(federated, trainer, module, 1e-5), account
+    account = Account(planned_run(federated, federated.mechanism, 650, 3, 0), 1e-5)
+    return plan_cost(federated, trainer, module, 1e-5), account
 
 
 def test_chances_of_all_runs_are_paid_from_delta():

@@ -21,7 +21,7 @@ from lightning_fedq.cli import main
 from lightning_fedq.comparison import comparison as module, processes
 from lightning_fedq.comparison.baselines import gaussian_by_opacus, laplace_by_opacus
 from lightning_fedq.comparison.comparison import RANGES, Comparison, Task
-from lightning_fedq.comparison.table import calibrated_by
+from lightning_fedq.comparison.table import describe_calibration
 from lightning_fedq.privacy.planning import KAPPA
 from tests import forked
 from tests.callbacks.test_wandb_rounds import finished_records_of
@@ -44,7 +44,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def on_small(names: list[str], **more: Any) -> Comparison:
     """A comparison on it at epsilon 8 with one seed, without Opacus's rows."""
     given = {"epsilons": (8.0,), "seeds": 1, "baselines": False, "delta": 1e-2, **more}
-    return Comparison.of("small.yaml", names, **given)
+    return Comparison.from_names("small.yaml", names, **given)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,9 @@ def test_ranges_are_searched_with_another_seed_and_only_where_coordinates_are_cl
     runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.TASKS, "digits", Task((0.3,)))
-    asked = Comparison.of("digits", ["LDPQ", "GaussianNoise"], epsilons=[5.0], seeds=2, baselines=False)
+    asked = Comparison.from_names(
+        "digits", ["LDPQ", "GaussianNoise"], epsilons=[5.0], seeds=2, baselines=False
+    )
     asked.run(tmp_path / "out")
     rows = ("FedAvg", "LDPQ", "GaussianNoise")
     by_row = {row: [name for name in runs if name.startswith(f"{row}/")] for row in rows}
@@ -104,7 +106,9 @@ def test_what_is_known_is_not_searched(runs: list[str], tmp_path: Path) -> None:
     """Unless it is asked for."""
     for tune, searches in ((False, 0), (True, 4)):
         runs.clear()
-        asked = Comparison.of("digits", ["RotatedCoins"], epsilons=[8.0], seeds=1, baselines=False, tune=tune)
+        asked = Comparison.from_names(
+            "digits", ["RotatedCoins"], epsilons=[8.0], seeds=1, baselines=False, tune=tune
+        )
         asked.run(tmp_path / str(tune))
         assert sum(name.startswith("RotatedCoins/") for name in runs) == searches + 1
 
@@ -174,7 +178,7 @@ class Dies(pl.Callback):
     """Ends the process of a worker."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if not trainer.callbacks[0].ledger.most_charged and Path("first").exists():
+        if not trainer.callbacks[0].ledger.max_charges and Path("first").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         Path("first").touch()
 
@@ -215,7 +219,7 @@ def children_of(process: int) -> list[int]:
 
 def test_opacus_noise_is_more_and_what_is_spent_is_ours() -> None:
     """8 asked for, 7.44 spent over 20 rounds; its conversion against the exact curve of each."""
-    asked = Comparison.of("digits", ["GaussianNoise"], epsilons=[8.0], seeds=1)
+    asked = Comparison.from_names("digits", ["GaussianNoise"], epsilons=[8.0], seeds=1)
     spent = {name: asked.option(name, 8.0).epsilon for name in asked.names}
     assert spent["GaussianNoise, by Opacus"] == pytest.approx(7.44, abs=0.01)
     assert 7.6 < spent["LaplaceNoise, by Opacus"] < 7.8
@@ -226,9 +230,9 @@ def test_opacus_noise_is_more_and_what_is_spent_is_ours() -> None:
     accountant.history = [(gaussian_by_opacus(8.0, 1e-5, 20), 1.0, 20)]
     assert 7.98 < accountant.get_epsilon(1e-5) <= 8.0
     assert laplace_by_opacus(8.0, 1e-5, 1) == pytest.approx(1.0 / 8.0, rel=0.02)  # one release: pure
-    few = Comparison.of("digits", ["GaussianNoise"], epsilons=[8.0], seeds=1, baselines=False)
+    few = Comparison.from_names("digits", ["GaussianNoise"], epsilons=[8.0], seeds=1, baselines=False)
     assert list(few.names) == ["GaussianNoise"]
-    named = Comparison.of("digits", [OPACUS[0]], epsilons=[8.0], seeds=1, baselines=False)
+    named = Comparison.from_names("digits", [OPACUS[0]], epsilons=[8.0], seeds=1, baselines=False)
     assert list(named.names) == OPACUS[:1]
 
 
@@ -324,7 +328,7 @@ def test_images_need_a_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_a_logger_has_a_run_for_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B offline, record by record: the cell, what it cost, and the figures of every round."""
     monkeypatch.setenv("WANDB_MODE", "offline")
-    asked = Comparison.of("small.yaml", ["GaussianNoise"], epsilons=[8.0], seeds=2, delta=1e-2)
+    asked = Comparison.from_names("small.yaml", ["GaussianNoise"], epsilons=[8.0], seeds=2, delta=1e-2)
     rows = asked.run(tmp_path, logger="wandb")
     found = {}
     for folder in sorted((tmp_path / "wandb" / "wandb").glob("offline-run-*")):
@@ -352,7 +356,7 @@ def test_a_logger_has_a_run_for_every_cell(tmp_path: Path, monkeypatch: pytest.M
         private = row["epsilon"] < math.inf
         assert cell["epsilon"] == (8.0 if private else None)
         assert summary.get("compare/epsilon_spent") == (row["epsilon_spent"] if private else None)
-        assert cell["calibrated_by"] == calibrated_by(row["mechanism"])
+        assert cell["calibrated_by"] == describe_calibration(row["mechanism"])
 
 
 def folder_of(run: Path, scratch: Path) -> Path:
@@ -368,7 +372,7 @@ def test_a_cell_that_was_stopped_leaves_no_second_run(
 ) -> None:
     """Its logger's folder is begun anew, also where it is a file of rows."""
     asked = on_small(["GaussianNoise"])
-    monkeypatch.setattr("lightning_fedq.comparison.table.tell", stop)
+    monkeypatch.setattr("lightning_fedq.comparison.table.log_figures", stop)
     for kind in ("wandb", "csv"):
         with pytest.raises(KeyboardInterrupt):
             asked.run(tmp_path / kind, logger=kind)  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ def test_with_secret_keys_the_page_of_all_runs_is_there_before_the_first(
 
 def test_from_python(small: Path, tmp_path: Path) -> None:
     """The same objects, with a score of one's own and a logger."""
-    asked = Comparison.of(
+    asked = Comparison.from_names(
         str(small), ["GaussianNoise"], seeds=1, epsilons=[8], delta=1e-2, monitor="val_loss"
     )
     rows = asked.run(tmp_path / "out", logger="csv")

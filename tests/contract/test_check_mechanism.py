@@ -8,8 +8,8 @@ import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, SubtractiveDither
-from lightning_fedq.mechanisms.contract_suite import RULES, BrokenContractError, check_mechanism, context_of
-from lightning_fedq.mechanisms.interface import NO_SLACK, Mechanism, Message, of_one_message
+from lightning_fedq.mechanisms.contract_suite import RULES, BrokenContractError, check_mechanism, make_context
+from lightning_fedq.mechanisms.interface import NO_SLACK, Mechanism, Message, single_message_claims
 from tests.audit import plants
 from tests.contract.golden import names_the_change, updated
 
@@ -236,7 +236,7 @@ class RoundsWithClaims(RoundsWithoutClaims):
     """The same, with the claim about one message for everybody."""
 
     def claims(self, context):
-        return of_one_message(super().claims(context))
+        return single_message_claims(super().claims(context))
 
 
 @dataclass(frozen=True)
@@ -258,8 +258,8 @@ class Remembers(LDPQ):
 
 BROKEN = [
     (GroupsOfTwo(1.0), {"groups_cover_the_cohort"}),
-    (SaysNothingOfOutsiders(1.0), {"one_claim_per_adversary"}),
-    (NoAssumptions(1.0), {"one_claim_per_adversary"}),
+    (SaysNothingOfOutsiders(1.0), {"single_claim_per_adversary"}),
+    (NoAssumptions(1.0), {"single_claim_per_adversary"}),
     (FloatSymbols(1.0), {"integer_symbols"}),
     (SaysShorter(1.0), {"integer_symbols"}),
     (TwiceAsLong(1.0), {"decodes_to_the_sum"}),
@@ -281,7 +281,7 @@ BROKEN = [
     (DoublesAreOthers(1.0), {"any_float_type"}),
     (CountsNoClipping(1.0), {"clips_and_counts"}),
     (NoDifference(1.0), {"two_neighbours"}),
-    (TinyLever(1.0), {"lever_is_at_least_one"}),
+    (TinyLever(1.0), {"influence_is_at_least_1"}),
     (StaysHere(1.0), {"pickles"}),
     (ForgetsItsSetting(1.0), {"builds_from_yaml"}),
     (OfAnotherName(1.0), {"reads_back_from_its_repr"}),
@@ -317,7 +317,7 @@ def test_a_good_one_passes(mechanism):
 def test_what_is_worked_on_further_is_claimed_as_one_message():
     mechanism = RoundsWithClaims(1.0, 1.0)
     check_mechanism(mechanism, rules=["claims_go_with_encode"])
-    assert len({claim.loss for claim in mechanism.claims(context_of(mechanism, (0, 1, 2)))}) == 1
+    assert len({claim.loss for claim in mechanism.claims(make_context(mechanism, (0, 1, 2)))}) == 1
 
 
 def test_one_rule_alone():
@@ -335,7 +335,7 @@ def test_an_error_of_the_mechanism_is_told_with_the_rule():
     with pytest.raises(
         BrokenContractError, match="one_claim_per_adversary: raised RuntimeError: not written"
     ):
-        check_mechanism(Fails(1.0), rules=["one_claim_per_adversary"])
+        check_mechanism(Fails(1.0), rules=["single_claim_per_adversary"])
 
 
 def test_a_class_without_dataclass_is_told():

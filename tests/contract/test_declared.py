@@ -8,7 +8,7 @@ import pytest
 
 from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, JoPEQ, PerCoordinateLaplace
 from lightning_fedq.mechanisms.interface import Adversary
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 PACKAGE = Path(__file__).parents[2] / "lightning_fedq"
 
@@ -32,7 +32,7 @@ def test_nobody_guesses_what_a_mechanism_has():
     "mechanism", [LDPQ(0.5), CorBin(1.0, 5), CPA(2.0), CPA(20.0, epsilon_scope="round")], ids=repr
 )
 def test_a_liar_leaves_out_the_coin_and_nothing_else(mechanism):
-    context = context_of(mechanism, (0, 1), (64,))
+    context = make_context(mechanism, (0, 1), (64,))
     bare = mechanism.without_noise(context)
     assert type(bare) is type(mechanism) and math.isinf(bare.epsilon)
     assert bare.code(context) == mechanism.code(context)
@@ -42,14 +42,14 @@ def test_a_liar_leaves_out_the_coin_and_nothing_else(mechanism):
 def test_without_a_coin_a_liar_is_told(mechanism):
     """`GaussianNoise` has a field `epsilon`, which is a budget and no coin."""
     with pytest.raises(ValueError, match="has no coin that a Byzantine client could skip"):
-        mechanism.without_noise(context_of(mechanism, (0, 1)))
+        mechanism.without_noise(make_context(mechanism, (0, 1)))
 
 
 def test_advice_is_the_mechanism_s_own():
     """Once everybody was given CorBin's."""
 
     def advice(mechanism, adversary):
-        claims = mechanism.claims(context_of(mechanism, (0, 1, 2, 3)))
+        claims = mechanism.claims(make_context(mechanism, (0, 1, 2, 3)))
         return mechanism.advice(next(claim for claim in claims if claim.adversary is adversary))
 
     assert "shared_bits=0" in advice(CorBin(1.0), Adversary.SERVER)

@@ -11,8 +11,8 @@ from lightning_fedq.mechanisms.contract_suite import (
     RULES,
     BrokenContractError,
     check_mechanism,
-    context_of,
     golden_symbols,
+    make_context,
 )
 from tests.contract.golden import GOLDEN
 
@@ -124,7 +124,7 @@ def without_the_mean_s_noise(row, found, clients):
 
 
 def without_fresh(row, found, clients):
-    context = context_of(row, (6, 1, 4))
+    context = make_context(row, (6, 1, 4))
     return found - (row.fresh_std(context) * row.granularity * row.clip_norm) ** 2 / len(clients)
 
 
@@ -168,7 +168,7 @@ def test_a_bound_without_a_term_is_noticed(kind, term, monkeypatch):
 def test_keeps_the_contract(mechanism):
     """Every rule that is broken is named; the rules' own tests: `test_check_mechanism`."""
     check_mechanism(mechanism, [rule for rule in RULES if mechanism not in SAME_LAW or rule not in LAWS])
-    assert mechanism.noise_variance(context_of(mechanism, (6, 1, 4)), (1, 4)) is not None
+    assert mechanism.noise_variance(make_context(mechanism, (6, 1, 4)), (1, 4)) is not None
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.contract.test_mechanisms import ROWS
 from tests.described import Setting, calibrate, epsilon_of
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 WITHOUT = {
     "FedAvg": "FedAvg has no privacy parameter that a target could set",
@@ -33,7 +33,7 @@ KINDS = [
 
 
 def setting_of(mechanism):
-    return Setting(context_of(mechanism, tuple(range(12)), (40,)), 3, 1e-3, secure_aggregation=True)
+    return Setting(make_context(mechanism, tuple(range(12)), (40,)), 3, 1e-3, secure_aggregation=True)
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=repr)

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from lightning_fedq import mechanisms as m
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanisms.contract_suite import context_of, decode, encode
+from lightning_fedq.mechanisms.contract_suite import decode, encode, make_context
 from tests.contract.test_mechanisms import ROWS
 from tests.contract.vectors import COHORT, FOLDER, SEED, SEGMENTS, files, vector_of
 
@@ -44,7 +44,7 @@ def test_the_vectors_are_those_of_the_code(mechanism):
 @pytest.mark.parametrize("mechanism", ROWS, ids=repr)
 def test_the_recorded_streams_are_the_ordinary_ones(mechanism):
     """Messages with ordinary randomness are the recorded ones; bitstreams unpack, and decode to the sum."""
-    context, vector = context_of(mechanism, COHORT, SEGMENTS), VECTORS[repr(mechanism)]
+    context, vector = make_context(mechanism, COHORT, SEGMENTS), VECTORS[repr(mechanism)]
     message = encode(mechanism, torch.tensor(vector["updates"]), context, seed=SEED)
     public, rows = PublicRandomness(SeededKeys(SEED), 0), []
     for client, stream in zip(context.cohort, vector["bitstreams"], strict=True):

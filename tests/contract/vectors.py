@@ -19,7 +19,7 @@ from lightning_fedq.keys.randomness import (
     hkdf_expand,
     pack_fields,
 )
-from lightning_fedq.mechanisms.contract_suite import context_of
+from lightning_fedq.mechanisms.contract_suite import make_context
 from lightning_fedq.mechanisms.interface import NonPrivate
 from lightning_fedq.privacy.accounting import spent
 
@@ -83,7 +83,7 @@ def _claim(claim):
 
 def vector_of(mechanism):
     """One round of three clients: keys of streams, updates, symbols, bitstreams, decoded sum, claims."""
-    context = context_of(mechanism, COHORT, SEGMENTS)
+    context = make_context(mechanism, COHORT, SEGMENTS)
     steps = torch.arange(-4, 4).float() / 16
     updates = torch.stack([steps.roll(row) for row in range(3)])
     clients = RecordedClients(SeededKeys(SEED), context.cohort, context.round)

@@ -24,7 +24,7 @@ TESTED = {
         "flower/test_same_training.py::test_a_plateau_of_what_clients_log_is_refused_before_anybody_is_charged"
     ),
     "these settings measure nothing; give both sides evaluate_clients": (
-        "flower/test_measured.py::test_what_cannot_be_is_refused_before_anybody_is_charged"
+        "flower/test_remote_evaluator.py::test_what_cannot_be_is_refused_before_anybody_is_charged"
     ),
     "is the folder of a federation with other settings ({}); put these back": (
         "flower/test_registration.py::test_an_old_home_with_new_settings_is_named"

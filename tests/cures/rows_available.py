@@ -21,8 +21,8 @@ row(
 )
 row(
     "{} named other clients for round {} when it was asked again; let the rule follow",
-    lambda: fedq.Available(lambda round: range(5 + next(COUNT)), 5).named(0, 20),
-    lambda: fedq.Available(lambda round: range(5 + round), 5).named(0, 20),
+    lambda: fedq.Available(lambda round: range(5 + next(COUNT)), 5).list_available(0, 20),
+    lambda: fedq.Available(lambda round: range(5 + round), 5).list_available(0, 20),
 )
 row(
     "counts colluders as a draw from all clients has them, and those whom",

@@ -206,8 +206,8 @@ row(
 )
 row(
     "{} sets no number of rounds; give --rounds",
-    lambda: Comparison.of(small(rounds=-1), delta=1e-2),
-    lambda: Comparison.of(small(rounds=-1), delta=1e-2, rounds=1),
+    lambda: Comparison.from_names(small(rounds=-1), delta=1e-2),
+    lambda: Comparison.from_names(small(rounds=-1), delta=1e-2, rounds=1),
 )
 row("--tune searches rates, and {} has none to search; leave --tune out", lambda: emptied("--tune"), emptied)
 row(

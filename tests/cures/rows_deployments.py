@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 from lightning_fedq import Cyclic
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Langevin
-from lightning_fedq.callbacks.of_trainer import engine_of
+from lightning_fedq.callbacks.trainer_lookup import find_engine
 from lightning_fedq.flower import client_app
 from lightning_fedq.flower.local_round import check_schedules
 from lightning_fedq.flower.settings import RefusedError
@@ -108,11 +108,11 @@ def copied(how):
     else:
         shutil.copytree(folder / "client-2", folder / "client-9")
     if how != "itself":
-        from lightning_fedq.flower.remote_client import Own
+        from lightning_fedq.flower.remote_client import ClientConfig
         from lightning_fedq.flower.store import Store
         from tests.flower.halves import Still
 
-        other = Still(Own(played.federated, Store(folder / "client-9"), 2))
+        other = Still(ClientConfig(played.federated, Store(folder / "client-9"), 2))
         played.line.clients = lambda number: other if number == 2 else honest(number)
     again(played)
 
@@ -147,7 +147,7 @@ class Tampers(pl.Callback):
     """Would change what clients send."""
 
     def on_train_start(self, trainer, pl_module):
-        engine_of(trainer, "Tampers").tampering = self
+        find_engine(trainer, "Tampers").tampering = self
 
 
 row(

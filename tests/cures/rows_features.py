@@ -7,9 +7,9 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 import lightning_fedq as fedq
-from lightning_fedq.clients.personal import OwnTensors
+from lightning_fedq.clients.personal import PersonalTensors
 from lightning_fedq.flower.settings import check_deployable, time_limit
-from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.target import calibrate
 from lightning_fedq.rounds.plan import RoundPlanner
@@ -38,7 +38,7 @@ def known(**settings):
 
 def no_rounds():
     noise = fedq.GaussianNoise(1.0, 1.0)
-    return Run.ideal(noise, context_of(noise, 40, 20), 0, None)
+    return Run.ideal(noise, make_plan_context(noise, 40, 20), 0, None)
 
 
 def held_out(amount=0.5):
@@ -101,7 +101,7 @@ def resumed(whole):
 
 def owned(name):
     """What clients keep of a tensor of this name."""
-    own = OwnTensors()
+    own = PersonalTensors()
     own.names = (name,)
     return own
 

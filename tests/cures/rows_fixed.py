@@ -62,9 +62,9 @@ row(
 )
 row(
     "features of {} images need {} GB; keep fewer, or of a smaller size, or train on the images themselves",
-    lambda: FixedFeatures(8, 16, pictures=None).kept(Endless()),
-    lambda: FixedFeatures(8, 16, pictures=None).kept(TensorDataset(IMAGES)),
-    lambda: FixedFeatures(4, 16, pictures=None).kept(TensorDataset(IMAGES)),
+    lambda: FixedFeatures(8, 16, pictures=None).compute_features(Endless()),
+    lambda: FixedFeatures(8, 16, pictures=None).compute_features(TensorDataset(IMAGES)),
+    lambda: FixedFeatures(4, 16, pictures=None).compute_features(TensorDataset(IMAGES)),
     lambda: kept(False, images=True),
     error=MemoryError,
 )

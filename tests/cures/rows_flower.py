@@ -15,9 +15,9 @@ from lightning_fedq.flower.settings import (
     check_client_callbacks,
     check_deployable,
     check_identities,
+    count_rounds,
     deployed_mechanism,
-    own_budget,
-    rounds_of,
+    make_client_budget,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import LDPQ, CorBin
@@ -43,7 +43,7 @@ def secret(mode):
 
 
 def two_servers(one, other):
-    with Store(Path(one)).alone(), Store(Path(other)).alone():
+    with Store(Path(one)).lock(), Store(Path(other)).lock():
         pass
 
 
@@ -95,22 +95,22 @@ row(
 )
 row(
     "keys from a seed hide nothing, so there is no budget to keep to; leave out seed=, or budget=",
-    lambda: own_budget(fed(LDPQ(1.0)), TARGET, False),
-    lambda: own_budget(private(), TARGET, False),
-    lambda: own_budget(fed(LDPQ(1.0)), None, False),
+    lambda: make_client_budget(fed(LDPQ(1.0)), TARGET, False),
+    lambda: make_client_budget(private(), TARGET, False),
+    lambda: make_client_budget(fed(LDPQ(1.0)), None, False),
 )
 row(
     "shares bits between clients, and a server that relays their keys could know them: give the client",
-    lambda: own_budget(private(CorBin(1.0)), TARGET, False),
-    lambda: own_budget(private(CorBin(1.0)), TARGET, True),
-    lambda: own_budget(
+    lambda: make_client_budget(private(CorBin(1.0)), TARGET, False),
+    lambda: make_client_budget(private(CorBin(1.0)), TARGET, True),
+    lambda: make_client_budget(
         private(CorBin(1.0)), PrivacyTarget(8.0, delta=1e-5, adversary=Adversary.SERVER_AND_PARTNER), False
     ),
 )
 row(
     "rounds at most, got {}; say fewer max_epochs",
-    lambda: rounds_of({"max_epochs": 1 << 21}),
-    lambda: rounds_of({"max_epochs": 100}),
+    lambda: count_rounds({"max_epochs": 1 << 21}),
+    lambda: count_rounds({"max_epochs": 100}),
 )
 row(
     "works on the clients of a simulation; a real client trains one round at a time and keeps nothing",

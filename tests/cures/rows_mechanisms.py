@@ -40,7 +40,7 @@ from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_rounds import TURNS, handed
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 BEHIND = PrivacyTarget(8.0, delta=1e-5, adversary="secagg_server")
 TARGET = PrivacyTarget(8.0, delta=1e-5, adversary="server")
@@ -65,7 +65,7 @@ def claim(unit):
 
 
 def claims_of(*more):
-    return [*LDPQ(1.0).claims(context_of(LDPQ(1.0), range(4))), *more]
+    return [*LDPQ(1.0).claims(make_context(LDPQ(1.0), range(4))), *more]
 
 
 row(

@@ -10,12 +10,12 @@ from lightning_fedq.mechanisms.interface import Neighbours
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.grid import LossGrid, loss_grid
 from lightning_fedq.privacy.losses import GaussianLoss, LaplaceLoss, Loss, PmfPairs, RenyiLoss
-from lightning_fedq.privacy.sampled import secret_epsilon, secretly_drawn
+from lightning_fedq.privacy.sampled import amplify_loss, secret_epsilon
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, row
 from tests.cures.rows_rounds import handed
-from tests.one_round import context_of, decode, encode, updates_for
+from tests.one_round import decode, encode, make_context, updates_for
 from tests.secagg.test_terms import Unbounded
 
 TARGET = PrivacyTarget(0.5, delta=1e-5, adversary="secagg_server")
@@ -25,7 +25,7 @@ PUBLIC = PublicRandomness(SeededKeys(0), 0)
 
 def received(mechanism, clients=(0, 1, 2), wrong=False):
     """The mean of some clients, the last of whom may have sent something else."""
-    context = context_of(mechanism, clients, (64,))
+    context = make_context(mechanism, clients, (64,))
     symbols = encode(mechanism, updates_for(len(clients)), context).symbols.clone()
     if wrong:
         symbols[-1, -1] = 9
@@ -34,7 +34,7 @@ def received(mechanism, clients=(0, 1, 2), wrong=False):
 
 def dropped(mechanism):
     """The mean without the client that sent something else."""
-    context = context_of(mechanism, (0, 1, 2), (64,))
+    context = make_context(mechanism, (0, 1, 2), (64,))
     symbols = encode(mechanism, updates_for(3), context).symbols
     return decode(mechanism, symbols[:2], (0, 1), context)
 
@@ -59,7 +59,7 @@ class Coarser(Wide):
 
 def masked(mechanism, num_clients=8):
     """Moduli of a sum."""
-    return SecAgg().layout(mechanism, context_of(mechanism, range(num_clients)), PUBLIC)
+    return SecAgg().layout(mechanism, make_context(mechanism, range(num_clients)), PUBLIC)
 
 
 def words(count):
@@ -73,7 +73,7 @@ def secret(neighbours, loss=None, law=None):
 
 def of_outsiders(mechanism):
     """The relation of what a mechanism claims towards outsiders."""
-    claims = mechanism.claims(context_of(mechanism, range(4), (8,)))
+    claims = mechanism.claims(make_context(mechanism, range(4), (8,)))
     return next(claim.neighbours for claim in claims if claim.adversary.name == "OUTSIDER")
 
 
@@ -114,7 +114,7 @@ row("integers in [0, {}]; drop", lambda: received(SignRR(1.0), wrong=True), lamb
 row("{}; drop the client", lambda: received(QSGD(levels=3), wrong=True), lambda: dropped(QSGD(levels=3)))
 row(
     "places must lie in [0, {}); drop the client that sent something else",
-    lambda: decode(TopK(), torch.full((1, 2), 99), (0,), context_of(TopK(), (0,), (64,))),
+    lambda: decode(TopK(), torch.full((1, 2), 99), (0,), make_context(TopK(), (0,), (64,))),
     lambda: dropped(TopK()),
 )
 row("messages must hold bits, 0 or", lambda: received(CPA(1.0), wrong=True), lambda: dropped(CPA(1.0)))
@@ -149,8 +149,8 @@ row(
 )
 row(
     "the loss of a round holds a mass of {} too much above 0 for one that dominates both orders; pass",
-    lambda: secretly_drawn(one_sided(), 1, 2),
-    lambda: secretly_drawn(loss_grid(GaussianLoss(1.0), 1e-9), 1, 2),
+    lambda: amplify_loss(one_sided(), 1, 2),
+    lambda: amplify_loss(loss_grid(GaussianLoss(1.0), 1e-9), 1, 2),
 )
 row("losses of steps {} and {} don't add;", lambda: of_steps(move=False), lambda: of_steps(move=True))
 row(

@@ -8,7 +8,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.callbacks.test_dpsgd_guards import NoisyBackward, Writes
 from tests.callbacks.test_privacy import trainer
@@ -144,7 +144,7 @@ def budgeted(epsilon):
 
 def calibrated(mechanism, epsilon, rounds=10, clients=20):
     """A target for twenty clients a round against a server that sees every message."""
-    context = context_of(mechanism, 20, 100)
+    context = make_plan_context(mechanism, 20, 100)
     wanted = PrivacyTarget(epsilon, 1e-5, "server")
     return calibrate(wanted, mechanism, Setting(context, rounds, 1e-5, num_clients=clients), rounds)
 

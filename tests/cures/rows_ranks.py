@@ -39,7 +39,7 @@ def among(*callbacks, **settings):
         trainer.strategy.group = Alone()
         return trainer.strategy
 
-    with mock.patch("lightning_fedq.training.population.ranks_of", joined):
+    with mock.patch("lightning_fedq.training.population.get_rank_strategy", joined):
         return one(*callbacks, **settings)
 
 

@@ -11,7 +11,7 @@ from lightning_fedq.privacy.ledger import Ledger
 from tests.cures.rows import row
 from tests.cures.rows_commands import fedq, plan, small
 from tests.described import privacy_report
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 
 def folder_of_one():
@@ -25,7 +25,7 @@ DRAWN = ("--secret", "--clients_per_round", "6")
 
 def report(**settings):
     mechanism = LDPQ(1.0)
-    context = context_of(mechanism, (0, 1))
+    context = make_context(mechanism, (0, 1))
     return privacy_report(mechanism, context, rounds=2, delta=1e-3, num_clients=8, **settings)
 
 

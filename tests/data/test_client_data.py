@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import lightning_fedq as fedq
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.world import World
+from lightning_fedq.clients.snapshot import Snapshot
 from lightning_fedq.data import ClientData, FederatedDataModule
 from tests.digits_run import Classifier, digits, make_trainer
 
@@ -30,7 +30,7 @@ class Shard(Dataset):
         rows = slice(begin, begin + SIZES[client])
         self.client, self.rows = client, (inputs[rows], labels[rows])
         type(self).open_now = self.open_now | {client}
-        type(self).most = max(self.most, len(self.open_now))
+        type(self).max_in_cohort = max(self.most, len(self.open_now))
         self.opened.append(client)
 
     def __len__(self):
@@ -82,9 +82,9 @@ def test_a_client_s_world_does_not_grow_with_the_number_of_clients():
         FederatedDataModule(clients=[ClientData(lambda: Shard(0), 8)] * count, batch_size=4)
         for count in (2, 2_000)
     )
-    sizes = [len(World([module])._bytes) for module in (few, many)]
+    sizes = [len(Snapshot([module])._bytes) for module in (few, many)]
     assert sizes[1] - sizes[0] < 200
-    assert World([many]).load()[1][0].sources is many.sources
+    assert Snapshot([many]).load()[1][0].sources is many.sources
 
 
 def test_what_is_opened_is_what_was_said():

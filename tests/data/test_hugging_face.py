@@ -7,7 +7,7 @@ from torch import nn
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet, FeatureShards, FederatedDataModule, Natural
-from lightning_fedq.data.labels import are_at_hand, labels_of
+from lightning_fedq.data.labels import has_stored_labels, read_labels
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import digits, make_trainer, weights_of
 
@@ -98,14 +98,14 @@ def test_one_for_each_client():
 
 
 def test_labels():
-    assert labels_of(table()).tolist() == digits()[1][:SAMPLES].tolist()
-    assert labels_of(table("fine"), "fine").tolist() == digits()[1][:SAMPLES].tolist()
-    assert are_at_hand(table()) and not are_at_hand(table(), "fine")
+    assert read_labels(table()).tolist() == digits()[1][:SAMPLES].tolist()
+    assert read_labels(table("fine"), "fine").tolist() == digits()[1][:SAMPLES].tolist()
+    assert has_stored_labels(table()) and not has_stored_labels(table(), "fine")
     with pytest.raises(
         ValueError, match=r"no column 'label' or 'labels' among pixels, fine, writer; .*labels="
     ):
-        labels_of(table("fine"))
+        read_labels(table("fine"))
     with pytest.raises(ValueError, match="has no column 'coarse', but pixels, label, writer"):
-        labels_of(table(), "coarse")
+        read_labels(table(), "coarse")
     with pytest.raises(ValueError, match="has no column 'user', but pixels, label, writer"):
         fit(FederatedDataModule(table(), batch_size=5, partition=Natural("user"), val=table()))

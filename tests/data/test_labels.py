@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from lightning_fedq.data.labels import label_counts, label_figure, labels_of
+from lightning_fedq.data.labels import label_counts, label_figure, read_labels
 
 LABELS = torch.tensor([2, 0, 1, 2])
 
@@ -28,31 +28,31 @@ class Pairs(Dataset[Any]):
     ids=["tensors", "targets", "labels", "items"],
 )
 def test_finds_labels_where_datasets_keep_them(dataset):
-    assert labels_of(dataset).tolist() == [2, 0, 1, 2]
-    assert labels_of(Subset(Subset(dataset, [3, 1, 0]), [1, 2])).tolist() == [0, 2]
+    assert read_labels(dataset).tolist() == [2, 0, 1, 2]
+    assert read_labels(Subset(Subset(dataset, [3, 1, 0]), [1, 2])).tolist() == [0, 2]
 
 
 def test_an_id_is_no_label():
     ids = TensorDataset(torch.zeros(40, 3), torch.arange(40) % 4, torch.arange(40))
     message = r"labels of TensorDataset is a class of its own for 40 of 40 samples, .* Federated\(labels=1\)"
     with pytest.raises(ValueError, match=message):
-        labels_of(ids)
-    assert torch.equal(labels_of(ids, 1), torch.arange(40) % 4)
-    assert torch.equal(labels_of(Subset(ids, [5, 6]), 1), torch.tensor([1, 2]))
+        read_labels(ids)
+    assert torch.equal(read_labels(ids, 1), torch.arange(40) % 4)
+    assert torch.equal(read_labels(Subset(ids, [5, 6]), 1), torch.tensor([1, 2]))
 
 
 def test_labels_that_the_user_points_at():
     rows = [{"x": torch.zeros(2), "label": index % 3} for index in range(6)]
-    assert labels_of(rows, "label").tolist() == [0, 1, 2, 0, 1, 2]
-    assert labels_of(rows, [5, 4, 3, 2, 1, 0]).tolist() == [5, 4, 3, 2, 1, 0]
+    assert read_labels(rows, "label").tolist() == [0, 1, 2, 0, 1, 2]
+    assert read_labels(rows, [5, 4, 3, 2, 1, 0]).tolist() == [5, 4, 3, 2, 1, 0]
     with pytest.raises(ValueError, match="no integer labels in list; say which item"):
-        labels_of(rows, "labell")
+        read_labels(rows, "labell")
     with pytest.raises(ValueError, match="got 2 for 6 samples"):
-        labels_of(rows, [0, 1])
+        read_labels(rows, [0, 1])
     pairs = TensorDataset(torch.zeros(6, 2), torch.arange(6) % 3)
     for wrong in (3, "label"):
         with pytest.raises(ValueError, match="no integer labels in TensorDataset; say which item"):
-            labels_of(pairs, wrong)
+            read_labels(pairs, wrong)
 
 
 def test_counts_and_picture():

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.batches import LocalWork, Stack, batch_sizes, pass_sizes
-from lightning_fedq.data.loader import ClientBatches, ClientLoader, deal_out
+from lightning_fedq.data.loader import ClientBatches, ClientLoader, partition_dataset
 from lightning_fedq.data.partition import Dirichlet
 
 VALUES = torch.arange(24)
@@ -27,11 +27,11 @@ class Listed(Dataset[Any]):
 
 def client_loader(loader, clients, stacks, limit=1.0):
     held = [torch.tensor(part) for part in clients]
-    return ClientLoader(loader, LocalWork.of(loader, held, 1, None, limit), lambda: stacks)
+    return ClientLoader(loader, LocalWork.from_loader(loader, held, 1, None, limit), lambda: stacks)
 
 
 def round_of(loader):
-    return [batch for _, batches in loader.by_stack() for batch in batches]
+    return [batch for _, batches in loader.iterate_stacks() for batch in batches]
 
 
 def labels(batch):
@@ -113,8 +113,10 @@ def test_seeds_the_training_of_each_stack():
         DataLoader(TENSORS, batch_size=2), clients, [Stack((0,), (2,), 7, ()), Stack((1,), (2,), 8, ())]
     )
     second = client_loader(DataLoader(TENSORS, batch_size=2), clients, [Stack((1,), (2,), 8, ())])
-    masks = [torch.rand(3) for _, batches in both.by_stack() for _ in batches]
-    assert torch.equal(masks[1], next(torch.rand(3) for _, batches in second.by_stack() for _ in batches))
+    masks = [torch.rand(3) for _, batches in both.iterate_stacks() for _ in batches]
+    assert torch.equal(
+        masks[1], next(torch.rand(3) for _, batches in second.iterate_stacks() for _ in batches)
+    )
 
 
 def test_an_idle_round_yields_nothing():
@@ -167,12 +169,12 @@ def test_deal_out_refusals():
     generator = torch.Generator()
     plain = DataLoader(TENSORS, batch_size=5)
     with pytest.raises(ValueError, match="clients 1 hold fewer than 1 samples"):
-        deal_out(plain, [[0, 1], []], 2, generator)
+        partition_dataset(plain, [[0, 1], []], 2, generator)
     with pytest.raises(ValueError, match="dealt out to 2 clients, num_clients is 3"):
-        deal_out(plain, [[0], [1]], 3, generator)
+        partition_dataset(plain, [[0], [1]], 3, generator)
     with pytest.raises(ValueError, match=r"client indices must lie in \[0, 24\), got 0 to 24"):
-        deal_out(plain, [[0], [24]], 2, generator)
-    assert len(deal_out(plain, Dirichlet(5.0), 2, generator, [0, 1] * 12)) == 2
+        partition_dataset(plain, [[0], [24]], 2, generator)
+    assert len(partition_dataset(plain, Dirichlet(5.0), 2, generator, [0, 1] * 12)) == 2
 
 
 # ---- batches -------------------------------------------------------------------------------------------
@@ -231,10 +233,13 @@ def test_a_limit_is_that_of_lightning_for_a_loader():
 def test_local_work_under_a_limit():
     held = [torch.arange(4), torch.arange(12), torch.arange(22)]
     loader = DataLoader(TensorDataset(torch.zeros(40)), batch_size=4, shuffle=True)
-    work = LocalWork.of(loader, held, 2, None, 2)
+    work = LocalWork.from_loader(loader, held, 2, None, 2)
     assert work.passes == [(4,), (4, 4), (4, 4)]
     assert work.sizes == [(4, 4), (4,) * 4, (4,) * 4]
     assert [work.shuffles(c) for c in range(3)] == [False, True, True]
-    assert LocalWork.of(loader, held, 2, None, 1.0).sizes == LocalWork.of(loader, held, 2, None).sizes
+    assert (
+        LocalWork.from_loader(loader, held, 2, None, 1.0).sizes
+        == LocalWork.from_loader(loader, held, 2, None).sizes
+    )
     # steps go on over as many limited passes as they need
-    assert LocalWork.of(loader, held, 1, 3, 2).sizes == [(4,) * 3] * 3
+    assert LocalWork.from_loader(loader, held, 1, 3, 2).sizes == [(4,) * 3] * 3

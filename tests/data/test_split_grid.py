@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq.data import IID, Dirichlet, FeatureShards, LabelShards, Natural, QuantitySkew
 from lightning_fedq.data.labels import label_counts
-from lightning_fedq.data.loader import deal_out
+from lightning_fedq.data.loader import partition_dataset
 
 CLASSES, EACH, CLIENTS = (1, 2, 10, 62), (2, 30, 144), (2, 20, 479)
 ALPHAS = (0.01, 0.1, 1.0, 10.0, 100.0, 1e6)
@@ -72,7 +72,7 @@ def test_sizes_come_closer_to_equal_ones_as_alpha_grows(clients):
 @pytest.mark.parametrize("alpha", [1.0, 10.0, 100.0])
 def test_the_479_clients_of_the_report_are_not_empty(alpha):
     """22, 17 and 53 of them were; members dealt out by coins alone would leave 20 or more."""
-    parts = deal_out(
+    parts = partition_dataset(
         DataLoader(TensorDataset(torch.zeros(1440), labels_of(10, 144))),
         Dirichlet(alpha),
         479,
@@ -161,13 +161,13 @@ def test_the_cure_of_clients_that_hold_too_little_works():
     generator = torch.Generator().manual_seed(0)
     for rule in (Dirichlet(0.1), QuantitySkew(0.1)):
         with pytest.raises(ValueError, match=rf"use {type(rule).__name__}\(alpha=0.1, least=3\)"):
-            deal_out(loader, rule, 479, generator)
-        cured = deal_out(loader, type(rule)(0.1, least=3), 479, generator)
+            partition_dataset(loader, rule, 479, generator)
+        cured = partition_dataset(loader, type(rule)(0.1, least=3), 479, generator)
         assert min(map(len, cured)) >= 3
     loader = DataLoader(data, batch_size=4, drop_last=True)
     with pytest.raises(ValueError, match=r"use num_clients <= 360"):
-        deal_out(loader, Dirichlet(100.0), 479, generator)
-    assert min(map(len, deal_out(loader, Dirichlet(100.0, least=4), 360, generator))) >= 4
+        partition_dataset(loader, Dirichlet(100.0), 479, generator)
+    assert min(map(len, partition_dataset(loader, Dirichlet(100.0, least=4), 360, generator))) >= 4
 
 
 def test_a_skewed_client_keeps_its_class():

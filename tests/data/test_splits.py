@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet, FeatureShards, FederatedDataModule, Natural, QuantitySkew, Sizes
-from lightning_fedq.data.columns import values_of
-from lightning_fedq.data.loader import deal_out
+from lightning_fedq.data.columns import read_column
+from lightning_fedq.data.loader import partition_dataset
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, make_trainer
 
@@ -32,7 +32,7 @@ class Rows(Dataset[Any]):
 
 def deal(dataset, rule, num_clients, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    parts = deal_out(DataLoader(dataset, batch_size=1), rule, num_clients, generator)
+    parts = partition_dataset(DataLoader(dataset, batch_size=1), rule, num_clients, generator)
     return [part.tolist() for part in parts]
 
 
@@ -182,7 +182,7 @@ def test_several_ranges_each():
 
 def test_words_are_the_same_in_another_process():
     """A checkpoint compares them."""
-    assert repr(Natural(values_of)) == "Natural(by=values_of, merge=False)"
+    assert repr(Natural(read_column)) == "Natural(by=values_of, merge=False)"
     assert repr(FeatureShards(USERS)) == "FeatureShards(by=<12 values>, shards_per_client=1)"
     assert repr(FeatureShards()) == "FeatureShards(by=None, shards_per_client=1)"
     assert repr(Natural("user")) == "Natural(by='user', merge=False)"

@@ -10,7 +10,7 @@ from lightning_fedq.dpsgd.accounts import SampleAccounts
 from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant
 from lightning_fedq.dpsgd.poisson import PoissonBatches
 from lightning_fedq.dpsgd.statement import SampleStatement
-from lightning_fedq.privacy.document import of_samples
+from lightning_fedq.privacy.document import sample_table
 from tests.dpsgd.test_poisson import stream
 
 HELD = [torch.arange(20), torch.arange(20, 60)]
@@ -194,17 +194,17 @@ def epsilon_of(*history):
 
 def test_of_several_histories_the_one_that_spent_most_counts():
     changed = [(2.0, 0.1, 3), (1.0, 0.25, 2)]
-    said = SampleStatement.of_histories({"0": [(1.0, 0.05, 9)], "1": changed, "2": []}, 1e-5, ("Why.",))
+    said = SampleStatement.from_histories({"0": [(1.0, 0.05, 9)], "1": changed, "2": []}, 1e-5, ("Why.",))
     assert said.epsilon == epsilon_of(*changed) > epsilon_of((1.0, 0.05, 9))
     assert (said.data_sets, said.steps, said.noise_multiplier, said.sample_rate) == (3, 5, 1.0, 0.25)
     assert said.verdict == "no guarantee"
-    assert of_samples(said).rows == (("3", "5", "1", "not known", "0.25"),) and said.about.endswith(" Why.")
+    assert sample_table(said).rows == (("3", "5", "1", "not known", "0.25"),) and said.about.endswith(" Why.")
 
 
 def test_before_the_first_step_nothing_is_spent():
-    said = SampleStatement.of_histories({"0": [], "1": []}, 1e-5)
+    said = SampleStatement.from_histories({"0": [], "1": []}, 1e-5)
     assert (said.epsilon, said.steps, said.verdict) == (0.0, 0, "no guarantee")
-    assert of_samples(said).rows == (("2", "0", "not known", "not known", "not known"),)
+    assert sample_table(said).rows == (("2", "0", "not known", "not known", "not known"),)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.cohort import Cohort
-from lightning_fedq.flower.remote_client import Own, RemoteClient
+from lightning_fedq.flower.remote_client import ClientConfig, RemoteClient
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.store import Store
@@ -36,7 +36,7 @@ class Still(RemoteClient):
     def settings(self):
         return {}
 
-    def _counted(self):
+    def _count_samples(self):
         return 1
 
     def update(self, fields, task, weights):
@@ -110,7 +110,7 @@ class Halves:
         def client(number):
             own = None if identities is None else identities[number]
             store, budget = Store(folder / f"client-{number}"), (budgets or {}).get(number)
-            return Still(Own(federated, store, number, own, budget))
+            return Still(ClientConfig(federated, store, number, own, budget))
 
         self.client, self.line = client, Line(client, federated.clients.num_clients)
         self.roster = Roster(federated, self.line, Store(folder / "server"), {}, directory)
@@ -133,7 +133,7 @@ class Halves:
         self.server.start()
         cohort = Cohort(self.server, self.line, self.roster)
         model = {"weights": self.server.weights.numpy().tobytes(), "dtype": "float32"}
-        return cohort, {client: {**model, **fields} for client, fields in cohort.questions().items()}
+        return cohort, {client: {**model, **fields} for client, fields in cohort.client_requests().items()}
 
     def round(self):
         """Play one round."""

@@ -21,7 +21,7 @@ def local_app(seen):
             raise KeyError("the client's data: 4711 of nobody else")
         failures.asked += 1
         if "zeros" in message.content:
-            failures.add(2, ValueError("sample 3 is\ndamaged"), told=False, store=None)
+            failures.add(2, ValueError("sample 3 is\ndamaged"), message=False, store=None)
         if "stop" in message.content:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(5)

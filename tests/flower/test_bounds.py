@@ -8,10 +8,10 @@ import torch
 
 from lightning_fedq.flower.client_app import client_app
 from lightning_fedq.flower.federated_server import Deployment
-from lightning_fedq.flower.local_round import LocalRound, Told
-from lightning_fedq.flower.remote_client import Own, RemoteClient
+from lightning_fedq.flower.local_round import LocalRound, RoundInputs
+from lightning_fedq.flower.remote_client import ClientConfig, RemoteClient
 from lightning_fedq.flower.roster import Roster
-from lightning_fedq.flower.settings import MOST_ROUNDS, RefusedError, rounds_of
+from lightning_fedq.flower.settings import MOST_ROUNDS, RefusedError, count_rounds
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin, FedAvg
 from lightning_fedq.rounds import RoundTask
@@ -38,7 +38,9 @@ def lying(change):
 )
 def test_a_round_beyond_the_agreed_ones_is_refused_and_costs_nothing(change, tmp_path):
     """Round 2^31 was answered, and every honest round after it refused as used."""
-    played = Halves(federated(COIN, seed=None), tmp_path, change=lambda p: p.roster._words.update(rounds=7))
+    played = Halves(
+        federated(COIN, seed=None), tmp_path, change=lambda p: p.roster._settings.update(rounds=7)
+    )
     played.line.tells = lying(change)
     assert played.round().num_received == 0
     assert "as agreed at registration" in str(played.line.answers["train", 1])
@@ -57,7 +59,7 @@ def test_without_a_number_there_is_a_limit(tmp_path):
 def test_more_rounds_are_agreed_when_the_server_is_started_again(tmp_path):
     """And no more than the client's own Trainer says."""
     settings = federated(COIN, seed=None)
-    played = Halves(settings, tmp_path, change=lambda p: p.roster._words.update(rounds=2))
+    played = Halves(settings, tmp_path, change=lambda p: p.roster._settings.update(rounds=2))
     kept = Store(tmp_path / "client-1")
     assert kept.get("keys")["rounds"] == 2
     Roster(settings, played.line, Store(tmp_path / "server"), {}, None, 5).gather(1.0)
@@ -94,10 +96,10 @@ def test_the_number_of_another_client_is_not_kept(number, tmp_path):
 
 
 def test_a_round_to_measure_is_one_of_the_run_and_is_kept_once(tmp_path):
-    from tests.flower.test_measured import settings
+    from tests.flower.test_remote_evaluator import settings
 
     client = RemoteClient(
-        Own(settings(client_metrics="local"), Store(tmp_path), 1),
+        ClientConfig(settings(client_metrics="local"), Store(tmp_path), 1),
         module,
         lambda: OwnDigits(1),
         {"max_epochs": 9},
@@ -130,7 +132,7 @@ def test_a_server_sets_rates_and_no_counts(name, value):
     )
 
     def train(groups):
-        told = Told.of({"groups": json.dumps([[groups]])}, {})
+        told = RoundInputs.from_fields({"groups": json.dumps([[groups]])}, {})
         made = Searches(module().backbone, lr=0.1)
         return LocalRound(fed, 0, 5, task, weights, told).run(made, OwnDigits(0), {"accelerator": "cpu"})
 
@@ -144,9 +146,9 @@ def test_a_server_sets_rates_and_no_counts(name, value):
     [({}, 1000), ({"max_epochs": 7}, 7), ({"max_steps": 30}, 30), ({"max_epochs": -1}, MOST_ROUNDS)],
 )
 def test_rounds_of_a_server(given, rounds):
-    assert rounds_of(given) == rounds
+    assert count_rounds(given) == rounds
     with pytest.raises(ValueError, match="say fewer max_epochs"):
-        rounds_of({"max_epochs": MOST_ROUNDS + 1})
+        count_rounds({"max_epochs": MOST_ROUNDS + 1})
 
 
 def test_a_deployment_says_its_rounds(tmp_path):

@@ -97,13 +97,13 @@ def test_a_server_that_is_started_again_begins_a_new_block(tmp_path):
 
 def test_a_client_is_told_keys_of_its_neighbours_and_of_nobody_else(tmp_path, monkeypatch):
     make = lambda: federated(LOUD, secure_aggregation=SecAgg(), seed=None, **TURNS)  # noqa: E731
-    asked, whole = [], Cohort.questions
+    asked, whole = [], Cohort.client_requests
 
     def questions(self):
         asked.append(whole(self))
         return asked[-1]
 
-    monkeypatch.setattr(Cohort, "questions", questions)
+    monkeypatch.setattr(Cohort, "client_requests", questions)
     deployment(make(), 2, tmp_path).run(LoopGrid(*clients(make, tmp_path)))
     for fields in asked:
         for client, field in fields.items():

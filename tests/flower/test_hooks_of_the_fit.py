@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.child import is_client
+from lightning_fedq.clients.client_trainer import is_client
 from lightning_fedq.flower.client_app import client_app
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.flower.loop import (

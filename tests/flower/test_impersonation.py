@@ -8,8 +8,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.flower.disputes import Disputes
-from lightning_fedq.flower.remote_client import Own
-from lightning_fedq.flower.secure import session_of
+from lightning_fedq.flower.remote_client import ClientConfig
+from lightning_fedq.flower.secure import session_id
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
@@ -40,7 +40,7 @@ class Impersonator(Still):
         weights = torch.frombuffer(bytearray(fields["weights"]), dtype=torch.float32)
         public = PublicRandomness(SeededKeys(0), task.round, task.attempt)
         layout = secagg.layout(COIN, task.context(), public)
-        session = session_of(fields["federation"], task)
+        session = session_id(fields["federation"], task)
         cohort, clients = task.context().cohort, self._federated.clients.num_clients
         terms = secagg.terms(session, task.round, task.attempt, cohort, layout, num_clients=clients)
         type(self).machine = Client(fields["client"], terms, model_digest(weights))
@@ -65,7 +65,7 @@ def with_a_thief(played, folder):
     def client(number):
         if number != THIEF:
             return honest(number)
-        return Impersonator(Own(played.federated, Store(folder / "thief"), 1))
+        return Impersonator(ClientConfig(played.federated, Store(folder / "thief"), 1))
 
     played.line.clients, played.line.nodes = client, 5
 
@@ -117,7 +117,7 @@ def test_a_client_that_comes_back_has_its_proof(tmp_path):
 def disputes(*pairs):
     found = Disputes()
     for one, other in pairs:
-        found.between(one, other)
+        found.add_dispute(one, other)
     return found
 
 
@@ -139,19 +139,19 @@ def test_liars_that_agree_have_few_honest_clients_left_out():
 
 def test_what_is_explained_counts_no_more_and_proofs_count_at_once():
     found = disputes((0, 1), (0, 2), (3, 1))
-    assert found.left_out == {0} and found.of(1) == {3}
-    found.prove(3)
-    assert found.left_out == {0, 3} and found.of(1) == set()
+    assert found.left_out == {0} and found.disputed_clients(1) == {3}
+    found.exclude(3)
+    assert found.left_out == {0, 3} and found.disputed_clients(1) == set()
 
 
 def test_what_is_known_is_known_after_a_restart(tmp_path):
     before = Disputes(Store(tmp_path))
-    before.between(0, 1)
-    before.between(2, 0)
-    before.prove(4)
+    before.add_dispute(0, 1)
+    before.add_dispute(2, 0)
+    before.exclude(4)
     after = Disputes(Store(tmp_path))
     assert after.left_out == before.left_out == {0, 4}
-    assert after.of(1) == before.of(1)
-    after.between(1, 3)
-    after.between(1, 2)
+    assert after.disputed_clients(1) == before.disputed_clients(1)
+    after.add_dispute(1, 3)
+    after.add_dispute(1, 2)
     assert Disputes(Store(tmp_path)).left_out == after.left_out and 1 in after.left_out

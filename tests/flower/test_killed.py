@@ -23,7 +23,7 @@ from flwr.app import Message
 
 import lightning_fedq as fedq
 from lightning_fedq.flower import federated_server as server_module
-from lightning_fedq.flower.kept import KeptState
+from lightning_fedq.flower.persistent_state import PersistentState
 from lightning_fedq.flower.records import from_record
 from lightning_fedq.flower.remote_client import RemoteClient
 from lightning_fedq.flower.roster import Roster
@@ -197,7 +197,7 @@ def second(server):
 
 
 PHASES = {
-    "registration": lambda: after(Roster, "_own_secrets", lambda roster: True),
+    "registration": lambda: after(Roster, "_load_secrets", lambda roster: True),
     "before the roster is kept": lambda: before(
         server_module.Store, "put", lambda store: (store.folder / "server.json").exists()
     ),
@@ -335,7 +335,7 @@ def dies_when(point):
         if point == "stream used" and kind == "train":
             after(StreamLog, "use", lambda log: True)
         if point == "kept" and kind == "train":
-            after(KeptState, "keep", lambda states: True)
+            after(PersistentState, "keep", lambda states: True)
         if point == "encoded" and kind == "train":
             after(RemoteClient, "train", lambda client: True)
         if point in ("shares", "masked", "confirm", "unmask") and kind == point:

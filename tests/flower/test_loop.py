@@ -95,7 +95,7 @@ def test_a_server_that_tells_two_lists_of_survivors_gets_no_sum(tmp_path, monkey
             body = wire.client_bits(left[:-1], self.terms)
             messages[0] = wire.seal(wire.Kind.SURVIVORS, self.terms, 0, body, self._channel_keys[0])
             self._take_confirmation = lambda reader, client: self._confirmations.update(
-                {client: reader.take(64)}
+                {client: reader.read_bytes(64)}
             )
         return stage, messages
 

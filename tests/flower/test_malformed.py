@@ -13,7 +13,7 @@ from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, JoPEQ
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.messages import FRAME_BYTES, TAG_BYTES, Kind, seal
-from lightning_fedq.secagg.shamir import values_at
+from lightning_fedq.secagg.shamir import interpolate_values
 from tests.flower.halves import Halves
 from tests.flower.loop import LoopGrid, clients, deployment, federated
 
@@ -108,13 +108,16 @@ def test_shares_on_no_polynomial(active, tmp_path, monkeypatch):
 
     def dealt(known, points):
         off = 1 if lies[0] else 0  # each on a polynomial of its own
-        return [value ^ off * point**3 for value, point in zip(values_at(known, points), points, strict=True)]
+        return [
+            value ^ off * point**3
+            for value, point in zip(interpolate_values(known, points), points, strict=True)
+        ]
 
     def make(self):
         lies[0] = self.client == 2
         return honest(self)
 
-    monkeypatch.setattr("lightning_fedq.secagg.client.values_at", dealt)
+    monkeypatch.setattr("lightning_fedq.secagg.client.interpolate_values", dealt)
     monkeypatch.setattr(Client, "_make_shares", make)
     played = secured(tmp_path, active)
     assert "client 2]" in played.round().aborted

@@ -9,7 +9,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.flower import client_app
-from lightning_fedq.flower.remote_client import Own
+from lightning_fedq.flower.remote_client import ClientConfig
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import LDPQ, CorBin
@@ -68,7 +68,7 @@ def test_a_copy_of_a_client_s_folder(moved, tmp_path):
         shutil.rmtree(tmp_path / "copy")
         (tmp_path / "client-2").rename(tmp_path / "copy")
     honest = played.line.clients
-    copied = Still(Own(played.federated, Store(tmp_path / "copy"), 2, None, budget_for(2 + moved)))
+    copied = Still(ClientConfig(played.federated, Store(tmp_path / "copy"), 2, None, budget_for(2 + moved)))
     played.line.clients = lambda number: copied if number == 2 else honest(number)
     if moved:
         assert played.round().num_received == 4

@@ -11,7 +11,7 @@ from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.settings import differences, fingerprint
 from lightning_fedq.flower.store import Store
-from lightning_fedq.flower.training_words import training_words
+from lightning_fedq.flower.training_description import training_words
 from lightning_fedq.mechanisms import CorBin
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module
 
@@ -252,10 +252,10 @@ def test_another_protocol_is_named_by_itself_with_the_release_to_install(release
     """It listed pairs that looked alike, and both called themselves 0.2.0."""
     grid, warned = grid_of(tmp_path, 4), []
     found = roster_of(grid, tmp_path, warned)
-    found._words |= {"setting protocol": "7"}
-    found._words.pop("setting algorithm", None)
+    found._settings |= {"setting protocol": "7"}
+    found._settings.pop("setting algorithm", None)
     if release is not None:
-        found._words["setting lightning_fedq"] = release
+        found._settings["setting lightning_fedq"] = release
     with pytest.warns(UserWarning), pytest.raises(RuntimeError) as refused:
         found.gather(0.0)
     words = str(refused.value)
@@ -265,8 +265,8 @@ def test_another_protocol_is_named_by_itself_with_the_release_to_install(release
 
 def test_a_setting_that_one_side_lacks_is_said_so(clock, tmp_path):
     found = roster_of(grid_of(tmp_path, 4), tmp_path, [])
-    del found._words["setting local_steps"]
-    found._words["setting mechanism"] = "x" * 10_000
+    del found._settings["setting local_steps"]
+    found._settings["setting mechanism"] = "x" * 10_000
     with (
         pytest.warns(UserWarning),
         pytest.raises(RuntimeError, match="is None here and not known there") as refused,

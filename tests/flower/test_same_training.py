@@ -11,7 +11,7 @@ from lightning_fedq.algorithms import SCAFFOLD, ErrorFeedback, FedDyn, FedProx
 from lightning_fedq.callbacks import PrivacyBudget
 from lightning_fedq.data.models import Classifier
 from lightning_fedq.flower import client_app
-from lightning_fedq.flower.kept import KeptState, check_names
+from lightning_fedq.flower.persistent_state import PersistentState, check_names
 from lightning_fedq.flower.remote_client import RefusedError
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
@@ -305,18 +305,18 @@ def test_a_server_that_comes_back_goes_on_with_what_clients_keep(tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "another client's", "another model's"])
 def test_a_state_file_that_is_not_the_client_s_is_named(damage, tmp_path):
     store = Store(tmp_path)
-    KeptState(store, "client 1 of a").keep((0, 0), {"own": torch.ones(3), "names": ["bias"]})
+    PersistentState(store, "client 1 of a").keep((0, 0), {"own": torch.ones(3), "names": ["bias"]})
     path = tmp_path / "state-open.pt"
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-40])
     if damage == "another model's":
-        state = KeptState(store, "client 1 of a").settle((0, 0))
+        state = PersistentState(store, "client 1 of a").settle((0, 0))
         with pytest.raises(RefusedError, match=r"keeps bias, and now would weight; use the model"):
             check_names(state, ["weight"])
         return
     owner = "client 1 of a" if damage == "cut" else "client 2 of a"
     with pytest.raises(RefusedError, match=r"state-open.pt .*delete it, and the client begins anew"):
-        KeptState(store, owner).settle((0, 0))
+        PersistentState(store, owner).settle((0, 0))
 
 
 def test_a_buffer_that_only_the_client_knows_of_is_named_at_registration(tmp_path):

@@ -9,7 +9,7 @@ from lightning_fedq.data.models import Classifier
 from lightning_fedq.flower.local_round import LocalRound
 from lightning_fedq.flower.records import from_record
 from lightning_fedq.flower.store import Store
-from lightning_fedq.flower.training_words import training_words
+from lightning_fedq.flower.training_description import training_words
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.rounds import RoundServer
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, simulate

@@ -7,14 +7,14 @@ import torch
 
 import lightning_fedq as fedq
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.flower.settings import deployed_mechanism, of_real_clients
+from lightning_fedq.flower.settings import deployed_mechanism, with_real_clients
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.mechanisms.interface import Adversary, CoinSum
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import HiddenPair
 from lightning_fedq.privacy.report import OWN_CODE
-from lightning_fedq.training.accounts import described
+from lightning_fedq.training.accounts import describe_run
 from tests.flower.loop import LoopGrid, clients, deployment, federated
 
 DELTA, ROUNDS, CLIENTS = 1e-3, 3, 6
@@ -67,8 +67,8 @@ def test_what_is_kept_whoever_is_silent():
 
     def rows(mechanism, real):
         settings = fedq.Federated(mechanism, CLIENTS, seed=None)
-        planner = (of_real_clients(settings) if real else settings).planner
-        run = described(
+        planner = (with_real_clients(settings) if real else settings).planner
+        run = describe_run(
             planner,
             mechanism,
             5,

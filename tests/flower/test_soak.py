@@ -29,7 +29,7 @@ from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundServer
-from lightning_fedq.rounds.messages import FRAME_BYTES, frame
+from lightning_fedq.rounds.messages import FRAME_BYTES, pack_frame
 from lightning_fedq.secagg import Client, SecAgg
 from tests.flower.halves import DIM, Halves, Line
 from tests.flower.loop import federated
@@ -180,7 +180,7 @@ class Soak:
         rand = PublicRandomness(self.server.keys, context.round, context.attempt)
         own = reply["answer"][FRAME_BYTES - 16 : -16]
         packed = junk if self.rng.random() < 0.5 else self.rng.bytes(len(own))
-        return {"answer": frame(node, packed, context, rand)}
+        return {"answer": pack_frame(node, packed, context, rand)}
 
     def start_server(self):
         """As after a crash: from its folder alone, and the model that it had."""
@@ -213,7 +213,7 @@ class Soak:
             self.disk.armed = ""
             cohort = Cohort(self.server, self.line, self.roster)
             model = {"weights": self.server.weights.numpy().tobytes(), "dtype": "float32"}
-            asked = {client: {**model, **fields} for client, fields in cohort.questions().items()}
+            asked = {client: {**model, **fields} for client, fields in cohort.client_requests().items()}
             cohort.conclude(cohort.ask("train", asked))
         except Killed:
             self.disk.armed = ""

@@ -49,7 +49,9 @@ def run(folder, modules, settings, tamper=lambda kind, client, reply: reply):
 @pytest.mark.parametrize("target", ["updates", "weights"])
 def test_a_client_whose_hook_fails_counts_as_zeros(target, tmp_path, monkeypatch):
     """As a training that fails: behind a claim the server hears nothing of it."""
-    monkeypatch.setattr("lightning_fedq.flower.remote_client.RemoteClient._says_all", lambda *args: False)
+    monkeypatch.setattr(
+        "lightning_fedq.flower.remote_client.RemoteClient._is_unprotected", lambda *args: False
+    )
     modules = [lambda: surveys(tmp_path / "registered")] + [surveys] * (CLIENTS - 1)
     with pytest.warns(UserWarning, match="HIV positive; the training has failed, and a zero update"):
         server = run(tmp_path, modules, lambda: make(target=target))
@@ -76,7 +78,9 @@ def test_a_hook_that_lacks_or_fails_is_met_at_registration(attributes, tmp_path)
 
 
 def test_a_mean_of_another_size_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_fedq.flower.local_round.show_statistic", lambda module, mean: None)
+    monkeypatch.setattr(
+        "lightning_fedq.flower.local_round.pass_statistic_to_module", lambda module, mean: None
+    )
     server = run(tmp_path, [surveys] * CLIENTS, lambda: make(FedAvg()))
     assert not server.records[-1].aborted
     half = property(lambda self: torch.zeros(2) if self.released else None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedq.flower.federated_server import _check_checkpoint, _EveryRound
+from lightning_fedq.flower.federated_server import _check_checkpoint, _RoundCheckpoint
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.journal import Journal
@@ -14,8 +14,8 @@ from tests.flower.loop import LoopGrid, clients, deployment, federated
 CHANGES = {
     "put": lambda store: store.put("round", {"list": "new"}),
     "put_bytes": lambda store: store.put_bytes("symbols", b"new"),
-    "take": lambda store: store.take("round"),
-    "take_bytes": lambda store: store.take_bytes("symbols"),
+    "take": lambda store: store.pop("round"),
+    "take_bytes": lambda store: store.pop_bytes("symbols"),
     "drop": lambda store: store.drop("round"),
 }
 
@@ -71,7 +71,7 @@ def test_a_server_s_checkpoint_is_on_the_disk_before_it_takes_the_old_one_s_plac
             path.write_bytes(b"whole")
 
     monkeypatch.setattr(os, "fsync", recording)
-    kept = _EveryRound(tmp_path)
+    kept = _RoundCheckpoint(tmp_path)
     kept._save(Saving())
     assert synced == ["/last.new", ""] and kept.path.read_bytes() == b"whole"
 
@@ -120,11 +120,11 @@ def test_a_folder_has_one_server_and_files_for_its_owner_alone(tmp_path):
     os.umask(0o022)  # which a command that ran here before may have narrowed for good
     store = Store(tmp_path)
     tmp_path.chmod(0o755)
-    with store.alone():
-        with pytest.raises(ValueError, match="another server works in"), Store(tmp_path).alone():
+    with store.lock():
+        with pytest.raises(ValueError, match="another server works in"), Store(tmp_path).lock():
             pass
         (tmp_path / "last.ckpt").write_text("")
-    with Store(tmp_path).alone():  # gone with its holder
+    with Store(tmp_path).lock():  # gone with its holder
         pass
     (tmp_path / "beside").write_text("")
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}

@@ -46,7 +46,7 @@ class Returning(Clock):
 
     def sleep(self, seconds):
         super().sleep(seconds)
-        if self.leaving is not None and self.leaving.away and self.now >= self.at:
+        if self.leaving is not None and self.leaving.absence_reason and self.now >= self.at:
             self.leaving.come_back()
 
 

@@ -118,14 +118,14 @@ def new_draws():
 @pytest.fixture
 def worlds(monkeypatch):
     """For each world that is made, the kind of the message."""
-    made, make = [], ClientFit._world
+    made, make = [], ClientFit._take_snapshot
 
     def noted(fit, alone):
         made.append(grids[-1].log[-1][0] if grids else "none")
         return make(fit, alone)
 
     grids = []
-    monkeypatch.setattr(ClientFit, "_world", noted)
+    monkeypatch.setattr(ClientFit, "_take_snapshot", noted)
     return made, grids
 
 

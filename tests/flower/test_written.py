@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from lightning_fedq.flower.local_round import Told
+from lightning_fedq.flower.local_round import RoundInputs
 from lightning_fedq.flower.records import from_record, to_record
 from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.flower.store import Store
@@ -147,9 +147,9 @@ def test_records_are_as_they_are_written(record):
     ],
 )
 def test_what_a_server_says_beside_the_model(fields):
-    assert Told.of({"groups": '[[{"lr": 0.1}]]', "trained": '["a"]'}, {}).trained == ["a"]
+    assert RoundInputs.from_fields({"groups": '[[{"lr": 0.1}]]', "trained": '["a"]'}, {}).trained == ["a"]
     with pytest.raises(RefusedError, match="nothing readable"):
-        Told.of(fields, {})
+        RoundInputs.from_fields(fields, {})
 
 
 @pytest.mark.filterwarnings("ignore:client|node|unmask|round .* client:UserWarning")
@@ -203,5 +203,5 @@ def test_a_client_and_a_server_tidy_their_folders_when_they_start(tmp_path):
     Halves(settings, tmp_path, change=lambda played: left("client-1"))
     assert not list((tmp_path / "client-1").glob("*.new"))
     left("server")
-    with Store(tmp_path / "server").alone():
+    with Store(tmp_path / "server").lock():
         assert not list((tmp_path / "server").glob("*.new"))

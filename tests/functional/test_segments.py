@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.functional.segments import saturate, segment_lines, to_units
+from lightning_fedq.functional.segments import normalise_segments, saturate, segment_lines
 
 SEGMENTS = (3, 500, 1, 900)
 CENTERS = torch.tensor([0.0, 0.1, -2.0, 1e3], dtype=torch.float64)
@@ -30,7 +30,7 @@ def test_units_are_the_formula_bit_for_bit(dtype, divide):
     lines = segment_lines(SEGMENTS, CENTERS, RADII if divide else 1.0 / RADII)
     for first, size in ((0, sum(SEGMENTS)), (2, 3), (100, 403), (504, 900), (1403, 1)):
         units, part = np.empty(size), wanted[first : first + size]
-        assert to_units(row.numpy(), first, lines, divide, units) == int((part.abs() > 1.0).sum())
+        assert normalise_segments(row.numpy(), first, lines, divide, units) == int((part.abs() > 1.0).sum())
         assert torch.equal(torch.from_numpy(units), part.clamp(-1.0, 1.0))
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.reached import reached_by
+from lightning_fedq.clients.reachability import find_reachable
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import make_trainer
 from tests.isolation import corpus_batches, corpus_more, published_more  # noqa: F401  (they add their own to CASES)
@@ -92,7 +92,7 @@ def test_one_client_is_the_plain_training(kind, monkeypatch):
         if kind.refused and re.search(kind.refused, str(error)):
             return
         raise
-    names = fed.fit.vector.travelling
+    names = fed.fit.vector.sent
     wanted = torch.cat([(after[name] - before[name]).flatten().double() for name in names])
     got = Exact.updates[0].double()
     assert torch.equal(got, wanted), float((got - wanted).abs().max())
@@ -249,9 +249,9 @@ def test_closures_of_classes_are_named():
 
 
 def test_where_a_global_has_more_than_is_looked_at_it_is_said(monkeypatch):
-    monkeypatch.setattr("lightning_fedq.clients.reached._MOST", 100)
+    monkeypatch.setattr("lightning_fedq.clients.reachability._MOST", 100)
     with pytest.warns(UserWarning, match="names MANY, and 100 of its objects were looked at"):
-        reached_by([BehindManyInAGlobal.training_step])
+        find_reachable([BehindManyInAGlobal.training_step])
 
 
 ONE_AT_A_TIME = {
@@ -306,4 +306,4 @@ def test_a_follower_travels_where_a_client_has_one_batch(kind):
     """All of its parameters, though the first step changes none of them."""
     module, federated = federate(kind, 6)
     frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
-    assert frozen <= set(federated.fit.vector.travelling)
+    assert frozen <= set(federated.fit.vector.sent)

@@ -206,11 +206,11 @@ def test_an_average_that_the_fit_never_gets_is_refused(kind):
 
 
 def test_where_it_is_not_tried_the_run_and_its_page_say_so(monkeypatch, caplog):
-    monkeypatch.setattr("lightning_fedq.training.fit.why_no_forks", lambda trainer: "no forks here")
+    monkeypatch.setattr("lightning_fedq.training.fit.find_fork_obstacle", lambda trainer: "no forks here")
     said = "AtTheEnd.on_train_end were not tried (no forks here): weights that such hooks put in"
     module, fed = federate(row(AtTheEnd), 1)
     assert said in caplog.text
-    assert said in fed.lets_out(module.trainer)
+    assert said in fed.unprotected_outputs(module.trainer)
     _, fed = federate(row(pl.Callback), 1)
     assert fed.fit.averages == ""
 
@@ -252,7 +252,7 @@ def test_an_average_that_could_not_be_tried_is_named(kind, why, monkeypatch, tmp
     monkeypatch.chdir(tmp_path)
     _, fed = federate(row(kind), 1)
     assert re.search(f"{kind.__name__}.on_train_end{why}" if kind is Saving else why, fed.fit.averages)
-    assert fed.fit.averages in fed.lets_out(fed.fit._trainer)
+    assert fed.fit.averages in fed.unprotected_outputs(fed.fit._trainer)
 
 
 @pytest.mark.parametrize("kind", [*FINE, InASubmodule])

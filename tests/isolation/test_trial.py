@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.forks import ForkFailedError, _said, in_fork
+from lightning_fedq.clients.forks import ForkFailedError, _said, run_in_fork
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.training.isolation import IsolationTrial, said
+from lightning_fedq.training.isolation import IsolationTrial, describe_trial
 from tests import forked
 from tests.digits_run import make_trainer
 from tests.isolation.published import CASES, Case, Data
@@ -37,7 +37,7 @@ def test_a_fork_leaves_nothing_in_objects_or_in_shared_memory():
         held.append(1)
         return int(value.value)
 
-    assert in_fork(work) == 7
+    assert run_in_fork(work) == 7
     assert value.value == 3 and not held
 
 
@@ -46,10 +46,10 @@ def test_errors_of_a_fork_come_back_with_their_place():
         raise KeyError("not there")
 
     with pytest.raises(KeyError, match="not there") as caught:
-        in_fork(fails)
+        run_in_fork(fails)
     assert "in fails" in str(caught.value.__cause__)
     with pytest.raises(ForkFailedError, match="SIGKILL"):
-        in_fork(lambda: os.kill(os.getpid(), 9))
+        run_in_fork(lambda: os.kill(os.getpid(), 9))
 
 
 def fit(row, data=None, **settings):
@@ -62,11 +62,11 @@ def fit(row, data=None, **settings):
 
 
 def test_the_page_of_a_run_says_which_trial_ran(monkeypatch):
-    assert fit(Shape).fit.isolation == said("forks")
-    monkeypatch.setattr("lightning_fedq.training.fit.why_no_forks", lambda trainer: "no memory")
+    assert fit(Shape).fit.isolation == describe_trial("forks")
+    monkeypatch.setattr("lightning_fedq.training.fit.find_fork_obstacle", lambda trainer: "no memory")
     fed = fit(Shape)
-    assert fed.fit.isolation == said("one process", "no memory")
-    assert "can't be forked here (no memory)" in fed.lets_out(fed.fit._trainer)
+    assert fed.fit.isolation == describe_trial("one process", "no memory")
+    assert "can't be forked here (no memory)" in fed.unprotected_outputs(fed.fit._trainer)
 
 
 def test_why_a_process_can_t_be_forked_is_told():
@@ -180,9 +180,9 @@ class OneBatch(Samples):
 
 
 def test_what_could_not_be_tried_is_not_claimed():
-    assert fit(TakesItsOwn).fit.isolation == said("forks", own_data=True)
-    assert fit(TakesSix, OneBatch(None)).fit.isolation == said("forks", one_size=True)
-    assert fit(Shape, OneBatch(None)).fit.isolation == said("forks")
+    assert fit(TakesItsOwn).fit.isolation == describe_trial("forks", is_data_unchanged=True)
+    assert fit(TakesSix, OneBatch(None)).fit.isolation == describe_trial("forks", is_size_unchanged=True)
+    assert fit(Shape, OneBatch(None)).fit.isolation == describe_trial("forks")
 
 
 def test_a_fork_that_is_killed_is_no_size_that_is_not_taken(monkeypatch):
@@ -196,7 +196,7 @@ def test_a_fork_that_is_killed_is_no_size_that_is_not_taken(monkeypatch):
 
 @pytest.mark.parametrize("row", [ClassAttribute, OfAClass, BigTable, BufferOfOutliers])
 def test_without_forks_updates_lengths_and_checkpoints_are_compared(row, monkeypatch):
-    monkeypatch.setattr("lightning_fedq.training.fit.why_no_forks", lambda trainer: "no memory")
+    monkeypatch.setattr("lightning_fedq.training.fit.find_fork_obstacle", lambda trainer: "no memory")
     with pytest.raises(ValueError, match="clients are not isolated"):
         fit(row)
 
@@ -277,7 +277,7 @@ def test_output_that_goes_to_a_file_is_nobody_s_hook(tmp_path):
             os.dup2(log.fileno(), stream)
         _said.clear()
         logging.basicConfig(level="INFO", stream=log, force=True)
-        in_fork(lambda: os.write(1, b"a step"))
+        run_in_fork(lambda: os.write(1, b"a step"))
 
     with (tmp_path / "log").open("w") as log:
         assert forked.end(forked.begin(work)) == [0]
@@ -289,6 +289,6 @@ def test_a_fork_that_writes_nothing_says_nothing(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("lightning_fedq.clients.forks._said", set())
     (tmp_path / "read.txt").write_text("a")
     with caplog.at_level("INFO"):
-        assert in_fork(lambda: (tmp_path / "read.txt").read_text()) == "a"
-        assert in_fork(lambda: open(os.devnull, "w").close()) is None
+        assert run_in_fork(lambda: (tmp_path / "read.txt").read_text()) == "a"
+        assert run_in_fork(lambda: open(os.devnull, "w").close()) is None
     assert not caplog.messages

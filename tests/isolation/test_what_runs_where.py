@@ -10,7 +10,7 @@ import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.child import is_client
+from lightning_fedq.clients.client_trainer import is_client
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 

@@ -80,7 +80,7 @@ def test_the_key_of_the_server_s_noise_is_another_one_in_every_process_and_no_cl
         clients[1].server()
     streams = [PublicRandomness(keys, 0).server("noise").words64(1)[0] for keys in (server, again)]
     assert streams[0] != streams[1]
-    assert PublicRandomness(server, 3).of_round(0).server("noise").words64(1)[0] == streams[0]
+    assert PublicRandomness(server, 3).for_round(0).server("noise").words64(1)[0] == streams[0]
 
 
 def test_coins_of_a_client_s_own_are_never_drawn_twice():

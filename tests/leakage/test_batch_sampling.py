@@ -20,7 +20,7 @@ def test_variance_of_simulated_batches():
     gradients = torch.randn(12, 4, generator=generator, dtype=torch.float64) + 0.5
     coins = (torch.rand(20_000, 12, generator=generator) < 0.3).double()
     updates = 0.1 * coins @ gradients / coins.sum(1).clamp(min=1)[:, None]
-    expected = update_variance(GradientMoments.of(gradients, 12), 0.3, 0.1)
+    expected = update_variance(GradientMoments.from_gradients(gradients, 12), 0.3, 0.1)
     assert updates.var(0).sum().item() == pytest.approx(expected, rel=0.06)
 
 
@@ -68,6 +68,6 @@ def test_refusals():
     with pytest.raises(ValueError, match="learning_rate must be > 0"):
         solve_probability(moments, 1.0, 0.0)
     with pytest.raises(ValueError, match=r"shape \(probe, dim\)"):
-        GradientMoments.of(torch.zeros(0, 3), 4)
+        GradientMoments.from_gradients(torch.zeros(0, 3), 4)
     with pytest.raises(ValueError, match="must be finite"):
-        GradientMoments.of(torch.full((1, 3), math.inf), 4)
+        GradientMoments.from_gradients(torch.full((1, 3), math.inf), 4)

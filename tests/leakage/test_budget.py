@@ -45,7 +45,7 @@ class Seen(pl.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 0 and self.federated.engine.round == len(self.noise):
             self.noise.append(self.federated.engine.mechanism.noise_std)
-            self.sizes += [stack.batch_sizes for stack in self.federated.fit.coming_stacks()]
+            self.sizes += [stack.batch_sizes for stack in self.federated.fit.next_stacks()]
         stack, number = self.federated.fit.present_batch(batch_idx)
         self.empty = not stack.batch_sizes[number]
 
@@ -123,7 +123,7 @@ def test_momentum_survives_an_empty_batch():
 
         class Fixed(LeakageBudget):
             def _sample(self, plan, client, sizes=sizes):
-                held = self._work.held[client]
+                held = self._work.client_indices[client]
                 return tuple(held[:size] for size in sizes)
 
         fed = federation(local_steps=len(sizes), ranges=None)
@@ -180,7 +180,7 @@ def test_the_gradients_are_those_of_the_training_step():
     class Watch(LeakageBudget):
         def _gradients(self, plan, client):
             found = super()._gradients(plan, client)
-            held = self._work.held[client]
+            held = self._work.client_indices[client]
             seed = plan.stream_seed("probe", client)
             chosen = torch.randperm(len(held), generator=torch.Generator().manual_seed(seed))[:8]
             x, y = Digits(160).train_set()[held[chosen]]

@@ -8,14 +8,14 @@ from lightning_fedq.leakage import observe
 from lightning_fedq.leakage.views import _share_weight
 from lightning_fedq.mechanisms import CorBin, CorrelatedQuantization, FedAvg
 from lightning_fedq.mechanisms.interface import Adversary
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 UPDATES = torch.tensor([[1.0, 0.0], [2.0, 4.0], [6.0, 8.0], [3.0, 0.0]])
 
 
 def see(adversary, mechanism=None, updates=UPDATES, victim=0):
     mechanism = mechanism or FedAvg()
-    context = context_of(mechanism, (0, 1, 2, 3), (updates.shape[1],), radius=10.0)
+    context = make_context(mechanism, (0, 1, 2, 3), (updates.shape[1],), radius=10.0)
     return observe(mechanism, updates, context, SeededKeys(0), adversary, victim)
 
 
@@ -75,8 +75,8 @@ def test_the_server_has_each_message_of_a_pair():
 def test_the_declared_variances_set_the_weight():
     """Independent errors: 1 / k, the mean of two has half the variance; unknown variances: the same."""
     mechanism = CorrelatedQuantization()
-    context = context_of(mechanism, tuple(range(3)), (10,), radius=1.0)
+    context = make_context(mechanism, tuple(range(3)), (10,), radius=1.0)
     weight = _share_weight(mechanism, context, (0, 1, 2))
     one, three = (mechanism.noise_variance(context, some).item() for some in ((0,), (0, 1, 2)))
     assert weight == pytest.approx(three * 2 / (3 * (one - three)))
-    assert _share_weight(FedAvg(), context_of(FedAvg(), (0, 1), (10,)), (0, 1)) == 0.5
+    assert _share_weight(FedAvg(), make_context(FedAvg(), (0, 1), (10,)), (0, 1)) == 0.5

@@ -17,9 +17,9 @@ from lightning_fedq.mechanisms.interface.ranges import Ranges
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.accounts import report_of
+from lightning_fedq.training.accounts import make_report
 from tests.flower.loop import TRAINER, Digits, LoopGrid, clients, deployment, federated, module, simulate
-from tests.one_round import context_of, encode
+from tests.one_round import encode, make_context
 
 DIM, CLIENTS = 40, 100
 INSIDE = [
@@ -37,13 +37,13 @@ CLIPS = (1e-6, 0.1, 1.0, 37.5, 1e6)
 
 
 def at(clip, clients=10, dim=DIM):
-    return context_of(fedq.GaussianNoise(1.0, 1.0), range(clients), (dim - 8, 8), radius=clip)
+    return make_context(fedq.GaussianNoise(1.0, 1.0), range(clients), (dim - 8, 8), radius=clip)
 
 
 @pytest.mark.parametrize("inside", INSIDE, ids=names)
 def test_the_claim_is_the_mechanism_s_own_for_one_coordinate_more_at_every_clip(inside):
     one = fedq.AdaptiveClip(inside, share=0.1)
-    own = inside.claims(context_of(inside, range(10), (DIM - 8, 8, 1)))
+    own = inside.claims(make_context(inside, range(10), (DIM - 8, 8, 1)))
     for clip in CLIPS:
         claims = one.claims(at(clip))
         assert [claim.loss for claim in claims] == [claim.loss for claim in own]
@@ -79,7 +79,7 @@ def test_noise_on_sum_and_count_is_accounted_together(z_sum, sigma_b, rounds, de
     context = at(0.3)
     std = one.noise_variance(context, [0]).sqrt()[0].item()
     assert std == pytest.approx(2.0 * 0.3 * z_sum, rel=2e-3)  # its grid included
-    assert std / (2.0 * 0.3 * one.own_ranges.weight) == pytest.approx(sigma_b, rel=2e-3)
+    assert std / (2.0 * 0.3 * one.range_rule.weight) == pytest.approx(sigma_b, rel=2e-3)
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -249,7 +249,7 @@ def test_a_run_meets_its_target_behind_masks_with_a_clip_that_moves():
     fed = fedq.Federated(fedq.AdaptiveClip(inner), **options)
     trainer = pl.Trainer(**TRAINER, max_epochs=3, callbacks=[fed], enable_checkpointing=False)
     trainer.fit(module(), datamodule=Digits(batch_size=16))
-    assert 7.9 < report_of(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run <= 8.0
+    assert 7.9 < make_report(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run <= 8.0
     assert fed.mechanism.mechanism.local_sigma != inner.local_sigma
     assert fed.engine.ranges.radius[0] != 0.5
 
@@ -271,7 +271,7 @@ def test_the_figures_beside_flower():
     count_std, noise = theirs.compute_adaptive_noise_params(z0, clients, None)
     share = (z0 / (2.0 * count_std)) ** 2
     one = fedq.AdaptiveClip(fedq.GaussianNoise(1.0, z0 / 2.0), share=share)
-    context = context_of(one, (0, 1, 2))
+    context = make_context(one, (0, 1, 2))
     [claim] = [c for c in one.claims(context) if c.adversary is Adversary.SERVER]
     std = 1.0 * one._scale(context) * math.sqrt(one.mechanism.noise.variance)
     assert std == pytest.approx(noise, rel=2e-3)  # the grid's variance

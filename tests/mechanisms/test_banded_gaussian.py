@@ -23,7 +23,7 @@ from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.test_participation import in_turn
 from tests.described import privacy_report
-from tests.one_round import context_of, encode
+from tests.one_round import encode, make_context
 from tests.training.test_privacy_target import trained
 
 
@@ -84,7 +84,7 @@ def rounds_of(mechanism, keys, rounds, dim=200, start=0):
     return np.stack(
         [
             mechanism.noise(
-                replace(context_of(mechanism, (0, 1), (dim,), round=start + r), since=(start, 0)),
+                replace(make_context(mechanism, (0, 1), (dim,), round=start + r), since=(start, 0)),
                 PublicRandomness(keys, start + r),
             ).astype(np.int64)
             for r in range(rounds)
@@ -111,7 +111,7 @@ def test_rounds_that_are_asked_for_in_another_order_have_the_same_noise():
     mechanism, keys = BandedGaussian(1.0, 1.0, 4), SeededKeys(2)
     forward = rounds_of(mechanism, keys, 9)
     for round in (8, 3, 3, 7, 0, 8):
-        context = replace(context_of(mechanism, (0, 1), (200,), round=round), since=(0, 0))
+        context = replace(make_context(mechanism, (0, 1), (200,), round=round), since=(0, 0))
         assert np.array_equal(mechanism.noise(context, PublicRandomness(keys, round)), forward[round])
     assert not np.array_equal(rounds_of(mechanism, SeededKeys(3), 1)[0], forward[0])
     assert not np.array_equal(rounds_of(mechanism, keys, 9, start=1)[:8], forward[1:])
@@ -125,7 +125,7 @@ def test_fresh_noise_is_gaussian_and_independent():
 
 def test_a_repeated_round_is_no_part_of_the_block_that_it_left():
     mechanism = BandedGaussian(1.0, 1.0, 2)
-    context = replace(context_of(mechanism, (0, 1), (5,), round=3, attempt=1), since=(0, 0))
+    context = replace(make_context(mechanism, (0, 1), (5,), round=3, attempt=1), since=(0, 0))
     with pytest.raises(ValueError, match="a repeated round begins a new one"):
         mechanism.noise(context, PublicRandomness(SeededKeys(0), 3, 1))
 
@@ -139,12 +139,14 @@ def test_keeps_the_contract_with_a_band():
 
 def test_claims_are_towards_those_who_see_models_and_compose_to_one_gaussian():
     mechanism = BandedGaussian(1.0, 3.0, 10)
-    claims = {claim.adversary: claim for claim in mechanism.claims(context_of(mechanism, range(4), (7850,)))}
+    claims = {
+        claim.adversary: claim for claim in mechanism.claims(make_context(mechanism, range(4), (7850,)))
+    }
     finite = {who for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)}
     assert finite == {Adversary.OUTSIDER, Adversary.CLIENT}
     report = privacy_report(
         mechanism,
-        context_of(mechanism, range(100), (7850,)),
+        make_context(mechanism, range(100), (7850,)),
         rounds=100,
         delta=1e-5,
         num_clients=1000,
@@ -222,13 +224,13 @@ def test_released_models_tell_what_is_claimed_and_no_more():
     mechanism = BandedGaussian(1.0, 1.0, 3)
     engine = engine_of(mechanism, RoundPlanner(6, 0, Cyclic(2)), 30_000)
     mu, turns = largest_mu(engine, 8, engine.planner.cohort(0)[0])
-    assert turns == 3 and int(engine.ledger.most_charged) == 3
+    assert turns == 3 and int(engine.ledger.max_charges) == 3
     assert mu == pytest.approx(math.sqrt(3), rel=0.02)
 
 
 def test_a_band_longer_than_the_separation_is_caught(monkeypatch):
     """The plant: without a new block where somebody is early, more is told than the ledger charges."""
-    monkeypatch.setattr(RoundEngine, "_somebody_is_early", lambda *_: False)
+    monkeypatch.setattr(RoundEngine, "_has_early_client", lambda *_: False)
     engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, Cyclic(2)), 30_000)
     mu, turns = largest_mu(engine, 8, 0)
     assert turns == 4 == int(engine.ledger.charges[0])
@@ -255,7 +257,7 @@ def test_dropouts_are_zeros_and_the_noise_of_the_sum_stays():
 
 def test_an_update_is_clipped_and_rounds_toward_zero():
     mechanism = BandedGaussian(2.0, 1.0, 4)
-    context = context_of(mechanism, (0, 1), (50,))
+    context = make_context(mechanism, (0, 1), (50,))
     update = torch.linspace(-3, 4, 50)
     message = encode(mechanism, torch.stack([update, 0.01 * update]), context)
     norms = message.symbols.double().norm(dim=1) / mechanism._steps
@@ -284,7 +286,7 @@ def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path):
     trained(federated, rounds=12, callbacks=[folder])
     assert federated.calibration is not None and federated.calibration.charges == 3
     assert 3.99 < federated.calibration.epsilon <= 4.0
-    assert federated.ledger.most_charged == 3
+    assert federated.ledger.max_charges == 3
     independent = federation(mechanism=BandedGaussian(1.0, 1.0, 1))
     trained(independent, rounds=12)
     assert federated.mechanism.noise_multiplier == pytest.approx(independent.mechanism.noise_multiplier)
@@ -296,7 +298,7 @@ def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path):
 def test_what_a_plan_counts_is_what_stays_of_the_noise_in_a_model():
     """A round's share in the last model's squared error, of 2,000 rounds."""
     mechanism, dim = BandedGaussian(1.0, 1.0, 10), 7
-    context = context_of(mechanism, range(5), (dim,))
+    context = make_context(mechanism, range(5), (dim,))
     planned = mechanism.mean_error(context, 5, 0.3)
     inverse = np.linalg.inv(matrix(10, 2000))
     last = float(np.square(inverse.sum(0)).sum()) * (mechanism.sigma / 5) ** 2 * dim / 2000

@@ -12,14 +12,14 @@ from lightning_fedq.mechanisms import DRIVE, EDEN, QSGD, RandomK, TernGrad, TopK
 from lightning_fedq.mechanisms.drive import lloyd_max
 from lightning_fedq.mechanisms.interface import NonPrivate
 from lightning_fedq.wire.coding import UndecodableError
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 KINDS = [QSGD(4), TernGrad(), DRIVE(), EDEN(2)]
 
 
 def errors_of(mechanism, update, count):
     """Decoded vectors of `count` clients of one update, less the update: `(count, dim)`."""
-    context = context_of(mechanism, range(count), (len(update),))
+    context = make_context(mechanism, range(count), (len(update),))
     symbols = encode(mechanism, update.expand(count, -1), context).symbols
     rows = [decode(mechanism, symbols[i : i + 1], [i], context).double() for i in range(count)]
     return torch.stack(rows) - update.double()
@@ -40,7 +40,7 @@ def test_compiled_passes_send_and_decode_what_whole_tensors_do(mechanism):
     """The formulas on tensors, 1,500 coordinates in 1,536 rotated ones, to the last bit."""
     update = torch.randn(3, 1500, generator=torch.Generator().manual_seed(0))
     update[1] = 0.0
-    context = context_of(mechanism, range(3), (1500,))
+    context = make_context(mechanism, range(3), (1500,))
     rand = ClientRandomness(SeededKeys(0), range(3), 0)
     words = [rand.shared_with_server(client, "rotation").words(sign_words(1536)) for client in range(3)]
     rows = [rotate(row.double().numpy()[None], each)[0] for row, each in zip(update, words, strict=True)]
@@ -77,7 +77,7 @@ def test_what_top_k_and_random_k_lose_is_the_published_part():
     assert lost.square().sum() <= 0.9 * update.square().sum()
     square, mechanism = torch.tensor(0.0), RandomK(0.1)
     for round in range(400):
-        context = context_of(mechanism, (0, 1), (1000,), round=round)
+        context = make_context(mechanism, (0, 1), (1000,), round=round)
         symbols = encode(mechanism, update.expand(2, -1), context).symbols
         assert symbols.shape == (2, 100)
         found = decode(mechanism, symbols, (0, 1), context).double() / 2
@@ -106,7 +106,7 @@ def test_the_published_error_of_a_rotated_vector(mechanism, error):
 def test_a_scale_of_lengths_alone_would_be_too_short():
     """The plant |x| / |Q(y)|: for one bit the mean is sqrt(2 / pi) of the update, not the update."""
     update = torch.randn(1024, generator=torch.Generator().manual_seed(2))
-    context = context_of(DRIVE(), range(50), (1024,))
+    context = make_context(DRIVE(), range(50), (1024,))
     symbols = encode(DRIVE(), update.expand(50, -1), context).symbols
     scales = symbols[:, 0].int().view(torch.float32).double()
     planted = update.double().norm() / math.sqrt(1024 * 2.0 / math.pi)
@@ -117,7 +117,7 @@ def test_a_scale_of_lengths_alone_would_be_too_short():
     "mechanism, bits", [(QSGD(4), 4), (TernGrad(), 2), (DRIVE(), 1), (EDEN(3), 3)], ids=repr
 )
 def test_a_message_is_a_scale_and_levels(mechanism, bits):
-    context = context_of(mechanism, range(3), (48,))
+    context = make_context(mechanism, range(3), (48,))
     message = encode(mechanism, torch.randn(3, 48, generator=torch.Generator().manual_seed(1)), context)
     coordinates = 64 if isinstance(mechanism, EDEN) else 48
     assert message.num_bits == 3 * (32 + bits * coordinates)
@@ -130,7 +130,7 @@ def test_a_message_is_a_scale_and_levels(mechanism, bits):
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=repr)
 def test_zero_is_zero_and_nobody_is_promised_anything(mechanism):
-    context = context_of(mechanism, range(3), (48,))
+    context = make_context(mechanism, range(3), (48,))
     symbols = encode(mechanism, torch.zeros(3, 48), context).symbols
     assert not decode(mechanism, symbols, range(3), context).any()
     assert all(isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
@@ -138,7 +138,7 @@ def test_zero_is_zero_and_nobody_is_promised_anything(mechanism):
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=repr)
 def test_what_nobody_can_send_is_refused(mechanism):
-    context, rand = context_of(mechanism, (0,), (48,)), PublicRandomness(SeededKeys(0), 0)
+    context, rand = make_context(mechanism, (0,), (48,)), PublicRandomness(SeededKeys(0), 0)
     symbols = encode(mechanism, torch.ones(1, 48), context).symbols
     assert mechanism.can_send(symbols[0], 0, context, rand)
     for place, value in ((0, 0x7F800000), (0, -1), (1, 9), (1, -9)):

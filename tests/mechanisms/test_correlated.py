@@ -7,7 +7,7 @@ from lightning_fedq.functional.one_bit.multi_level import level_step
 from lightning_fedq.mechanisms import CorrelatedQuantization
 from lightning_fedq.mechanisms.interface import NonPrivate
 from tests.functional.one_bit.closed_forms import group_variance
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 
 def _variances(mechanism, values, dim=4000, orders=60):
@@ -15,7 +15,7 @@ def _variances(mechanism, values, dim=4000, orders=60):
     generator = torch.Generator().manual_seed(3)
     for seed in range(orders):
         order = tuple(torch.randperm(len(values), generator=generator).tolist())
-        context = context_of(mechanism, order, (dim,))
+        context = make_context(mechanism, order, (dim,))
         updates = torch.tensor(values)[:, None].expand(-1, dim)
         symbols = encode(mechanism, updates, context, seed=seed).symbols
         yield (
@@ -52,12 +52,12 @@ def test_more_levels_shrink_the_error_with_their_step(levels):
 @pytest.mark.parametrize("levels, bits", [(2, 1), (3, 2), (4, 2), (5, 3), (256, 8)])
 def test_bits_on_the_wire(levels, bits):
     mechanism = CorrelatedQuantization(levels)
-    context = context_of(mechanism, (0, 1), (10,))
+    context = make_context(mechanism, (0, 1), (10,))
     assert encode(mechanism, torch.ones(2, 10), context).num_bits == 20 * bits
 
 
 def test_it_promises_nothing():
-    claims = CorrelatedQuantization().claims(context_of(CorrelatedQuantization(), (0, 1)))
+    claims = CorrelatedQuantization().claims(make_context(CorrelatedQuantization(), (0, 1)))
     assert all(isinstance(claim.loss, NonPrivate) for claim in claims)
 
 

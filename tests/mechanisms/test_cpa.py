@@ -13,7 +13,7 @@ from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PmfPairs,
 from reproductions.cpa.theorems import anonymity
 from tests.described import privacy_report
 from tests.functional.blocks import oracle
-from tests.one_round import context_of, encode
+from tests.one_round import encode, make_context
 
 EVERY = [
     {},
@@ -435,7 +435,7 @@ def test_anonymity_is_a_reported_number(kwargs, size):
         return
     # counted: without dither inputs of one point agree in every block, and those of two differ in some
     mechanism, blocks = CPA(epsilon=math.inf, dither="none", **kwargs), 2_000
-    context = context_of(mechanism, (0,), (blocks,), radius=1.0)
+    context = make_context(mechanism, (0,), (blocks,), radius=1.0)
     points = math.prod(of for _, of in mechanism.anonymity_by_stage)
     inside = torch.linspace(-1.0, 1.0, 4 * points + 1)[:, None].expand(-1, blocks)
     bits = torch.stack([encode(mechanism, row[None], context).symbols[0].long() for row in inside])

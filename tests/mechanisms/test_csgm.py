@@ -13,7 +13,7 @@ from lightning_fedq.audit import audit
 from lightning_fedq.mechanisms import CSGM
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.accounting import spent
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 EPSILONS = np.array([0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 6.0, 8.0])
 DRAWS = 20_000
@@ -25,7 +25,7 @@ def levels_of(mechanism, value):
 
     Chances are those that leave the value unbiased; what was sent is within 6 standard errors of them.
     """
-    context = context_of(mechanism, (0,), (DRAWS,))
+    context = make_context(mechanism, (0,), (DRAWS,))
     symbols = encode(mechanism, torch.full((1, DRAWS), value), context).symbols.numpy().ravel()
     symbols = symbols[symbols > 0]
     found, counts = np.unique(symbols, return_counts=True)
@@ -70,7 +70,7 @@ def test_the_claims_hold_for_every_selection_probability(levels, bits, gamma):
     """Zero against the values that are sent without a coin, and one that is not, at much and little noise."""
     for z in (0.3, 1.0, 3.0):
         mechanism = CSGM(1.0, z, gamma, bits, levels=levels)
-        claims = {c.adversary: c for c in mechanism.claims(context_of(mechanism, range(3), (1,)))}
+        claims = {c.adversary: c for c in mechanism.claims(make_context(mechanism, range(3), (1,)))}
         zero = levels_of(mechanism, 0.0)
         for value in (1.0, -1.0, 0.7, 1.0 / 3.0):
             sent = levels_of(mechanism, value)
@@ -87,7 +87,7 @@ def test_without_a_level_zero_a_hidden_selection_counts(gamma):
     mechanism = CSGM(1.0, 4.0, gamma, 2, levels="even")
     (claim,) = (
         c
-        for c in mechanism.claims(context_of(mechanism, range(3), (1,)))
+        for c in mechanism.claims(make_context(mechanism, range(3), (1,)))
         if c.adversary is Adversary.OUTSIDER
     )
     found = spent(claim.loss, 1e-5).epsilon
@@ -101,9 +101,9 @@ def test_zero_is_a_level_and_is_sent_as_zero(bits):
     mechanism = CSGM(0.7, 1.0, 0.5, bits)
     assert levels_of(mechanism, 0.0) == {0.0: 1.0}
     assert all(
-        c.neighbours is Neighbours.ZERO_OUT for c in mechanism.claims(context_of(mechanism, (0, 1), (9,)))
+        c.neighbours is Neighbours.ZERO_OUT for c in mechanism.claims(make_context(mechanism, (0, 1), (9,)))
     )
-    context = context_of(mechanism, (0,), (DRAWS,))
+    context = make_context(mechanism, (0,), (DRAWS,))
     zeros = encode(mechanism, torch.zeros(1, DRAWS), context).symbols
     silent = decode(mechanism, torch.zeros_like(zeros), (0,), context)
     assert torch.equal(decode(mechanism, zeros, (0,), context), silent)
@@ -114,7 +114,7 @@ def test_the_claim_is_sharp_at_the_largest_value():
     mechanism = CSGM(1.0, 1.0, 0.5)
     (claim,) = (
         c
-        for c in mechanism.claims(context_of(mechanism, range(3), (1,)))
+        for c in mechanism.claims(make_context(mechanism, range(3), (1,)))
         if c.adversary is Adversary.OUTSIDER
     )
     exact = worst_of({1.0: 1.0}, {0.0: 1.0}, 1.0, 0.5)

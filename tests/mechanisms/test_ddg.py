@@ -10,7 +10,7 @@ from lightning_fedq.mechanisms import DistributedDiscreteGaussian
 from lightning_fedq.mechanisms.interface import Adversary, ConcentratedLoss
 from lightning_fedq.privacy.accounting import spent
 from reproductions.exact.formulas import ddg_for_budget
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 
 # specification, section 11: n = 500, d = 75, c = 10, delta = 1e-5
@@ -31,7 +31,7 @@ def test_the_error_is_the_published_one():
     rows = rows * (10.0 / rows.norm(dim=1, keepdim=True))
     errors = []
     for round in range(2):
-        context = context_of(mechanism, range(size), (75,), round=round)
+        context = make_context(mechanism, range(size), (75,), round=round)
         symbols = encode(mechanism, rows, context).symbols
         assert symbols.shape == (size, 128)
         mean = decode(mechanism, symbols.sum(0) % 4096, context.cohort, context) / size
@@ -42,14 +42,14 @@ def test_the_error_is_the_published_one():
 
 def test_a_sum_beyond_half_the_modulus_wraps_around():
     mechanism = DistributedDiscreteGaussian(1.0, 0.01, 0.01, bits=4)
-    context = context_of(mechanism, range(1), (1,))
+    context = make_context(mechanism, range(1), (1,))
     symbols = encode(mechanism, torch.ones(1, 1), context).symbols
     assert decode(mechanism, symbols, (0,), context).abs().item() <= 0.081
 
 
 def test_who_sees_what():
     mechanism = DistributedDiscreteGaussian(1.0, 0.5, 0.05, max_dropped=2)
-    context = context_of(mechanism, range(10), (64,))
+    context = make_context(mechanism, range(10), (64,))
     claims = {c.adversary: c for c in mechanism.claims(context)}
     norm = 2 * mechanism.bound(context)
     for who, summands in (
@@ -73,7 +73,7 @@ def test_who_sees_what():
 def test_whoever_is_in_a_sum_has_its_own_noise_in_it(clients, max_dropped):
     """With nobody else left, a client is hidden as well as in a message of its own."""
     mechanism = DistributedDiscreteGaussian(1.0, 0.5, 0.05, max_dropped=max_dropped)
-    claims = {c.adversary: c.loss for c in mechanism.claims(context_of(mechanism, range(clients), (8,)))}
+    claims = {c.adversary: c.loss for c in mechanism.claims(make_context(mechanism, range(clients), (8,)))}
     own = claims[Adversary.SERVER].rho
     assert claims[Adversary.CLIENT].rho == own
     assert (claims[Adversary.OUTSIDER].rho == own) == (clients - max_dropped <= 1)

@@ -22,7 +22,7 @@ from lightning_fedq.secagg import SecAgg
 from tests.callbacks.test_participation import in_turn
 from tests.mechanisms.test_banded_gaussian import Early, engine_of, play
 from tests.mechanisms.test_handed_on_gaussian import noise_of, own_matrix, small
-from tests.one_round import context_of
+from tests.one_round import make_context
 from tests.training.test_privacy_target import trained
 
 Array = np.ndarray
@@ -45,7 +45,7 @@ def test_released_noise_has_the_covariance_of_the_matrix():
     engine = engine_of(mechanism, turns(), dim)
     released = np.stack([in_steps(engine, play(engine)) for _ in range(rounds)])
     g = own_matrix(np.ones(rounds))
-    fresh = mechanism.fresh_std(context_of(mechanism, range(4), (dim,)))
+    fresh = mechanism.fresh_std(make_context(mechanism, range(4), (dim,)))
     wanted = 4 * (mechanism.steps**2 * g @ g.T + (fresh**2 + 0.0) * np.eye(rounds))
     # 32,768 coordinates: an entry is off by 1/128 of the variances at one or 1.4 stds; six are allowed
     assert np.abs(np.cov(released) - wanted).max() < 0.05 * wanted.max()
@@ -92,11 +92,11 @@ def test_releases_tell_what_is_claimed_and_no_more(chance):
     there = min(len(engine.planner.plan(r, mechanism).survivors) for r in range(9))
     victim = engine.planner.cohort(0)[0]
     square, number = told(engine, 9, victim)
-    assert number == 3 == int(engine.ledger.most_charged)
+    assert number == 3 == int(engine.ledger.max_charges)
     assert square <= claimed(engine, there, number)
     if not chance:
         g, moved = own_matrix(np.ones(9)), np.tile([1.0, 0.0, 0.0], 3)
-        fresh = mechanism.fresh_std(context_of(mechanism, range(4), (1 << 15,)))
+        fresh = mechanism.fresh_std(make_context(mechanism, range(4), (1 << 15,)))
         sigma = 4 * (mechanism.steps**2 * g @ g.T + fresh**2 * np.eye(9))
         assert square == pytest.approx(moved @ np.linalg.solve(sigma, moved), rel=0.05)
         assert square > 0.3 * claimed(engine, there, number)
@@ -164,7 +164,7 @@ def test_where_somebody_is_early_the_noise_begins_anew():
 
 def test_a_client_that_is_early_is_caught(monkeypatch):
     """The plant: no new block, and everybody is there in every second round, of the five that are claimed."""
-    monkeypatch.setattr(RoundEngine, "_somebody_is_early", lambda *_: False)
+    monkeypatch.setattr(RoundEngine, "_has_early_client", lambda *_: False)
     engine = engine_of(small(50), Early(4, 0, Cyclic(2)), 1 << 14)
     square, number = told(engine, 16, 0)
     assert square > 1.2 * claimed(engine, 2, number)
@@ -239,7 +239,7 @@ def test_a_block_ends_after_65536_rounds():
     pairs = {"before": ((0, 2), (1, 3)), "after": ((0, 4), (1, 5))}
     for round, taken in ((65535, True), (65536, False), (65537, True)):
         context = replace(
-            context_of(mechanism, (0, 1), (16,), round=round), hand_over=HandOver((0, 0), **pairs)
+            make_context(mechanism, (0, 1), (16,), round=round), hand_over=HandOver((0, 0), **pairs)
         )
         alone = replace(context, hand_over=HandOver((0, 0), (), pairs["after"]))
         one, other = noise_of(mechanism, keys, context, 0), noise_of(mechanism, keys, alone, 0)
@@ -260,7 +260,7 @@ def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tm
     trained(federated, rounds=12, callbacks=[folder])
     assert federated.calibration is not None and federated.calibration.charges == 3
     assert 3.99 < federated.calibration.epsilon <= 4.0
-    assert federated.ledger.most_charged == 3 and not any(r.aborted for r in federated.records)
+    assert federated.ledger.max_charges == 3 and not any(r.aborted for r in federated.records)
     page = (tmp_path / "run" / "privacy.md").read_text()
     assert "who hands on to whom is dealt out once, before any data, one client to one client" in page
     assert "rounds lie 5 apart" in page and "no error feedback" in page

@@ -36,7 +36,7 @@ from lightning_fedq.privacy.accounting import Rounds, spent, spent_together
 from lightning_fedq.privacy.losses import ConcentratedLoss, concentrated_epsilon
 from lightning_fedq.rounds import RoundPlanner
 from tests.described import privacy_report
-from tests.one_round import context_of, encode
+from tests.one_round import encode, make_context
 
 Array = np.ndarray
 
@@ -130,15 +130,15 @@ PARTICIPATIONS = {  # |C u|^2 of 1, 2, 3, 5, 10 and 50, by the specification
 
 @pytest.mark.parametrize("separation", PARTICIPATIONS)
 def test_participations_cost_what_their_total_does(separation):
-    loss = HandedOnLoss.of(square_of_matrix(separation), separation, "")
+    loss = HandedOnLoss.from_limit(square_of_matrix(separation), separation, "")
     for count, wanted in zip((1, 2, 3, 5, 10, 50), PARTICIPATIONS[separation], strict=True):
         assert loss.composed(count).rho == pytest.approx(wanted, abs=2e-6)
-        assert wanted <= loss.composed(count).by_itself.rho
+        assert wanted <= loss.composed(count).standalone.rho
 
 
 def test_charges_are_not_added_one_by_one():
     """27.8 for 99.4, if they were: every path of an accountant goes by the total."""
-    one = HandedOnLoss.of(1e-3 * square_of_matrix(2), 2, "")
+    one = HandedOnLoss.from_limit(1e-3 * square_of_matrix(2), 2, "")
     whole = concentrated_epsilon(one.composed(10).rho, 1e-5)
     assert one.composed(10).rho > 3.57 * 10 * one.rho
     joined = one.composed(3).plus(one.composed(7))
@@ -155,7 +155,7 @@ def test_charges_are_not_added_one_by_one():
 
 def test_kinds_of_rounds_of_one_stream_cost_the_limit_each():
     """Cohorts of two sizes, and something independent between them, in any order."""
-    one, other = (HandedOnLoss.of(scale * square_of_matrix(2), 2, "") for scale in (1e-3, 2e-3))
+    one, other = (HandedOnLoss.from_limit(scale * square_of_matrix(2), 2, "") for scale in (1e-3, 2e-3))
     beside = ConcentratedLoss(5e-3)
     wanted = concentrated_epsilon(1e-3 * square_of_matrix(2) * (3 + 2 * 2) + 5e-3, 1e-5)
     for kinds in itertools.permutations([(one, 3), (other, 2), (beside, 1)]):
@@ -280,7 +280,7 @@ def test_the_noise_is_smooth_up_to_what_is_paid_for(fresh):
 def test_every_divergence_of_two_rounds_is_within_the_claim():
     """Layer A: the exact law at the mechanism's own parameters, for all shifts of its sensitivity."""
     mechanism = small(2, local_sigma=0.2)  # shares of parameter 4, the least that there is
-    context = context_of(mechanism, (0, 1), (1,))
+    context = make_context(mechanism, (0, 1), (1,))
     share, fresh = mechanism.share_std, mechanism.fresh_std(context)
     assert share == 4.0
     sensitivity = 2.0 * mechanism.bound(context)
@@ -309,7 +309,7 @@ def handed(mechanism, round, dim, **hand_over):
         "after": tuple(zip(own, after, strict=True)),
         **hand_over,
     }
-    return replace(context_of(mechanism, own, (dim,), round=round), hand_over=HandOver(**pairs))
+    return replace(make_context(mechanism, own, (dim,), round=round), hand_over=HandOver(**pairs))
 
 
 class Written:
@@ -318,7 +318,7 @@ class Written:
     def __init__(self, shares: dict[tuple[int, int], Array], fresh: Array) -> None:
         self._shares, self._fresh = shares, fresh
 
-    def of_round(self, round, attempt):
+    def for_round(self, round, attempt):
         return self
 
     def peer(self, clients, purpose):
@@ -333,15 +333,15 @@ def test_messages_are_the_integers_of_the_formula(monkeypatch):
     monkeypatch.setattr(handed_on_gaussian, "discrete_gaussian", lambda std, count, words: words(count))
     mechanism = small()
     shares = {(0, 2): np.array([3, -2]), (2, 4): np.array([1, 4])}
-    first = mechanism._noise_of(0, handed(mechanism, 0, 2), Written(shares, np.array([1, 0])))(2)
-    second = mechanism._noise_of(2, handed(mechanism, 1, 2), Written(shares, np.array([0, -2])))(2)
+    first = mechanism._client_noise(0, handed(mechanism, 0, 2), Written(shares, np.array([1, 0])))(2)
+    second = mechanism._client_noise(2, handed(mechanism, 1, 2), Written(shares, np.array([0, -2])))(2)
     assert np.array_equal(first, [16, -10]) and np.array_equal(second, [-7, 26])
     assert np.array_equal(first + second, [9, 16])
 
 
 def noise_of(mechanism, keys, context, client):
     rand = ClientRandomness(keys, [client], context.round)
-    found = mechanism._noise_of(client, context, rand)(padded_size(context.dim))
+    found = mechanism._client_noise(client, context, rand)(padded_size(context.dim))
     return np.asarray(found)
 
 
@@ -401,7 +401,7 @@ def test_fresh_noise_hides_the_lattice():
 
 
 def claims_of(mechanism, num_corrupt=0, size=100):
-    context = replace(context_of(mechanism, range(size), (7850,)), num_corrupt=num_corrupt)
+    context = replace(make_context(mechanism, range(size), (7850,)), num_corrupt=num_corrupt)
     return {claim.adversary: claim for claim in mechanism.claims(context)}
 
 
@@ -409,7 +409,7 @@ def claims_of(mechanism, num_corrupt=0, size=100):
 def test_a_charge_is_that_of_the_theorem(cohorts, factor):
     """(1 + l^b) / (2 (1 - l^2) (1 - l^b)) of Delta^2 / (N 25 tau^2), Delta = 2 of the rounded norm."""
     mechanism = small(cohorts)
-    context = context_of(mechanism, range(100), (7850,))
+    context = make_context(mechanism, range(100), (7850,))
     square = (2.0 * mechanism.bound(context) / (OWN * mechanism.share_std)) ** 2
     for who, corrupt, unknown in (
         (Adversary.OUTSIDER, 0, 100),
@@ -444,7 +444,7 @@ def test_ten_turns_cost_what_is_said():
     6.52 times that."""
     for epsilon, rho in ((2.0, 0.108256), (8.0, 1.229715)):
         for corrupt, rows in ((0, {2.0: 21.53, 8.0: 6.388}), (2, {2.0: 21.97, 8.0: 6.52})):
-            sigma, context = 1.0, context_of(small(10), range(100), (7850,))
+            sigma, context = 1.0, make_context(small(10), range(100), (7850,))
             mechanism = small(10, granularity=1e-4, bits=28, local_sigma=sigma)
             claim = claims_of(mechanism, corrupt)[Adversary.SECAGG_SERVER]
             scale = math.sqrt(claim.loss.composed(10).rho / rho)  # of the noise that costs epsilon in ten
@@ -527,7 +527,7 @@ def test_a_report_pays_for_the_turns_of_a_client():
     mechanism = small(10)
     report = privacy_report(
         mechanism,
-        context_of(mechanism, range(100), (7850,)),
+        make_context(mechanism, range(100), (7850,)),
         rounds=100,
         delta=1e-5,
         num_clients=1000,

@@ -10,7 +10,7 @@ from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, Unit
 from lightning_fedq.mechanisms.jopeq import JoPEQ
 from lightning_fedq.privacy.losses import LaplaceLoss, NonPrivate
 from tests.audit.enumeration_words import enumerate_words, exact_law
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 
 def index_law(mechanism, x):
@@ -27,7 +27,7 @@ def index_law(mechanism, x):
 def test_law_and_stated_bias(epsilon, levels, x):
     mechanism, dim = JoPEQ(epsilon, levels), 40_000
     law, u = index_law(mechanism, x)
-    context = context_of(mechanism, (0,), (dim,), radius=2.0, center=-1.0)
+    context = make_context(mechanism, (0,), (dim,), radius=2.0, center=-1.0)
     symbols = encode(mechanism, torch.full((1, dim), 2.0 * x - 1.0), context).symbols
     counts = torch.bincount(symbols[0], minlength=levels).numpy()
     expected = law.mean(1) * dim
@@ -51,7 +51,7 @@ def test_constants_of_the_specification():
 
 def test_claims_state_the_attained_level():
     mechanism = JoPEQ(epsilon=0.5, levels=3)
-    claims = mechanism.claims(context_of(mechanism, (0, 1), (9,)))
+    claims = mechanism.claims(make_context(mechanism, (0, 1), (9,)))
     assert [claim.adversary for claim in claims] == list(Adversary)
     for claim in claims:
         assert isinstance(claim.loss, LaplaceLoss) and claim.compositions == 9
@@ -64,7 +64,9 @@ def test_claims_state_the_attained_level():
 def test_bits_on_the_wire():
     for levels, bits in ((2, 1), (3, 2), (5, 3)):
         mechanism = JoPEQ(epsilon=1.0, levels=levels)
-        assert encode(mechanism, torch.zeros(1, 50), context_of(mechanism, (0,), (50,))).num_bits == 50 * bits
+        assert (
+            encode(mechanism, torch.zeros(1, 50), make_context(mechanism, (0,), (50,))).num_bits == 50 * bits
+        )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_bits_on_the_wire():
 def test_the_exact_law_in_whole_words_is_within_the_claim(epsilon, levels):
     """Every level's chance, counted over the 2^52 words that the encoder reads, for three dithers."""
     mechanism = JoPEQ(epsilon, levels)
-    loss = mechanism.claims(context_of(mechanism, (0, 1), (9,)))[0].loss
+    loss = mechanism.claims(make_context(mechanism, (0, 1), (9,)))[0].loss
     assert isinstance(loss, LaplaceLoss)
     for dither in (0, 1 << 50, (1 << 52) - 1):
         high, low = (exact_law(mechanism, value, dither) for value in (4.0, -4.0))
@@ -86,7 +88,7 @@ def test_the_exact_law_in_whole_words_is_within_the_claim(epsilon, levels):
 @pytest.mark.parametrize("epsilon", [25.0, 30.0, 60.0])
 def test_levels_that_the_noise_does_not_resolve_are_promised_to_nobody(epsilon):
     """From 30 on some levels are out of reach of the floats: their loss is infinite."""
-    for claim in JoPEQ(epsilon, 65).claims(context_of(JoPEQ(1.0), (0, 1), (9,))):
+    for claim in JoPEQ(epsilon, 65).claims(make_context(JoPEQ(1.0), (0, 1), (9,))):
         assert isinstance(claim.loss, NonPrivate)
         assert "do not resolve" in claim.loss.reason and "smaller epsilon" in claim.loss.reason
 

@@ -7,12 +7,12 @@ import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CPA
-from lightning_fedq.mechanisms.contract_suite import context_of
+from lightning_fedq.mechanisms.contract_suite import make_context
 from lightning_fedq.wire.coding import FixedLength
 from tests.contract.test_mechanisms import ROWS
 
 CLIENT = 4
-BOUNDED = [m for m in ROWS if (m.lever(CLIENT, context_of(m, (4, 9))) or math.inf) < math.inf]
+BOUNDED = [m for m in ROWS if (m.lever(CLIENT, make_context(m, (4, 9))) or math.inf) < math.inf]
 
 
 def messages(mechanism, context, public):
@@ -37,8 +37,8 @@ def messages(mechanism, context, public):
 @pytest.mark.parametrize("mechanism", BOUNDED, ids=repr)
 def test_no_message_goes_beyond_and_one_comes_near(mechanism):
     longest = mechanism.longest_update(64)
-    radius = longest if mechanism.own_ranges else 1.0
-    context = context_of(mechanism, (4, 9), (40, 24), radius=radius)
+    radius = longest if mechanism.range_rule else 1.0
+    context = make_context(mechanism, (4, 9), (40, 24), radius=radius)
     public, lever = PublicRandomness(SeededKeys(0), 0), mechanism.lever(CLIENT, context)
     blocks = mechanism.block_dim if isinstance(mechanism, CPA) else 1 if longest is None else 64
     unit = mechanism._design.limit if isinstance(mechanism, CPA) else longest or 1.0

@@ -6,7 +6,7 @@ import torch
 
 from lightning_fedq.mechanisms.interface import Adversary, PmfPairs
 from lightning_fedq.mechanisms.mvu import MVU, solve_mvu
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 BEST = {  # cpa.md section 16, vector 14: mean variance, exact for one bit, best found for the others
     (1, 1, 0.5): 3.917698,
@@ -56,7 +56,7 @@ def test_the_worst_variance_is_the_worst():
 @pytest.mark.parametrize("x", [-1.0, 0.15, 0.9])
 def test_unbiased_with_its_variance(x):
     mechanism, dim = MVU(epsilon=2.0), 60_000
-    context = context_of(mechanism, (0,), (dim,), radius=0.5, center=0.3)
+    context = make_context(mechanism, (0,), (dim,), radius=0.5, center=0.3)
     estimate = decode(
         mechanism, encode(mechanism, torch.full((1, dim), 0.5 * x + 0.3), context).symbols, (0,), context
     )
@@ -71,7 +71,7 @@ def test_unbiased_with_its_variance(x):
 
 def test_claims_hold_all_pairs_of_rows():
     mechanism = MVU(epsilon=2.0, input_bits=2, output_bits=2)
-    claims = mechanism.claims(context_of(mechanism, (0, 1), (5,)))
+    claims = mechanism.claims(make_context(mechanism, (0, 1), (5,)))
     assert [claim.adversary for claim in claims] == list(Adversary)
     for claim in claims:
         assert isinstance(claim.loss, PmfPairs) and claim.compositions == 5

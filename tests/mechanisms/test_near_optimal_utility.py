@@ -7,7 +7,7 @@ import torch
 
 from lightning_fedq.mechanisms import GaussianNoise, NearOptimalUtility
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, NonPrivate
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 
 def make(**changes):
@@ -22,7 +22,7 @@ def test_refusals():
 
 def test_it_claims_no_differential_privacy_against_anybody():
     mechanism = make()
-    for claim in mechanism.claims(context_of(mechanism, (1, 2))):
+    for claim in mechanism.claims(make_context(mechanism, (1, 2))):
         assert isinstance(claim.loss, NonPrivate)
         for words in ("not differential privacy", "0.25", "a better attack"):
             assert words in claim.loss.reason
@@ -30,7 +30,7 @@ def test_it_claims_no_differential_privacy_against_anybody():
 
 def test_a_public_calibration_leaves_the_gaussian_mechanism():
     mechanism = make(public_calibration=True)
-    context = context_of(mechanism, (1, 2))
+    context = make_context(mechanism, (1, 2))
     same = GaussianNoise(clip_norm=2.0, noise_multiplier=0.1 / 4.0)
     claims = mechanism.claims(context)
     assert {claim.adversary for claim in claims} == set(Adversary)
@@ -47,7 +47,7 @@ def test_a_public_calibration_leaves_the_gaussian_mechanism():
 def test_the_utility_loss_is_dim_times_the_variance():
     """Chi-square with 20,000 degrees of freedom: relative std 1%; 5% alarms with probability 1e-6."""
     mechanism, dim = make(noise_std=0.05), 20_000
-    context = context_of(mechanism, (0,), (dim,))
+    context = make_context(mechanism, (0,), (dim,))
     update = torch.full((1, dim), 1e-3)
     error = decode(mechanism, encode(mechanism, update, context).symbols, (0,), context) - update[0]
     assert error.double().square().sum().item() == pytest.approx(dim * 0.05**2, rel=0.05)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.planning import make_plan_context
 
 Array = NDArray[np.float64]
 EPSILONS = np.array([0.0, 0.05, 0.3, 0.7, 1.5])
@@ -109,7 +109,7 @@ Told = dict[frozenset[int], Array]
 @cache
 def told_by(mechanism, num_clients, known):
     """By the set of silent clients, the most that a sum tells of anybody who answers, `known` colluding."""
-    context, pieces = context_of(mechanism, num_clients, 1), pieces_of(mechanism)
+    context, pieces = make_plan_context(mechanism, num_clients, 1), pieces_of(mechanism)
     mates = {c: next((d for d in g if d != c), None) for g in context.groups for c in g}
     worst = cache(lambda *setting: told(pieces, *setting))
     found = {}
@@ -134,7 +134,7 @@ def subsets(count):
 
 
 def claimed(mechanism, num_clients, known):
-    context = replace(context_of(mechanism, num_clients, 1), num_corrupt=known)
+    context = replace(make_plan_context(mechanism, num_clients, 1), num_corrupt=known)
     who = Adversary.SECAGG_SERVER if known else Adversary.OUTSIDER
     return next(claim.loss for claim in mechanism.claims(context) if claim.adversary is who)
 
@@ -153,7 +153,7 @@ def test_whoever_is_silent_a_sum_tells_no_more_than_is_claimed(mechanism, num_cl
 @pytest.mark.parametrize("failure", [1e-1, 1e-3])
 def test_a_sum_with_random_silence_tells_no_more_than_is_claimed(mechanism, num_clients, failure):
     """Everybody is silent with chance 1/10; who is, is seen. What fails is paid for in delta."""
-    sizes = [len(group) for group in context_of(mechanism, num_clients, 1).groups]
+    sizes = [len(group) for group in make_plan_context(mechanism, num_clients, 1).groups]
     loss = claimed(mechanism, num_clients, 0).after_dropouts(sizes, 0.1, failure, 0)
     total = np.zeros(len(EPSILONS))
     for silent, found in told_by(mechanism, num_clients, 0).items():

@@ -13,7 +13,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.mechanisms.paired_coins import _secret
 from lightning_fedq.privacy.accounting import spent
 from tests.functional.one_bit.oracle import coupled_thresholds
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 INPUTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 
@@ -21,7 +21,7 @@ INPUTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 def bits_of(mechanism, values, num_draws, clients=None):
     """`(clients, num_draws)` bits of constant updates; clients 0 and 1 are a pair, 2 and 3, ..."""
     clients = clients or tuple(range(len(values)))
-    context = context_of(mechanism, clients, (num_draws,))
+    context = make_context(mechanism, clients, (num_draws,))
     updates = torch.tensor(values)[:, None].expand(-1, num_draws)
     return encode(mechanism, updates, context).symbols, context
 
@@ -107,7 +107,7 @@ VIEWS = {
 def test_no_view_shows_more_than_its_claim(who, epsilon):
     """Exact laws of one coordinate of four clients: pairs of the victim's inputs, corners of the others."""
     mechanism, groups = PairedCoins(epsilon=epsilon), ((0, 1), (2, 3))
-    context = context_of(mechanism, (0, 1, 2, 3), (1,))
+    context = make_context(mechanism, (0, 1, 2, 3), (1,))
     claim = next(claim for claim in mechanism.claims(context) if claim.adversary is who)
     secrets_told, bits_told = VIEWS[who]
     levels = {
@@ -133,7 +133,7 @@ def test_who_knows_the_secret_is_claimed_as_it_is(epsilon):
     """Secret and bit together, for inputs anywhere. The level alone, for either secret, was 37% more in delta
     at epsilon 0."""
     mechanism = PairedCoins(epsilon=epsilon)
-    context = context_of(mechanism, range(2), (1,))
+    context = make_context(mechanism, range(2), (1,))
     claims = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
     places = np.linspace(-0.5, 1.3, 37) * mechanism.partner_epsilon
     claimed = claims[Adversary.SERVER_AND_PARTNER].curve(places)
@@ -150,7 +150,7 @@ def test_who_knows_the_secret_is_claimed_as_it_is(epsilon):
 
 def test_the_server_s_claim_is_finite_where_corbin_s_is_not():
     mechanism = PairedCoins(epsilon=1.0)
-    context = context_of(mechanism, range(6), (4,))
+    context = make_context(mechanism, range(6), (4,))
     claims = {claim.adversary: claim for claim in mechanism.claims(context)}
     for who, level in ((Adversary.SERVER, 1.0), (Adversary.SERVER_AND_PARTNER, 1.518670)):
         total = spent(claims[who].loss, 1e-9, compositions=1, rounds=1)
@@ -174,7 +174,7 @@ def test_an_epsilon_that_cannot_be_tossed_is_refused(epsilon):
 def test_dropouts_leave_only_the_coins_that_answer():
     """Every other client counts as a coin already, so a broken pair's survivor must not count once more."""
     mechanism = PairedCoins(epsilon=1.0)
-    claims = {claim.adversary: claim for claim in mechanism.claims(context_of(mechanism, range(40), (1,)))}
+    claims = {claim.adversary: claim for claim in mechanism.claims(make_context(mechanism, range(40), (1,)))}
     loss = claims[Adversary.OUTSIDER].loss
     after = loss.after_dropouts((2,) * 20, 0.3, 1e-9)
     assert loss.victims[0].num_coins == 38
@@ -187,7 +187,7 @@ def test_dropouts_leave_only_the_coins_that_answer():
 def test_the_compiled_pass_gives_the_bits_of_the_formula(segments):
     """Beyond a block of words, with a client alone."""
     mechanism, clients = PairedCoins(1.0), range(3)
-    context = context_of(mechanism, clients, segments)
+    context = make_context(mechanism, clients, segments)
     rows = 1.2 * torch.randn(3, sum(segments), generator=torch.Generator().manual_seed(0)) * context.radius[0]
     rand = ClientRandomness(SeededKeys(0), list(clients), 0)
     here, clipped = mechanism._bits(rows.float(), context, rand)

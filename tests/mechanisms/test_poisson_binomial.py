@@ -9,7 +9,7 @@ from scipy import stats
 
 from lightning_fedq.functional.one_bit.hidden_coin import hidden_coin_moments
 from lightning_fedq.mechanisms import RotatedCoins
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 ORDERS = (2.0, 3.0, 8.0)
 VECTORS = [
@@ -44,7 +44,7 @@ def test_the_claim_is_no_stronger_than_the_exact_divergences(clients, coins, the
     moments = hidden_coin_moments(low, high, clients - 1, ORDERS)
     claimed = coins * np.log1p(moments * (2 * theta) ** 2) / (np.array(ORDERS) - 1)
     assert (claimed >= exact * (1 - 1e-6)).all() and (claimed <= 1.2 * exact).all()
-    modulus = mechanism.symbol_modulus(context_of(mechanism, range(clients), (64,)))[0]
+    modulus = mechanism.symbol_modulus(make_context(mechanism, range(clients), (64,)))[0]
     assert modulus == 2**bits and modulus > clients * coins
 
 
@@ -53,7 +53,7 @@ def test_unbiased_with_the_variance_of_its_coins():
     mechanism = RotatedCoins.poisson_binomial(1.0, 0.2, 4)
     update, decoded = torch.linspace(-1.0, 1.0, 64) / 8.0, []
     for round in range(200):
-        context = context_of(mechanism, range(8), (64,), round=round)
+        context = make_context(mechanism, range(8), (64,), round=round)
         symbols = encode(mechanism, update.expand(8, -1), context).symbols
         decoded.append(decode(mechanism, symbols, range(8), context).double() / 8)
     found, reach = torch.stack(decoded), mechanism.kappa / math.sqrt(64)

@@ -10,14 +10,14 @@ from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import RotatedAxes
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 DENSE = torch.randn(48, generator=torch.Generator().manual_seed(1))
 SPARSE = torch.zeros(48).index_fill(0, torch.tensor([7]), -2.0)
 
 
 def messages_of(mechanism, update, num_clients, round=0):
-    context = context_of(mechanism, range(num_clients), (len(update),), round=round)
+    context = make_context(mechanism, range(num_clients), (len(update),), round=round)
     return encode(mechanism, update.expand(num_clients, -1), context).symbols, context
 
 
@@ -80,7 +80,7 @@ def test_the_message_is_one_axis_in_whole_bits():
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 8.0])
 def test_every_view_has_the_message_s_epsilon_once(epsilon):
     mechanism = RotatedAxes(epsilon=epsilon, clip_norm=1.0)
-    claims = mechanism.claims(context_of(mechanism, range(5), (7850,)))
+    claims = mechanism.claims(make_context(mechanism, range(5), (7850,)))
     assert {claim.adversary for claim in claims} == set(Adversary)
     for claim in claims:
         assert claim.compositions == 1
@@ -95,7 +95,7 @@ def test_only_the_direction_is_sent():
     long, _ = messages_of(mechanism, DENSE * 2.0**20, 50)
     assert torch.equal(short, long)
     updates = torch.stack([DENSE / DENSE.norm() * 0.5, DENSE])
-    message = encode(mechanism, updates, context_of(mechanism, (0, 1), (48,)))
+    message = encode(mechanism, updates, make_context(mechanism, (0, 1), (48,)))
     assert message.num_clipped == 48
 
 
@@ -104,6 +104,6 @@ def test_only_the_direction_is_sent():
 )
 def test_a_message_that_names_no_axis_is_refused(symbols):
     mechanism = RotatedAxes(epsilon=1.0, clip_norm=1.0)
-    context = context_of(mechanism, (0,), (48,))
+    context = make_context(mechanism, (0,), (48,))
     with pytest.raises(ValueError, match=r"symbols must be integers in|messages must"):
         decode(mechanism, symbols, (0,), context)

@@ -17,7 +17,7 @@ from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, Unit
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import PmfPairs, RenyiLoss
 from tests.described import Setting
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 
 def level(t):
@@ -25,7 +25,7 @@ def level(t):
 
 
 def claims_of(mechanism, clients, dim=7850, corrupt=0):
-    context = replace(context_of(mechanism, tuple(range(clients)), (dim,)), num_corrupt=corrupt)
+    context = replace(make_context(mechanism, tuple(range(clients)), (dim,)), num_corrupt=corrupt)
     return {claim.adversary: claim for claim in mechanism.claims(context)}
 
 
@@ -131,7 +131,7 @@ def test_a_part_of_the_coordinates_shows_a_part_of_the_update():
 
 def test_without_a_level_nothing_is_claimed_and_nothing_sent():
     mechanism = RotatedCoins(1.0)
-    context = context_of(mechanism, (0, 1), (8,))
+    context = make_context(mechanism, (0, 1), (8,))
     assert all(isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
     with pytest.raises(ValueError, match="the level of RotatedCoins is not set: give epsilon, or train with"):
         encode(mechanism, torch.zeros(2, 8), context)
@@ -145,7 +145,7 @@ def test_probabilities_move_no_further_than_the_claim_counts(paired, size, monke
 
     mechanism = RotatedCoins(2.0 * size if size < 1e37 else 1.0, 0.4, kappa=1.5, paired=paired)
     dim = 1000
-    context = context_of(mechanism, (0, 1), (dim,))
+    context = make_context(mechanism, (0, 1), (dim,))
     coin = mechanism.coin
     seen = []
 
@@ -172,7 +172,7 @@ def test_the_norm_is_clipped_for_what_float32_cannot_hold(bad, paired, monkeypat
     import lightning_fedq.mechanisms.rotated_coins as module
 
     mechanism = RotatedCoins(1.0, 0.4, kappa=1.5, paired=paired)
-    context = context_of(mechanism, (0, 1), (1000,))
+    context = make_context(mechanism, (0, 1), (1000,))
     seen, real = [], module.one_bit_quantize_rows
 
     def recorded(rows, which, first, words, ranges, low, high, bits):
@@ -202,7 +202,7 @@ def test_error_of_the_mean_is_that_of_the_formula(settings):
     clients, dim, errors = 8, 3000, []
     updates = updates_of(clients, dim)
     for round in range(40):
-        context = context_of(mechanism, tuple(range(clients)), (dim,), round=round)
+        context = make_context(mechanism, tuple(range(clients)), (dim,), round=round)
         estimate = decode(mechanism, encode(mechanism, updates, context).symbols, context.cohort, context)
         errors.append(float((estimate / clients - updates.mean(0)).square().sum()))
     t, size = math.tanh(mechanism.epsilon / 2.0), padded_size(dim)
@@ -244,7 +244,7 @@ def test_the_planned_error_is_the_error(settings, dim, homogeneity):
     for number in range(60):
         updates = math.sqrt(homogeneity) * directions(1) + math.sqrt(1 - homogeneity) * directions(clients)
         updates /= updates.norm(dim=1, keepdim=True)
-        context = context_of(mechanism, tuple(range(clients)), (dim,), round=number)
+        context = make_context(mechanism, tuple(range(clients)), (dim,), round=number)
         total = decode(mechanism, encode(mechanism, updates, context).symbols, context.cohort, context)
         found.append(float((total / clients - updates.mean(0)).square().sum()))
         alike.append(float(updates.mean(0).square().sum()))
@@ -256,7 +256,7 @@ def test_the_planned_error_is_the_error(settings, dim, homogeneity):
 
 def test_pairs_err_less():
     pairs = RotatedCoins(1.0, 1.2, paired=True)
-    context = context_of(pairs, tuple(range(40)), (250,))
+    context = make_context(pairs, tuple(range(40)), (250,))
     assert pairs.mean_error(context, 40, 0.5) < 0.8 * replace(pairs, paired=False).mean_error(
         context, 40, 0.5
     )
@@ -265,7 +265,7 @@ def test_pairs_err_less():
 def test_bits_of_a_pair_by_the_formula():
     """Shared rounding, complemented for the second, and flips of each one's own: every bit from its words."""
     mechanism, size = RotatedCoins(1.0, 1.0, paired=True), 1 << 16
-    context = replace(context_of(mechanism, (0, 1), (size,)), groups=((0, 1),))
+    context = replace(make_context(mechanism, (0, 1), (size,)), groups=((0, 1),))
     rows, rand = updates_of(2, size), ClientRandomness(SeededKeys(0), (0, 1), 0)
     symbols = mechanism.encode(rows, context, rand).symbols.numpy()
     signs, common = mechanism._words(context, rand), rand.peer((0, 1), "rounding words").words(size)
@@ -278,7 +278,7 @@ def test_bits_of_a_pair_by_the_formula():
 
 def test_updates_that_are_too_long_are_shortened_and_counted():
     mechanism = RotatedCoins(1.0, 20.0)
-    context = context_of(mechanism, (0,), (4096,))
+    context = make_context(mechanism, (0,), (4096,))
     long = updates_of(1, 4096, 50.0)
     message = encode(mechanism, long, context)
     assert message.num_clipped == 4096
@@ -292,7 +292,7 @@ def test_bits_behind_masks(clients, bits):
     """At the biases that make a run of 30 rounds (8, 1e-5)-private; 7 clients can't wrap."""
     t = {7: 0.1, 100: 0.0709, 1000: 0.2193, 10_000: 0.579}[clients]
     mechanism = RotatedCoins(1.0, level(t))
-    context = context_of(mechanism, tuple(range(clients)), (7850,))
+    context = make_context(mechanism, tuple(range(clients)), (7850,))
     assert mechanism.symbol_modulus(context) == (1 << bits, 8192)
     never = RotatedCoins(1.0, level(t), wrap_chance=0.0)
     assert never.symbol_modulus(context)[0] > clients
@@ -305,7 +305,7 @@ def test_sums_wrap_as_seldom_as_stated():
     mechanism = RotatedCoins(1.0, 0.45, wrap_chance=0.01)
     exact = RotatedCoins(1.0, 0.45, wrap_chance=0.0)
     clients = 300
-    context = context_of(mechanism, tuple(range(clients)), (8192,))
+    context = make_context(mechanism, tuple(range(clients)), (8192,))
     updates = updates_of(1, 8192).expand(clients, -1)
     symbols = encode(mechanism, updates, context).symbols.sum(0, dtype=torch.int64)
     modulus = mechanism.symbol_modulus(context)[0]
@@ -320,7 +320,7 @@ def test_sums_wrap_as_seldom_as_stated():
 
 def test_a_worst_pair_fills_every_range():
     mechanism = RotatedCoins(1.0, 20.0, kappa=1.0)
-    context = context_of(mechanism, (0, 1), (1024,))
+    context = make_context(mechanism, (0, 1), (1024,))
     high, low = mechanism.worst_pair(0, context, PublicRandomness(SeededKeys(0), 0))
     symbols = encode(mechanism, torch.stack([high, low]).float(), context).symbols
     assert int(symbols[0].sum()) > 1020 and int(symbols[1].sum()) < 4
@@ -328,7 +328,7 @@ def test_a_worst_pair_fills_every_range():
 
 def test_rounds_with_too_many_dropouts_are_given_up():
     mechanism = RotatedCoins(1.0, 0.1, max_dropped=4)
-    context = context_of(mechanism, tuple(range(50)), (100,))
+    context = make_context(mechanism, tuple(range(50)), (100,))
     assert mechanism.tolerated_dropouts(context) == 4
     setting = Setting(context, 10, 1e-5, dropout_probability=0.05, secure_aggregation=True)
     claim = setting.claims(mechanism)[Adversary.SECAGG_SERVER]
@@ -343,7 +343,7 @@ def test_the_smallest_share_is_the_kernel_of_the_rotation():
     """An order of 1,280 is 20 times a power of two: fewer than 20 coordinates are no share of it."""
     for share, sent in ((1.0, 1280), (1 / 4, 320), (1 / 64, 20), (1 / 1024, 20)):
         mechanism = RotatedCoins(clip_norm=8.0, epsilon=1.0, share=share)
-        context = context_of(mechanism, (0, 1, 2), (1100,))
+        context = make_context(mechanism, (0, 1, 2), (1100,))
         assert encode(mechanism, torch.full((3, 1100), 0.01), context).symbols.shape == (3, sent)
         # what is clipped and claimed is of what is sent
         assert mechanism._norm(context) == pytest.approx(replace(mechanism, share=sent / 1280)._norm(context))

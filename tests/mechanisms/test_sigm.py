@@ -21,7 +21,7 @@ from lightning_fedq.mechanisms.interface import (
 from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.functional.transform import hadamard
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 DIM, SIZE = 60_000, 4
 
@@ -34,7 +34,7 @@ def updates():
 def test_the_noise_of_the_mean_is_exactly_gaussian_empty_coordinates_included(probability):
     # false alarm 1e-4 a case; 0.7^4 = 24% of the coordinates are sent by nobody
     mechanism = SIGM(2.0, 0.6, probability)
-    context, values = context_of(mechanism, range(SIZE), (DIM,)), 2.0 * updates()
+    context, values = make_context(mechanism, range(SIZE), (DIM,)), 2.0 * updates()
     rand = PublicRandomness(SeededKeys(0), 0)
     symbols = encode(mechanism, values, context).symbols
     masks = torch.stack([torch.from_numpy(mechanism.selected(c, context, rand)) for c in range(SIZE)])
@@ -68,7 +68,7 @@ def test_the_mean_squared_error_is_the_closed_form(make, bits):
     # 60,000 coordinates: 3% is five standard errors
     gamma, z, values = 0.4, 0.5, updates()
     mechanism = make(1.0, z, gamma) if bits is None else make(1.0, z, gamma, bits)
-    context = context_of(mechanism, range(SIZE), (DIM,))
+    context = make_context(mechanism, range(SIZE), (DIM,))
     decoded = decode(mechanism, encode(mechanism, values, context).symbols, context.cohort, context)
     measured = (decoded / SIZE - values.mean(0)).double().square().mean().item()
     x, n = values.double(), SIZE
@@ -82,7 +82,7 @@ def test_the_mean_squared_error_is_the_closed_form(make, bits):
 
 def test_csgm_sends_its_bits_and_no_more():
     mechanism = CSGM(1.0, 1.0, 0.25, bits=3)
-    context = context_of(mechanism, range(SIZE), (DIM,))
+    context = make_context(mechanism, range(SIZE), (DIM,))
     assert encode(mechanism, updates(), context).num_bits / DIM / SIZE == pytest.approx(0.75, abs=0.02)
 
 
@@ -109,7 +109,7 @@ def test_flattened_noise_is_the_same_gaussian(make):
 def test_what_is_turned_back_is_on_the_grid(make):
     """The release is a public map of a rounded sum, that of the silent clients' zeros included."""
     mechanism = make(0.5, 3.0, 0.5, flatten=True)
-    context, rand = context_of(mechanism, range(SIZE), (1024,)), PublicRandomness(SeededKeys(0), 0)
+    context, rand = make_context(mechanism, range(SIZE), (1024,)), PublicRandomness(SeededKeys(0), 0)
     values = updates()[:, :1024]
     symbols = encode(mechanism, values, context).symbols
     assert mechanism.joint and mechanism.grid(context) is None
@@ -121,7 +121,7 @@ def test_what_is_turned_back_is_on_the_grid(make):
 
 @pytest.mark.parametrize("make", [SIGM, CSGM])
 def test_claims_of_flattened_updates_count_the_padding(make):
-    mechanism, context = make(0.5, 3.0, 0.25, flatten=True), context_of(CSGM(1.0, 3.0), range(4), (6, 1, 4))
+    mechanism, context = make(0.5, 3.0, 0.25, flatten=True), make_context(CSGM(1.0, 3.0), range(4), (6, 1, 4))
     for claim, other in zip(mechanism.claims(context), make(0.5, 3.0, 0.25).claims(context), strict=True):
         assert claim.compositions == 16 and other.compositions == 11 and claim.loss == other.loss
         assert claim.slack.log_ratio == pytest.approx(16 / 11 * other.slack.log_ratio)
@@ -136,7 +136,7 @@ def test_flattening_spreads_one_large_coordinate():
     values[:, 7] = 1.0
     errors, clip = [], math.sqrt(2.0 * math.log(2.0 * 1024 / 1e-3) / 1024)
     for mechanism in (SIGM(1.0, 2.0), SIGM(clip, 2.0, flatten=True)):
-        context = context_of(mechanism, range(SIZE), (1024,))
+        context = make_context(mechanism, range(SIZE), (1024,))
         message = encode(mechanism, values, context)
         assert message.num_clipped == 0
         errors.append(
@@ -149,7 +149,7 @@ def test_flattening_spreads_one_large_coordinate():
 @pytest.mark.parametrize("make", [SIGM, CSGM])
 def test_who_sees_what(make):
     mechanism = make(1.0, 3.0, 0.25)
-    claims = {c.adversary: c for c in mechanism.claims(context_of(mechanism, range(4), (10,)))}
+    claims = {c.adversary: c for c in mechanism.claims(make_context(mechanism, range(4), (10,)))}
     outsider = claims[Adversary.OUTSIDER]
     assert isinstance(outsider.loss, SampledGaussianLoss)
     assert (outsider.loss.noise_multiplier, outsider.loss.sampling_probability) == (3.0, 0.25)
@@ -159,14 +159,14 @@ def test_who_sees_what(make):
     client = claims[Adversary.CLIENT].loss
     assert isinstance(client, GaussianLoss)
     assert client.noise_multiplier == pytest.approx(3.0 * math.sqrt(0.5 if make is SIGM else 0.75))
-    alone = {c.adversary: c.loss for c in CSGM(1.0, 3.0).claims(context_of(mechanism, (1,), (10,)))}
+    alone = {c.adversary: c.loss for c in CSGM(1.0, 3.0).claims(make_context(mechanism, (1,), (10,)))}
     assert isinstance(alone[Adversary.CLIENT], NonPrivate)
 
 
 @pytest.mark.parametrize("make", [SIGM, CSGM])
 def test_what_floats_do_is_charged(make):
     # noise of std 3 / 0.25 = 12 on a grid of 8 / 32; four clients, each up to 1 / 0.25 in every coordinate
-    mechanism, context = make(1.0, 3.0, 0.25), context_of(CSGM(1.0, 3.0), range(4), (10,))
+    mechanism, context = make(1.0, 3.0, 0.25), make_context(CSGM(1.0, 3.0), range(4), (10,))
     assert mechanism.grid(context) == 0.25
     error = layered_law_error(4, 0.25 / 12.0, Inputs(16.0 / 12.0, 16.0 / 12.0))
     for claim in mechanism.claims(context):
@@ -178,7 +178,7 @@ def test_what_floats_do_is_charged(make):
 @pytest.mark.parametrize("probability", [0.3, 1.0])
 def test_a_fixed_length_holds_every_symbol(probability):
     mechanism = SIGM(1.0, 0.01, probability, entropy_code="fixed")
-    context, values = context_of(mechanism, range(5), (999,)), torch.ones(5, 999)
+    context, values = make_context(mechanism, range(5), (999,)), torch.ones(5, 999)
     values[:, ::2] = -1.0
     message, rand = encode(mechanism, values, context), PublicRandomness(SeededKeys(0), 0)
     shortest = 2.0 * math.sqrt(math.log(4.0)) * 0.01 / math.sqrt(5)

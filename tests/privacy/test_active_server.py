@@ -24,7 +24,7 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.collusion import CHANCE, Colluders
 from lightning_fedq.privacy.losses import ConcentratedLoss, NonPrivate
-from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.secagg import SecAgg, Stage
 from lightning_fedq.secagg.layout import sum_layout
 from tests.described import Setting, privacy_report
@@ -179,7 +179,7 @@ DELTA = 1e-5
 
 
 def drawn(mechanism, clients=1000, cohort=40, fraction=0.02, **settings):
-    context = context_of(mechanism, cohort, 50)
+    context = make_plan_context(mechanism, cohort, 50)
     return Setting(
         context, 10, DELTA, secure_aggregation=True, max_corrupt=fraction, num_clients=clients, **settings
     )
@@ -205,7 +205,7 @@ def test_a_quantile_of_the_draw_is_counted_and_no_more(clients, cohort, fraction
 
 def test_the_quantile_holds_for_chances_that_one_minus_them_forgets():
     """Of 10,000 clients 4,000 collude: beyond 79 of 99 stood for 6e-17, and it is more."""
-    counted = Colluders(0.4, 10000, 100, chosen=False).most(CHANCE * 1e-9)
+    counted = Colluders(0.4, 10000, 100, chosen=False).max_in_cohort(CHANCE * 1e-9)
     assert beyond(10000, 4000, 100, counted) <= CHANCE * 1e-9 < beyond(10000, 4000, 100, counted - 1)
     assert counted == 80
 
@@ -256,7 +256,7 @@ def test_one_colludes_at_least_where_a_fraction_may():
 
 def test_the_report_says_how_many_count():
     mechanism = LDPQ(0.2)
-    context = context_of(mechanism, 40, 50)
+    context = make_plan_context(mechanism, 40, 50)
     report = privacy_report(
         mechanism,
         context,
@@ -288,7 +288,7 @@ WIDER = [
 def test_who_colludes_may_be_the_partner_in_a_view_of_all_messages(monkeypatch, settings, who):
     """`PairedCoins(0.5)`, 20 coordinates, one round: 9.86 to the server alone, 13.8 with the partner."""
     mechanism = PairedCoins(0.5)
-    context = context_of(mechanism, 40, 20)
+    context = make_plan_context(mechanism, 40, 20)
     given = {"colluders": {"max_corrupt": 0.05}, "liars": {"num_byzantine": 2}, "nobody": {}}[who]
     setting = Setting(context, 1, DELTA, secure_aggregation=True, **given, **settings)
     for loss in {type(claim.loss) for claim in mechanism.claims(context)}:  # as one that knows no smaller sum

@@ -11,7 +11,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.planning import Problem, plan
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.accounts import run_to_come
+from lightning_fedq.training.accounts import planned_run
 
 CLIENTS, ROUNDS = 60, 6
 ADDER = fedq.BandedGaussian(1.0, 1.0, band=1)
@@ -40,14 +40,14 @@ def test_planner_run_and_plan_hold_one_object_and_price_what_it_draws(law):
     sizes = sizes_for(trainer, federated, Classifier(MLP(8, [4], 3)))
     problem = Problem(**sizes, target=TARGET)
     planned = problem.run(ADDER)
-    coming = run_to_come(federated, ADDER, sizes["params"], ROUNDS, 0)
+    coming = planned_run(federated, ADDER, sizes["params"], ROUNDS, 0)
     assert law is federated.planner.law is problem.law is planned.sampling.law is coming.sampling.law
     found = federated.calibrated(sizes["params"], ROUNDS, 0)
     option = plan(problem, {"it": ADDER})[0]
     assert option.law is law
     assert option.mechanism.noise_multiplier == pytest.approx(found.noise_multiplier, rel=2e-3)
     cohorts = [federated.planner.cohort(round) for round in range(ROUNDS)]
-    assert law.own_draws or {len(cohort) for cohort in cohorts} == {law.size_of(CLIENTS)}
+    assert law.own_draws or {len(cohort) for cohort in cohorts} == {law.cohort_size(CLIENTS)}
     charges = np.bincount([client for cohort in cohorts for client in cohort], minlength=CLIENTS)
     assert charges.max() <= law.lottery(ROUNDS, CLIENTS)[0]
     epsilons = [
@@ -64,7 +64,7 @@ def test_a_known_law_has_no_price_of_a_secret_draw(law):
         Account(run, 1e-5).epsilon(Adversary.OUTSIDER, 3, secret=True)
     if not isinstance(law, fedq.FixedSize):
         with pytest.raises(ValueError, match="secret cohorts need S1"):
-            law.kept_secret()
+            law.with_secret()
 
 
 def test_a_round_that_its_law_does_not_draw_is_no_run():

@@ -9,7 +9,7 @@ import torch
 
 import lightning_fedq.privacy
 from lightning_fedq.mechanisms import LDPQ, AugCorBin
-from lightning_fedq.mechanisms.contract_suite import context_of
+from lightning_fedq.mechanisms.contract_suite import make_context
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, RoundContext
 from lightning_fedq.privacy import account, report, run, secret_row
 from lightning_fedq.privacy.assumptions import kinds
@@ -73,7 +73,7 @@ def table():
 
 
 def of_mechanisms():
-    claims = [claim for row in ROWS for claim in row.claims(context_of(row, tuple(range(12))))]
+    claims = [claim for row in ROWS for claim in row.claims(make_context(row, tuple(range(12))))]
     return {text for claim in claims if not isinstance(claim.loss, NonPrivate) for text in claim.assumptions}
 
 
@@ -84,7 +84,11 @@ def of_account():
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             named.setdefault(node.targets[0].id, []).append(node.value)
-    added = {"_given": {1: ""}, "_as_wider": {2: account._WIDER}, "_reduced": {2: "", 4: account._WIDER}}
+    added = {
+        "_add_assumption": {1: ""},
+        "_claim_of_wider": {2: account._WIDER},
+        "_reduced": {2: "", 4: account._WIDER},
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in added:
             for place, behind in added[node.func.id].items():

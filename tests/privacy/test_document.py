@@ -21,21 +21,21 @@ from lightning_fedq.privacy.document import (
     Table,
     bits,
     caveat,
-    common,
+    common_adversary,
     document,
     from_json,
     headline,
-    lines,
-    shown,
+    report_rows,
+    summarise_privacy,
     to_json,
 )
-from lightning_fedq.privacy.report import Asked, Bits
+from lightning_fedq.privacy.report import Bits, TargetOutcome
 from lightning_fedq.reports.layouts import html, markdown, terminal
 from lightning_fedq.reports.runs import print_summary
 from tests.described import page
 from tests.privacy.test_report import report
 
-ASKED = Asked("SECAGG_SERVER", 8.0, "run", 7.9, True)
+ASKED = TargetOutcome("SECAGG_SERVER", 8.0, "run", 7.9, True)
 BITS = Bits(True, 4.63, 0.504, 1.56, 35.6, 6.0, 34.6)
 STATES = ("planned", "running", "ended")
 
@@ -54,7 +54,7 @@ def screen(made, depth=WHOLE):
 
 def test_what_was_asked_for_comes_first_and_marked_and_what_fails_last():
     made = replace(whole(), asked=ASKED)
-    found = lines(made)
+    found = report_rows(made)
     assert [line.group for line in found] == ["as it was run"] * 3 + [FAILING] * 3
     assert found[0].row.adversary == "SECAGG_SERVER" and found[0].asked and found[0].useful
     assert all(line.when == "masks are broken" and not line.useful for line in found[3:])
@@ -64,29 +64,33 @@ def test_what_was_asked_for_comes_first_and_marked_and_what_fails_last():
 @pytest.mark.parametrize(("masks", "word"), [("counted", "only counted"), ("none", "not there")])
 def test_a_target_behind_masks_that_did_not_run_is_first_and_not_met(masks, word):
     made = replace(whole(masks != "none", masks=masks), asked=replace(ASKED, met=False))
-    first = lines(made)[0]
+    first = report_rows(made)[0]
     assert first.asked and first.group == f"behind secure aggregation, which was {word}"
     assert f": NOT met: masks were {word}" in headline(made)
-    groups = {line.row.adversary: line.group for line in lines(made)}
+    groups = {line.row.adversary: line.group for line in report_rows(made)}
     assert groups["SERVER"] == groups["EAVESDROPPER"] == groups["OUTSIDER"] == "as it was run"
-    found = shown(made)
+    found = summarise_privacy(made)
     assert (found.who, found.printed, found.met, found.label) == (
         "SECAGG_SERVER",
         "not run",
         False,
         "target NOT met",
     )
-    assert shown(replace(made, asked=None), "SECAGG_SERVER").label == "masks not run"
+    assert summarise_privacy(replace(made, asked=None), "SECAGG_SERVER").label == "masks not run"
 
 
 def test_every_adversary_has_one_line_with_the_epsilon_of_its_row():
     made = whole()
-    assert sorted(line.row.adversary for line in lines(made)) == sorted(Adversary.__members__)
+    assert sorted(line.row.adversary for line in report_rows(made)) == sorted(Adversary.__members__)
     assert set(ORDER) == set(Adversary)
-    for line in lines(made):
+    for line in report_rows(made):
         value = float("inf") if line.epsilon == "∞" else float(line.epsilon)
         assert value >= line.row.epsilon * (1 - 1e-9)
-        assert shown(made, line.row.name)[:3] == (line.row.name, line.row.epsilon, line.row.verdict)
+        assert summarise_privacy(made, line.row.name)[:3] == (
+            line.row.name,
+            line.row.epsilon,
+            line.row.verdict,
+        )
 
 
 @pytest.mark.parametrize(
@@ -132,13 +136,15 @@ def test_all_outputs_hold_the_same_table(secure_keys):
         assert row[0] in page(made) and row[0] in text and row[0].replace("'", "&#39;") in drawn
     found = json.loads(to_json(made))
     rows = found["rows" if secure_keys else "with_secure_keys"]
-    assert {row["name"]: row["group"] for row in rows} == {line.row.name: line.group for line in lines(made)}
+    assert {row["name"]: row["group"] for row in rows} == {
+        line.row.name: line.group for line in report_rows(made)
+    }
     assert [row["name"] for row in rows if row["asked"]] == ["SECAGG_SERVER"]
     assert found["schema"] == SCHEMA and found["headline"] == headline(made)
     if not secure_keys:
         assert "NOTHING IS PRIVATE" in headline(made) and "had keys been secret" in text
         assert {row["epsilon"] for row in found["rows"]} == {"inf"}, "no program is told other keys' epsilon"
-        assert shown(made).label == "target NOT met" or shown(made).printed == "∞"
+        assert summarise_privacy(made).label == "target NOT met" or summarise_privacy(made).printed == "∞"
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -259,10 +265,10 @@ def test_settings_are_named_for_what_they_are():
 
 def test_runs_are_shown_towards_whom_all_were_asked_about():
     asked, other = replace(whole(), asked=ASKED), replace(whole(), asked=replace(ASKED, adversary="SERVER"))
-    assert common([asked, whole()]) == "SECAGG_SERVER"
-    assert common([asked, other]) == "OUTSIDER"
-    assert common([whole(), whole()]) == whole().about.name == "SECAGG_SERVER"
-    assert shown(whole(), "OUTSIDER, cohorts secret").printed == "-"
+    assert common_adversary([asked, whole()]) == "SECAGG_SERVER"
+    assert common_adversary([asked, other]) == "OUTSIDER"
+    assert common_adversary([whole(), whole()]) == whole().about.name == "SECAGG_SERVER"
+    assert summarise_privacy(whole(), "OUTSIDER, cohorts secret").printed == "-"
 
 
 def test_assumptions_and_the_caveat_are_about_simulations():

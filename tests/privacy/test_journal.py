@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lightning_fedq.privacy.journal import Entry, Journal, signed
+from lightning_fedq.privacy.journal import Entry, Journal, sign_entry
 
 
 @pytest.fixture
@@ -90,6 +90,6 @@ def test_damaged_bits_are_refused(path, bits):
     Journal(path, "m", 100).append(0, 0, "a", tuple(range(50)), 8)
     lines = path.read_text().splitlines()
     entry = json.loads(lines[1]) | {"clients": {"bits": json.loads(bits)}}
-    path.write_bytes(lines[0].encode() + b"\n" + signed(entry) + b"\n")
+    path.write_bytes(lines[0].encode() + b"\n" + sign_entry(entry) + b"\n")
     with pytest.raises(ValueError, match="is damaged at byte"):
         Journal(path, "m", 100).unread()

@@ -40,7 +40,7 @@ def test_a_charge_counts_once_per_client():
     ledger.charge([0, 3], 0)
     ledger.charge([3], 1)
     assert ledger.charges.tolist() == [1, 0, 0, 2, 0]
-    assert ledger.most_charged == 2
+    assert ledger.max_charges == 2
 
 
 @pytest.mark.parametrize(("round", "attempt"), [(1, 1), (1, 0), (0, 7)])
@@ -109,7 +109,7 @@ def test_the_engine_charges_the_cohort_before_anybody_answers():
     server = engine(6, law=FixedSize(4))
     plan = server.start()
     assert sorted(server.ledger.charges.nonzero().flatten().tolist()) == sorted(plan.cohort)
-    assert server.ledger.most_charged == 1
+    assert server.ledger.max_charges == 1
 
 
 def test_the_engine_refuses_to_start_a_round_twice():
@@ -206,7 +206,7 @@ def test_nothing_is_charged_where_the_journal_cannot_be_written(tmp_path):
     server.ledger.journal.append = lambda *_: (_ for _ in ()).throw(OSError("disk full"))
     with pytest.raises(OSError, match="disk full"):
         server.start()
-    assert server.plan is None and server.ledger.most_charged == 0
+    assert server.plan is None and server.ledger.max_charges == 0
 
 
 def resumed(state, path, repeatable, **planner):
@@ -413,7 +413,7 @@ def test_an_older_journal_is_read_twice_rather_than_never(tmp_path):
 
 def test_terms_of_an_earlier_version_are_known_by_their_present_names():
     old = Ledger(4, "LDPQ(1.0)")
-    old.agree({"num_byzantine": "2"})
+    old.set_terms({"num_byzantine": "2"})
     state = {**old.state_dict(), "terms": {"liars": "2"}}
     new = Ledger(4, "LDPQ(1.0)")
     new.load_state_dict(state)

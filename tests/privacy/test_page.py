@@ -9,7 +9,7 @@ from lightning_fedq.functional.divergences import gaussian_mu
 from lightning_fedq.mechanisms import LDPQ, SIGM
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.privacy.document import lines
+from lightning_fedq.privacy.document import report_rows
 from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.verdict import format_epsilon
 from tests.described import page as markdown
@@ -40,7 +40,7 @@ def test_a_row_about_zero_says_what_it_gives_for_any_two_updates():
     text, outsider = markdown(result), result.row(Adversary.OUTSIDER)
     assert text.count("the client's update, zero") == len(Adversary)
     zero, two = map(format_epsilon, (outsider.epsilon_run, outsider.epsilon_any_two))
-    (line,) = (line for line in lines(result) if line.row.adversary == "OUTSIDER")
+    (line,) = (line for line in report_rows(result) if line.row.adversary == "OUTSIDER")
     assert line.epsilon == two
     assert f"| {zero} | {two} |" in text
 

@@ -21,7 +21,14 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.mechanisms.contract_suite import encode
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.privacy.planning import Problem, bits_behind, context_of, fixed_bits, plan, relative_error
+from lightning_fedq.privacy.planning import (
+    Problem,
+    bits_behind,
+    fixed_bits,
+    make_plan_context,
+    plan,
+    relative_error,
+)
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.described import privacy_report
@@ -128,7 +135,7 @@ def test_what_a_server_that_may_lie_releases_is_planned_as_the_run_counts_it(who
     for option in plan(asked, drawn):
         counted = privacy_report(
             option.mechanism,
-            context_of(option.mechanism, 700, 310),
+            make_plan_context(option.mechanism, 700, 310),
             rounds=4,
             delta=1e-5,
             secure_aggregation=True,
@@ -172,7 +179,7 @@ def test_a_partner_that_may_collude_is_counted():
     assert curious["paired"].error > 2.5 * curious["coins"].error
     assert curious["coins"].error == pytest.approx(trusted["coins"].error * 500 / 490, rel=0.03)
     for option in curious.values():
-        context = context_of(option.mechanism, 500, 1000)
+        context = make_plan_context(option.mechanism, 500, 1000)
         report = privacy_report(
             option.mechanism, context, rounds=10, delta=1e-5, secure_aggregation=True, max_corrupt=0.02
         )
@@ -192,7 +199,7 @@ def test_dropouts_are_paid_for():
 def test_bits_are_of_the_whole_message(params):
     """CPA sends some blocks, however many there are: a cut update would stand for too many of them."""
     found = plan(problem(100, params, 1, 8.0, Adversary.SERVER), {"CPA": CPA(1.0, epsilon_scope="round")})[0]
-    context = context_of(found.mechanism, 100, params)
+    context = make_plan_context(found.mechanism, 100, params)
     rand = ClientRandomness(SeededKeys(0), [0], 0)
     message = found.mechanism.encode(torch.zeros(1, params), context, rand)
     assert found.bits == message.num_bits / params
@@ -201,7 +208,7 @@ def test_bits_are_of_the_whole_message(params):
 def test_bits_of_coordinates_that_are_not_sent_are_not_planned():
     """The code of a message goes by who is selected; `code` has room for a symbol of all."""
     mechanism = CSGM(clip_value=1.0, noise_multiplier=1.0, sampling_probability=0.25)
-    context = context_of(mechanism, 4, 4000)
+    context = make_plan_context(mechanism, 4, 4000)
     message = encode(mechanism, torch.zeros(4, 4000), context)
     assert fixed_bits(mechanism, context) is None and fixed_bits(LDPQ(1.0), context) == 1.0
     assert bits_behind(mechanism, context, None)[0] == pytest.approx(message.num_bits / 16_000, rel=0.1)

@@ -7,11 +7,11 @@ import pytest
 from lightning_fedq import Cyclic, DisjointOnce, FixedSize
 from lightning_fedq.mechanisms import LDPQ, FedAvg, RotatedAxes
 from lightning_fedq.privacy.collusion import NOBODY
-from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
 from lightning_fedq.secagg import SecAgg
 
-RUN = Run.ideal(LDPQ(1.0), context_of(LDPQ(1.0), 4, 10), 3, ASSUMED)
+RUN = Run.ideal(LDPQ(1.0), make_plan_context(LDPQ(1.0), 4, 10), 3, ASSUMED)
 PARTS = [RUN, RUN.sampling, RUN.threat, ASSUMED]
 FIELDS = [(part, field.name) for part in PARTS for field in fields(part)]
 
@@ -72,13 +72,13 @@ def test_survivors_are_of_the_cohort(survivors):
 
 def test_what_follows_from_a_run():
     drawn = replace(RUN, sampling=replace(RUN.sampling, num_clients=8, dropout_probability=0.5))
-    assert (drawn.participation, drawn.horizon, drawn.most_rounds) == (0.25, 3, None)
+    assert (drawn.participation, drawn.horizon, drawn.max_rounds) == (0.25, 3, None)
     charged = replace(drawn, charges=[1, 2, 0, 0, 0, 0, 0, 0])
     assert (charged.participation, charged.horizon) == (1.0, 2)
     turns = replace(drawn, sampling=replace(drawn.sampling, law=Cyclic(4)))
-    assert (turns.participation, turns.horizon, turns.most_rounds) == (1.0, 2, 2)
+    assert (turns.participation, turns.horizon, turns.max_rounds) == (1.0, 2, 2)
     once = replace(drawn, sampling=replace(drawn.sampling, law=DisjointOnce(4)))
-    assert (once.horizon, once.most_rounds) == (1, 1)
+    assert (once.horizon, once.max_rounds) == (1, 1)
     assert RUN.min_answers is None
     silent = replace(RUN, sampling=replace(RUN.sampling, may_be_silent=True))
     assert silent.min_answers == 1
@@ -110,7 +110,7 @@ def test_what_a_price_hangs_on_is_a_term(part, change, name):
     }
     value = replace(getattr(RUN, part), **change) if isinstance(change, dict) else change
     after = replace(RUN, **{part: value}).terms
-    assert Run.ideal(LDPQ(1.0), context_of(LDPQ(1.0), 3, 10), 3, ASSUMED).terms == {
+    assert Run.ideal(LDPQ(1.0), make_plan_context(LDPQ(1.0), 3, 10), 3, ASSUMED).terms == {
         **before,
         "clients_per_round": "3",
     }
@@ -118,6 +118,6 @@ def test_what_a_price_hangs_on_is_a_term(part, change, name):
 
 
 def test_a_price_of_nothing_has_no_terms():
-    assert RUN.of(FedAvg()).terms == {"claims": "nothing"}
-    short = RUN.of(RotatedAxes(4.0, clip_norm=1.0))
+    assert RUN.with_mechanism(FedAvg()).terms == {"claims": "nothing"}
+    short = RUN.with_mechanism(RotatedAxes(4.0, clip_norm=1.0))
     assert short.terms["parameters"] == "10"

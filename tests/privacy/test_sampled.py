@@ -15,7 +15,7 @@ from lightning_fedq.mechanisms.interface import Neighbours, Slack
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.grid import LossGrid, loss_grid
 from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss, NonPrivate, PmfPairs
-from lightning_fedq.privacy.sampled import secret_epsilon, secretly_drawn
+from lightning_fedq.privacy.sampled import amplify_loss, secret_epsilon
 
 # noise multiplier, drawn, population, rounds, delta, epsilon by a connect-the-dots of its own on a fine step
 VECTORS = [
@@ -79,7 +79,7 @@ def test_randomised_response_is_just_above_the_exact_trinomial(level, population
 
 
 def test_one_randomised_response_becomes_three_atoms():
-    grid = secretly_drawn(loss_grid(response(1.0), 1e-9), 1, 10)
+    grid = amplify_loss(loss_grid(response(1.0), 1e-9), 1, 10)
     atom = math.log1p(0.1 * math.expm1(1.0))
     assert atom == pytest.approx(0.1585650787)
     # moving atoms onto a grid may only raise the curve, and by little
@@ -92,7 +92,7 @@ def test_one_randomised_response_becomes_three_atoms():
 
 def test_both_orders_of_the_worlds_are_covered():
     """delta(-e) = 1 - e^-e + e^-e delta(e): a curve that is not reflected would lie below."""
-    grid = secretly_drawn(loss_grid(GaussianLoss(0.7), 1e-12), 3, 10)
+    grid = amplify_loss(loss_grid(GaussianLoss(0.7), 1e-12), 3, 10)
     for epsilon in (0.1, 0.5, 1.0, 2.0):
         reflected = -math.expm1(-epsilon) + math.exp(-epsilon) * grid.delta(epsilon)
         assert grid.delta(-epsilon) == pytest.approx(reflected, abs=2e-5)
@@ -173,7 +173,7 @@ def test_a_curve_of_divergences_lies_above_dp_accounting_on_a_finer_grid(
 
 def test_infinite_mass_is_multiplied_by_the_chance_to_be_drawn():
     base = LossGrid(0.5, 0, np.array([0.99]), 0.01)
-    assert secretly_drawn(base, 1, 10).infinite == pytest.approx(0.001)
+    assert amplify_loss(base, 1, 10).infinite == pytest.approx(0.001)
 
 
 def test_slack_is_not_amplified():

@@ -9,7 +9,7 @@ from lightning_fedq.mechanisms import CSGM, LDPQ, SIGM, CorBin, PairedCoins, Rot
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy import target as module
 from lightning_fedq.privacy.account import Account
-from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.described import Setting, calibrate
 
@@ -17,7 +17,7 @@ TARGET = PrivacyTarget(8.0, 1e-5, Adversary.SECAGG_SERVER)
 
 
 def behind_masks(mechanism):
-    return Setting(context_of(mechanism, 100, 1000), 10, 1e-5, secure_aggregation=True)
+    return Setting(make_plan_context(mechanism, 100, 1000), 10, 1e-5, secure_aggregation=True)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_smallest_level_is_the_one_that_a_mechanism_takes(smallest):
             raise ValueError("too small")
         return LDPQ(level)
 
-    assert module._smallest_level(at) == smallest
+    assert module.find_smallest_level(at) == smallest
 
 
 def test_a_mechanism_that_takes_no_level_up_to_1_says_so():
@@ -88,14 +88,14 @@ def test_a_mechanism_that_takes_no_level_up_to_1_says_so():
         raise ValueError(f"never {level:g}")
 
     with pytest.raises(ValueError, match="never 1"):
-        module._smallest_level(at)
+        module.find_smallest_level(at)
 
 
 @pytest.mark.parametrize("kind", [SIGM, CSGM])
 def test_a_target_is_about_any_two_updates_whatever_the_claim_compares(kind):
     """A coordinate may be at either end of its range: two steps of a claim that tells an update from zero."""
     target, mechanism = PrivacyTarget(4.0, 1e-5, Adversary.OUTSIDER), kind(1.0, 1.0)
-    setting = Setting(context_of(mechanism, 100, 20), 5, 1e-5)
+    setting = Setting(make_plan_context(mechanism, 100, 20), 5, 1e-5)
     found = calibrate(target, mechanism, setting, 5).mechanism
     true = gaussian_epsilon(2.0 * math.sqrt(20 * 5) / found.noise_multiplier, 1e-5)
     assert true <= 4.0
@@ -112,9 +112,9 @@ def test_where_no_numbers_help_another_mechanism_is_named_that_does(adversary):
     target = PrivacyTarget(8.0, 1e-5, adversary)
     for clients, rounds, epsilon in ((20, 5, 8.0), (1000, 1, 8.0), (20, 1, 1000.0)):
         asked = PrivacyTarget(epsilon, 1e-5, adversary)
-        setting = Setting(context_of(CorBin(1.0, 5), clients, 100), rounds, 1e-5)
+        setting = Setting(make_plan_context(CorBin(1.0, 5), clients, 100), rounds, 1e-5)
         with pytest.raises(ValueError, match="private one by one, such as LDPQ") as error:
             calibrate(asked, CorBin(1.0, 5), setting, rounds)
         assert "fewer rounds" not in str(error.value)
-    setting = Setting(context_of(LDPQ(1.0), 20, 100), 5, 1e-5)
+    setting = Setting(make_plan_context(LDPQ(1.0), 20, 100), 5, 1e-5)
     assert calibrate(target, LDPQ(1.0), setting, 5).epsilon <= 8.0  # the cure, tried

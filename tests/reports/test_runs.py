@@ -9,11 +9,11 @@ import pytest
 from lightning_fedq.reports.runs import (
     first_metric,
     fresh_folder,
-    mode_of,
+    metric_mode,
+    metric_stage,
     plot_progress,
     read_rows,
     save_figure,
-    stage_of,
     summary_lines,
     totals,
     write_atomically,
@@ -180,7 +180,7 @@ def test_metrics_with_a_slash_are_of_a_stage_too():
     rows = [{"round": 1.0, "train/loss": 1.0, "val/loss": 2.0, "val/acc": 0.5}]
     assert first_metric(rows) == "val/acc"
     assert first_metric([{"validation_f1": 0.5}]) == "validation_f1"
-    assert [stage_of(name) for name in ("val/acc", "valid_acc", "test/acc", "value", "acc")] == [
+    assert [metric_stage(name) for name in ("val/acc", "valid_acc", "test/acc", "value", "acc")] == [
         "val", "val", "test", "", "",
     ]  # fmt: skip
 
@@ -190,4 +190,4 @@ def test_the_first_metric_and_its_mode():
     assert first_metric([{"train_acc": 1.0, "val_iou": 2.0, "val_loss": 2.0}]) == "val_iou"
     assert first_metric([{"train_acc": 1.0}]) is None
     modes = {"val_acc": "max", "val_loss": "min", "val_MSE": "min", "val_error": "min", "val_iou": "max"}
-    assert {metric: mode_of(metric) for metric in modes} == modes
+    assert {metric: metric_mode(metric) for metric in modes} == modes

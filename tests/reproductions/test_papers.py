@@ -12,7 +12,7 @@ from jsonargparse import auto_cli, capture_parser
 from lightning_fedq import mechanisms
 from lightning_fedq.cli import OTHERS
 from lightning_fedq.commands.configs import TRAINING
-from lightning_fedq.commands.shown import help_of
+from lightning_fedq.commands.shown import read_help
 from reproductions import EXPERIMENTS
 from reproductions.results import rows, verdict
 
@@ -66,7 +66,7 @@ def accepted(words):
     command, *options = rest
     assert command in {**TRAINING, **OTHERS}
     flags = [word.partition("=")[0] for word in options if word.startswith("--")]
-    text = help_of(command)
+    text = read_help(command)
     assert all(flag in {"--set"} or flag in text for flag in flags), flags
     for word in options:
         if word.startswith("digits_"):

@@ -9,7 +9,7 @@ import torch
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.rounds import MalformedMessageError, RefusedMessageError
-from lightning_fedq.rounds.messages import FRAME_BYTES, frame
+from lightning_fedq.rounds.messages import FRAME_BYTES, pack_frame
 from lightning_fedq.wire.coding import FixedLength, UndecodableError
 from lightning_fedq.wire.entropy_coding import Subset
 from lightning_fedq.wire.range_coding import ConditionalRange
@@ -21,7 +21,7 @@ LIAR = 2
 
 def framed(server, packed):
     context = server._context
-    return frame(LIAR, packed, context, PublicRandomness(server.keys, context.round, context.attempt))
+    return pack_frame(LIAR, packed, context, PublicRandomness(server.keys, context.round, context.attempt))
 
 
 def has_checksum(server):
@@ -56,7 +56,7 @@ def test_any_answer_is_taken_or_refused_by_name(mechanism):
     tries = list(spoiled(packed, rng, checksum))
     for bad in tries:
         try:
-            server.take(framed(server, bad))
+            server.receive_message(framed(server, bad))
         except RefusedMessageError as error:
             assert error.client == LIAR
         else:
@@ -65,7 +65,7 @@ def test_any_answer_is_taken_or_refused_by_name(mechanism):
             sent = answers(server, clients, plan)
     for client in plan.survivors:
         if client != LIAR:
-            server.take(sent[client])
+            server.receive_message(sent[client])
     assert server.finish().num_received == len(plan.survivors) - 1 and torch.isfinite(server.weights).all()
 
 
@@ -80,7 +80,7 @@ def test_an_answer_of_any_length_is_refused_before_it_is_read(mechanism, monkeyp
     assert code.max_bytes(server.mechanism.num_symbols(context)) < 64 * context.dim + 64
     monkeypatch.setattr(type(code), "unpack", None)
     with pytest.raises(MalformedMessageError, match=r"symbols take \d+ bytes at most, got 1000000"):
-        server.take(framed(server, bytes(1_000_000)))
+        server.receive_message(framed(server, bytes(1_000_000)))
 
 
 def test_a_bug_of_a_code_is_not_a_client_s(monkeypatch):
@@ -98,11 +98,11 @@ def test_a_bug_of_a_code_is_not_a_client_s(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(FixedLength, "unpack", failing(error))
             with pytest.raises(type(error), match="a bug"):
-                server.take(sent[LIAR])
+                server.receive_message(sent[LIAR])
     with monkeypatch.context() as patched:
         patched.setattr(FixedLength, "unpack", failing(UndecodableError("no message")))
         with pytest.raises(MalformedMessageError, match="client 2: no message"):
-            server.take(sent[LIAR])
+            server.receive_message(sent[LIAR])
     for message in sent.values():
-        server.take(message)
+        server.receive_message(message)
     assert server.finish().num_received == len(sent)

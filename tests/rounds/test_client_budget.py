@@ -23,7 +23,7 @@ from lightning_fedq.rounds import (
     StreamLog,
     UsedStreamError,
 )
-from lightning_fedq.rounds.client import terms_of
+from lightning_fedq.rounds.client import describe_price_terms
 
 DIM, CLIENTS, KEYS = 12, 5, SeededKeys(3)
 COIN = LDPQ(0.5)
@@ -111,7 +111,7 @@ def test_of_two_processes_at_once_one_may_send(tmp_path):
 
 def test_a_longer_vector_makes_all_messages_longer(tmp_path):
     log = StreamLog(tmp_path / "streams.jsonl", "client 0")
-    log.use(0, 0, 10 * DIM, repr(COIN), terms_of(COIN, task_of(0).context(), None))
+    log.use(0, 0, 10 * DIM, repr(COIN), describe_price_terms(COIN, task_of(0).context(), None))
     budget = budget_for(2)
     with pytest.raises(BudgetSpentError, match="1 messages were encoded before"):
         RoundClient(0, COIN, KEYS, log, budget=budget).check(task_of(1), torch.zeros(DIM))
@@ -125,7 +125,7 @@ def test_where_a_long_message_does_not_cover_a_short_one_all_have_one_length(tmp
 
     def asked(round, dim):
         one = torch.ones(1, dtype=torch.float64)
-        task = RoundTask.of(RoundContext(round, ((0,), (1,)), (dim,), 0 * one, one))
+        task = RoundTask.from_context(RoundContext(round, ((0,), (1,)), (dim,), 0 * one, one))
         client.answer(task, torch.zeros(dim), torch.ones(dim))
 
     for round in range(3):

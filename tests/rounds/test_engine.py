@@ -10,7 +10,7 @@ from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, FedAvg, RotatedAxes
 from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 DIM, SEGMENTS = 12, (8, 4)
 
@@ -94,7 +94,7 @@ def test_a_sum_of_floats_is_rounded_once_before_it_is_released(mechanism, droppe
     reference = engine()
     record = run_round(reference)
     assert dropped == 0.0 or record.num_dropped > 0
-    grid = mechanism.grid(context_of(mechanism, range(7), (DIM,)))
+    grid = mechanism.grid(make_context(mechanism, range(7), (DIM,)))
     total = (reference.weights - torch.linspace(-0.5, 0.5, DIM)).double() * record.num_received
     assert ((total / grid).round() - total / grid).abs().max() < 1e-4  # float32 weights
     assert total.abs().max() > 10 * grid

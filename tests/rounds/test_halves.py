@@ -28,11 +28,11 @@ from lightning_fedq.rounds import (
     UnexpectedMessageError,
     UsedStreamError,
 )
-from lightning_fedq.rounds.messages import FRAME_BYTES, frame
+from lightning_fedq.rounds.messages import FRAME_BYTES, pack_frame
 from tests.contract.test_mechanisms import every_mechanism
 from tests.keys.parties import OfParties
 from tests.keys.test_party_keys import parties
-from tests.one_round import context_of, encode, updates_for
+from tests.one_round import encode, make_context, updates_for
 
 DIM, SEGMENTS, CLIENTS = 12, (8, 4), 5
 
@@ -114,7 +114,7 @@ def test_bytes_between_the_halves_give_the_simulations_model(mechanism, options)
     for record in expected:
         plan = server.start()
         for message in answers(server, clients, plan).values():
-            server.take(message)
+            server.receive_message(message)
         found = server.finish()
         assert found.uplink_bits == record.uplink_bits and found.num_received == record.num_received
         assert math.isnan(found.clip_rate) and math.isnan(found.mse)  # what no real server knows
@@ -137,7 +137,9 @@ def test_parties_with_their_own_keys_give_the_model_of_one_process_with_all_of_t
                 given = client, own[client], secrets.federation, secrets.public_key, held.salt, sealed, peers
                 keys = HeldClientKeys(*given, entropy=lambda size: b"")
                 one = client_of(mechanism, client, keys)
-                server.take(one.answer(server.task(), server.weights, update_of(client, plan.round)))
+                server.receive_message(
+                    one.answer(server.task(), server.weights, update_of(client, plan.round))
+                )
         server.finish()
     assert torch.equal(server.weights, engine.weights)
 
@@ -151,7 +153,7 @@ def test_a_server_is_never_given_an_update():
 @every_mechanism
 def test_what_is_unpacked_decodes_like_what_was_packed(mechanism):
     """Symbols come off the wire as 64-bit integers, whatever type `encode` gave them."""
-    context = context_of(mechanism, (4, 9, 2), (40, 24))
+    context = make_context(mechanism, (4, 9, 2), (40, 24))
     message, rand = encode(mechanism, updates_for(3), context), PublicRandomness(SeededKeys(0), 0)
     codes = [mechanism.message_code(client, context, rand) for client in context.cohort]
     rows = [code.unpack(code.pack(row), len(row)) for code, row in zip(codes, message.symbols, strict=True)]
@@ -162,7 +164,7 @@ def test_what_is_unpacked_decodes_like_what_was_packed(mechanism):
 @every_mechanism
 def test_the_server_knows_the_length_of_a_message(mechanism):
     for clients, segments in (((4, 9, 2, 7), (40, 24)), ((1, 0, 3), (37,))):
-        context = context_of(mechanism, clients, segments)
+        context = make_context(mechanism, clients, segments)
         message = encode(mechanism, torch.zeros(len(clients), context.dim), context)
         assert message.symbols.shape == (len(clients), mechanism.num_symbols(context))
 
@@ -188,7 +190,7 @@ def assert_same(one, other):
 def refused(server, message, kind, words):
     before = state_of(server)
     with pytest.raises(kind, match=words):
-        server.take(message)
+        server.receive_message(message)
     assert_same(state_of(server), before)
 
 
@@ -212,29 +214,31 @@ def test_messages_that_are_refused_change_nothing(mechanism):
     context, public = server._context, PublicRandomness(server.keys, 0)
     refused(
         server,
-        frame(absent, b"", context, public),
+        pack_frame(absent, b"", context, public),
         UnexpectedMessageError,
         f"client {absent}: not in the cohort",
     )
     foreign = PublicRandomness(SeededKeys(4), 0)
-    refused(server, frame(first, b"", context, foreign), ForeignMessageError, "of another federation")
+    refused(server, pack_frame(first, b"", context, foreign), ForeignMessageError, "of another federation")
     for packed in (b"", b"\xff", bytes(1000)):
-        refused(server, frame(first, packed, context, public), MalformedMessageError, f"client {first}: ")
-    assert server.take(message) == first
+        refused(
+            server, pack_frame(first, packed, context, public), MalformedMessageError, f"client {first}: "
+        )
+    assert server.receive_message(message) == first
     refused(server, message, RepeatedMessageError, f"client {first}: has answered already")
     server.finish()
     with pytest.raises(RefusedMessageError, match="no round is open"):
-        server.take(message)
+        server.receive_message(message)
     server.start()
     for late in early.values():
         with pytest.raises(LateMessageError, match="of round 0, attempt 0; open is round 1, attempt 0"):
-            server.take(late)
+            server.receive_message(late)
     server.abandon()
     again = server.start()
     assert server.attempt == 1
     for late in answers_of_attempt(server, clients, again, attempt=0).values():
         with pytest.raises(LateMessageError, match="round 1, attempt 0; open is round 1, attempt 1"):
-            server.take(late)
+            server.receive_message(late)
 
 
 def answers_of_attempt(server, clients, plan, attempt):
@@ -260,7 +264,7 @@ def test_random_bytes_from_a_liar_are_refused_or_count_as_some_message(mechanism
             junk = noise if fill is None else [fill] * length
             before = state_of(engine)
             try:
-                engine.take(frame(0, bytes(junk), context, public))
+                engine.receive_message(pack_frame(0, bytes(junk), context, public))
             except MalformedMessageError:
                 assert_same(state_of(engine), before)
             except RepeatedMessageError:
@@ -272,7 +276,7 @@ def test_random_bytes_from_a_liar_are_refused_or_count_as_some_message(mechanism
             place = context.cohort.index(client)
             one = encode(mechanism, torch.zeros(4, 64), context, seed=3).symbols[place]
             packed = mechanism.message_code(client, context, public).pack(one)
-            engine.take(frame(client, packed, context, public))
+            engine.receive_message(pack_frame(client, packed, context, public))
     engine.finish()
     assert bool(torch.isfinite(engine.weights).all())
 
@@ -282,7 +286,7 @@ def test_a_symbol_that_the_mechanism_cannot_send_is_refused():
     server, _ = deployed(fedq.JoPEQ(epsilon=1.0, levels=5))
     server.start()
     context, public = server._context, PublicRandomness(server.keys, 0)
-    junk = frame(0, server.mechanism.code(context).pack(torch.full((DIM,), 7)), context, public)
+    junk = pack_frame(0, server.mechanism.code(context).pack(torch.full((DIM,), 7)), context, public)
     refused(server, junk, MalformedMessageError, "symbols that the mechanism can't send")
 
 
@@ -295,8 +299,10 @@ def test_a_liar_cannot_send_a_nan(bad):
     row[3] = bad
     packed = fedq.FedAvg().code(server._context).pack(row.view(torch.int32))
     public = PublicRandomness(server.keys, 0)
-    refused(server, frame(2, packed, server._context, public), MalformedMessageError, "a NaN or an infinity")
-    server.take(good[2])
+    refused(
+        server, pack_frame(2, packed, server._context, public), MalformedMessageError, "a NaN or an infinity"
+    )
+    server.receive_message(good[2])
 
 
 def test_the_frame_is_small():
@@ -438,7 +444,7 @@ def test_the_order_in_which_clients_answer_does_not_change_the_model(mechanism, 
             messages = answers(server, clients, server.start())
             order = sorted(messages)
             for place in range(CLIENTS):
-                server.take(messages[order[place * step % CLIENTS]])
+                server.receive_message(messages[order[place * step % CLIENTS]])
             server.finish()
         found.append(server.weights)
     assert all(torch.equal(one, found[0]) for one in found)
@@ -457,7 +463,7 @@ def test_the_order_in_which_clients_answer_does_not_change_the_model(mechanism, 
 @pytest.mark.parametrize("lie", ["huge", "long", "one step beyond"])
 def test_one_message_moves_the_sum_no_further_than_an_update_that_is_clipped(mechanism, lie):
     """Symbols of 2^20 moved the mean of four clients of 40 parameters by 5e6 clipping norms."""
-    context = context_of(mechanism, range(4), (40,))
+    context = make_context(mechanism, range(4), (40,))
     public = PublicRandomness(SeededKeys(0), 0)
     row = encode(mechanism, 100.0 * torch.ones(4, 40), context).symbols[2].clone()
     assert mechanism.can_send(row, 2, context, public)
@@ -488,7 +494,7 @@ def test_one_message_moves_the_sum_no_further_than_an_update_that_is_clipped(mec
 )
 def test_what_a_code_has_room_for_and_no_update_gives_is_refused(mechanism, largest, beyond):
     """From the middle of the symbols, one liar went 2 to 2.75 times as far as honest clients can."""
-    context = context_of(mechanism, range(4), (8,))
+    context = make_context(mechanism, range(4), (8,))
     public = PublicRandomness(SeededKeys(0), 0)
     code = mechanism.message_code(2, context, public)
     for symbol in (largest, beyond):

@@ -15,7 +15,7 @@ def one_round(server, clients, liars, value=LARGEST):
     task = server.task()
     for client in plan.survivors:
         update = torch.full((DIM,), value) if client in liars else update_of(client, plan.round)
-        server.take(clients[client].answer(task, server.weights, update))
+        server.receive_message(clients[client].answer(task, server.weights, update))
     return server.finish()
 
 

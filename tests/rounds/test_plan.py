@@ -82,10 +82,10 @@ def test_cyclic_cohorts_take_turns_and_nobody_comes_back_early():
         asked = [client for cohort in cohorts[:rounds] for client in cohort]
         assert (
             max(map(asked.count, asked), default=0)
-            == planner.law.most_rounds(rounds, 23)
+            == planner.law.max_rounds(rounds, 23)
             == math.ceil(rounds / 4)
         )
-    assert once.law.most_rounds(4, 23) == 1 and FixedSize(5).most_rounds(4, 23) is None
+    assert once.law.max_rounds(4, 23) == 1 and FixedSize(5).max_rounds(4, 23) is None
     assert RoundPlanner(23, 7, FixedSize(5)).separation == 1
     assert RoundPlanner(23, 7, Cyclic(23)).separation == 1
 

@@ -22,7 +22,7 @@ from lightning_fedq.secagg import Client, SecAgg, Server
 from lightning_fedq.secagg.graph import is_connected, neighbours, security_log2
 from lightning_fedq.secagg.layout import sum_layout
 from lightning_fedq.secagg.shamir import SHARE_BYTES, element_bytes, interpolate
-from lightning_fedq.training.accounts import described
+from lightning_fedq.training.accounts import describe_run
 from tests.described import page as markdown
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -54,7 +54,7 @@ def least_chance(clients, cohort, corrupt, dropped, degree, threshold, lying, by
 
 
 def run_of(clients, cohort, secagg, mechanism, rounds=100, num_byzantine=0):
-    return described(
+    return describe_run(
         RoundPlanner(clients, 0, fedq.FixedSize(cohort)),
         mechanism,
         50,
@@ -104,7 +104,7 @@ def test_what_is_printed_is_no_less_than_a_sum_over_the_draw(clients, cohort, se
         assert most < int((secagg.max_corrupt or 0.0) * clients + 1e-9)
         replace(secagg, max_corrupt=most / clients).rules(clients, cohort)
         return
-    corrupt = Colluders(secagg.max_corrupt or 0.0, clients, cohort, secagg.active).known
+    corrupt = Colluders(secagg.max_corrupt or 0.0, clients, cohort, secagg.active).num_in_federation
     assert corrupt == int((secagg.max_corrupt or 0.0) * clients + 1e-9)
     dropped = math.floor((secagg.max_dropout or 0.0) * cohort)
     least = max(
@@ -193,7 +193,7 @@ def test_who_lies_may_hand_out_shares_too(clients, cohort, byzantine, active):
     assert account.masks_hold or claim.loss == account.claims()[Adversary.SERVER_AND_PARTNER].loss
     assert account.masks_hold == (10 * run.masks_open <= DELTA / 2)
     assert account.num_corrupt == min(
-        Colluders(0.02, clients, cohort, active).most(CHANCE * DELTA) + byzantine, cohort
+        Colluders(0.02, clients, cohort, active).max_in_cohort(CHANCE * DELTA) + byzantine, cohort
     )
 
 

@@ -26,7 +26,7 @@ from lightning_fedq.secagg.client import self_mask_key
 from lightning_fedq.secagg.graph import is_free
 from lightning_fedq.secagg.layout import sum_layout
 from lightning_fedq.secagg.messages import Kind
-from lightning_fedq.secagg.shamir import PRIME, element_bytes, interpolate, values_at
+from lightning_fedq.secagg.shamir import PRIME, element_bytes, interpolate, interpolate_values
 from tests.secagg.play import Round, make_inputs, make_terms, total
 
 HEAD, VICTIM = wire.FRAME_BYTES - wire.TAG_BYTES, 2
@@ -93,7 +93,7 @@ def test_w3_a_survivors_seed_says_nothing_of_its_mask_key(label, monkeypatch):
     pair = [int.from_bytes(raw[i : i + 16], "big") for i in (0, 16)]
     difference[holder + 1] = (pair[0] - pair[1]) % PRIME
     assert len(difference) == terms.threshold
-    root = (values_at(difference, [0])[0] + int.from_bytes(seed, "big")) % PRIME
+    root = (interpolate_values(difference, [0])[0] + int.from_bytes(seed, "big")) % PRIME
     found = peeled(played, masked[VICTIM], seed, element_bytes(root))
     assert (found == inputs[VICTIM].tolist()) == (label == "no kind")
 
@@ -238,7 +238,7 @@ def test_fewer_than_threshold_shares_and_all_corrections_fit_every_secret(corrup
     for secret in range(7):
         views = Counter[tuple[int, ...]]()
         for pads in product(range(7), repeat=3):
-            (value,) = values_at({0: secret, 1: pads[0], 2: pads[1]}, [3])
+            (value,) = interpolate_values({0: secret, 1: pads[0], 2: pads[1]}, [3])
             correction = (value - pads[2]) % 7
             views[(correction, *(pads[holder - 1] for holder in corrupt))] += 1
         seen.append(views)

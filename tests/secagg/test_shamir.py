@@ -7,13 +7,13 @@ import pytest
 from lightning_fedq.secagg.shamir import (
     NO_SHARE,
     PRIME,
-    Opened,
+    ReconstructedSecret,
     element_bytes,
     free_element,
     interpolate,
+    interpolate_values,
     random_element,
     reconstruct,
-    values_at,
 )
 from tests.secagg.play import seeded_entropy
 
@@ -26,7 +26,7 @@ def shares_of(secret, points, threshold, seed=0):
     entropy = seeded_entropy(seed)
     known = {0: int.from_bytes(secret, "big")} | {p: random_element(entropy) for p in points[: threshold - 1]}
     rest = [point for point in points if point not in known]
-    values = known | dict(zip(rest, values_at(known, rest), strict=True))
+    values = known | dict(zip(rest, interpolate_values(known, rest), strict=True))
     return {point: element_bytes(values[point]) for point in points}
 
 
@@ -114,9 +114,9 @@ def test_doubted_shares_and_shares_that_are_none_are_not_used():
         return secret == SECRET
 
     wrong = with_errors(shares, [1, 2])
-    assert reconstruct(wrong, 3, is_right, doubted={1, 2}) == Opened(SECRET) and len(asked) == 1
+    assert reconstruct(wrong, 3, is_right, doubted={1, 2}) == ReconstructedSecret(SECRET) and len(asked) == 1
     missing = {**shares, 1: NO_SHARE, 2: b"\x80" + bytes(15), 3: element_bytes(PRIME)}
-    assert reconstruct(missing, 3, SECRET.__eq__) == Opened(SECRET)
+    assert reconstruct(missing, 3, SECRET.__eq__) == ReconstructedSecret(SECRET)
     with pytest.raises(ValueError, match="3 shares are needed, got 2"):
         reconstruct({**missing, 4: NO_SHARE, 5: b"short"}, 3, SECRET.__eq__)
 

@@ -16,7 +16,7 @@ from lightning_fedq.secagg import (
     model_digest,
 )
 from tests.contract.test_mechanisms import ROWS
-from tests.one_round import context_of, encode, updates_for
+from tests.one_round import encode, make_context, updates_for
 
 KEYS = SeededKeys(0)
 MECHANISM = fedq.LDPQ(epsilon=1.0)
@@ -129,7 +129,7 @@ SEGMENTS, CLIENTS = (40, 24), (11, 3, 8, 0, 5, 7, 2)
 
 
 def summed(mechanism, run, updates=None):
-    context = context_of(mechanism, CLIENTS, SEGMENTS)
+    context = make_context(mechanism, CLIENTS, SEGMENTS)
     rand = PublicRandomness(SeededKeys(0), context.round, context.attempt)
     message = encode(mechanism, updates_for(len(CLIENTS)) if updates is None else updates, context)
     silent = None if mechanism.tolerated_dropouts(context) == 0 else context.cohort[1]

@@ -529,9 +529,9 @@ def findings(fed, trainer, module, folder):
             for r in fed.records
         ],
         "validation": exact,
-        "steps": [trainer.global_step, trainer.current_epoch, fed.fit.side.clock.now],
+        "steps": [trainer.global_step, trainer.current_epoch, fed.fit.side.clock.steps_before_round],
         "optimizers": _plain([group for o in trainer.optimizers for group in o.state_dict()["param_groups"]]),
-        "own": {client: _plain(fed.fit.vector.own.of(client)) for client in range(CLIENTS)},
+        "own": {client: _plain(fed.fit.vector.personal.get_tensors(client)) for client in range(CLIENTS)},
         "measured": [_plain(one.plain()) for one in fed.fit.client_evaluations],
         "generator": _digest(torch.default_generator.get_state()),
         "rounded": {k: v for k, v in rest.items() if not k.startswith("leak/")},

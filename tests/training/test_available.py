@@ -13,7 +13,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import planned_charges
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.accounts import report_of, run_to_come
+from lightning_fedq.training.accounts import make_report, planned_run
 from tests.digits_run import Classifier, Digits, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -66,7 +66,7 @@ def test_a_run_is_charged_and_reported_for_those_who_were_there():
             [client for round in range(6) for client in federated.planner.cohort(round)], minlength=20
         ).tolist()
     )
-    report = report_of(federated, trainer, 1e-5)
+    report = make_report(federated, trainer, 1e-5)
     [note] = [note for note in report.notes if "a rule of the user's names" in note]
     assert "one is named in 3 rounds at most. It is taken to follow from public facts" in note
 
@@ -75,7 +75,7 @@ def test_a_run_to_come_counts_what_the_rule_says():
     """Nothing is averaged over the draw, and a target pays for 99% of what each may be drawn."""
 
     def run(rule, rounds=30):
-        return run_to_come(made(rule), COINS, 650, rounds, 0)
+        return planned_run(made(rule), COINS, 650, rounds, 0)
 
     for rule, most in ((halves, 15), (lambda round: range(5), 30), (lambda round: range(20), 30)):
         assert (run(rule).horizon, run(rule).participation) == (most, 1.0)
@@ -94,7 +94,7 @@ def test_a_target_is_met_with_a_rule():
     for name, rule in (("few", lambda round: range(5)), ("all", None), ("halves", halves)):
         fit(federated := made(rule, gaussian, privacy=target), rounds=10)
         levels[name] = federated.mechanism.noise_multiplier
-        assert report_of(federated, federated.fit._trainer, 1e-5).rows
+        assert make_report(federated, federated.fit._trainer, 1e-5).rows
     assert levels["halves"] <= levels["all"] < levels["few"]
 
 
@@ -125,8 +125,10 @@ def test_colluders_count_as_many_as_there_are_or_it_is_refused():
         made(mechanism=coins, secure_aggregation=fedq.SecAgg(**few))
     made(mechanism=coins, secure_aggregation=fedq.SecAgg())
     federated = made(mechanism=coins, secure_aggregation=fedq.SecAgg(**few, active=True))
-    run = run_to_come(federated, coins, 650, 4, 0)
-    assert not run.colluders.drawn and run.colluders.most(1e-12) == run.colluders.known == 2
+    run = planned_run(federated, coins, 650, 4, 0)
+    assert (
+        not run.colluders.drawn and run.colluders.max_in_cohort(1e-12) == run.colluders.num_in_federation == 2
+    )
 
 
 def checkpoint(rule):

@@ -10,7 +10,7 @@ from lightning_fedq.callbacks import Federated, Langevin
 from lightning_fedq.mechanisms import CorBin, FedAvg, GaussianNoise
 from lightning_fedq.rounds import Broadcast
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.said import outcome
+from lightning_fedq.training.user_messages import describe_outcome
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 from tests.flower.loop import LoopGrid, clients, deployment, federated as deployed, simulate
 
@@ -53,7 +53,7 @@ def test_downlink_is_counted_and_nothing_else_changes_its_price():
         assert record.downlink_bits == 8 * (32 * 650 + ranges)
         assert other.downlink_bits == 8 * (4 * 650 + 128 * 2 + ranges)
         assert record.uplink_bits == other.uplink_bits
-    assert outcome(full, one) == outcome(short, other_one)
+    assert describe_outcome(full, one) == describe_outcome(short, other_one)
 
 
 def test_the_servers_model_is_kept_in_full():

@@ -175,7 +175,7 @@ def test_parameters_that_the_module_does_not_own_are_refused_with_a_cure_that_he
     fed = Federated(FedAvg(), 3, seed=0)
     with pytest.raises(ValueError, match=r"1 parameters in the optimiser are not .* \(shapes \(10,"):
         make_trainer(fed).fit(Loose(""), datamodule=Digits(60))
-    assert fed.ledger.most_charged == 0
+    assert fed.ledger.max_charges == 0
     module = Loose(owned)
     make_trainer(Federated(FedAvg(), 3, seed=0)).fit(module, datamodule=Digits(60))
     assert not torch.equal(module.own().detach(), torch.ones(10))

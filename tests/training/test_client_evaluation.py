@@ -48,7 +48,7 @@ def fit(fed, module=None, rounds=3, data=None, **trainer):
 
 
 def parts(fed):
-    return fed.fit.population.holdings.held_out
+    return fed.fit.population.partitioned_data.held_out
 
 
 def scores(module, part):
@@ -120,11 +120,11 @@ def test_measuring_changes_nothing_in_the_training():
 
 def test_a_spread():
     values = torch.arange(20.0)
-    assert vars(Spread.of("val_acc", values)) == pytest.approx(
+    assert vars(Spread.summarise("val_acc", values)) == pytest.approx(
         {"mean": 9.5, "worst_decile": 0.5, "std": float(values.double().std(correction=0)), "not_measured": 0}
     )
-    assert Spread.of("val_loss", values).worst_decile == 18.5
-    assert Spread.of("val_acc", torch.tensor([0.5, 1.0])).worst_decile == 0.5
+    assert Spread.summarise("val_loss", values).worst_decile == 18.5
+    assert Spread.summarise("val_acc", torch.tensor([0.5, 1.0])).worst_decile == 0.5
 
 
 def test_without_a_claim_it_is_logged(tmp_path):

@@ -11,7 +11,7 @@ from torchmetrics import MeanMetric
 
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
-from lightning_fedq.training.checkpoints import RecordsBeside
+from lightning_fedq.training.checkpoints import RecordFile
 from tests.digits_run import make_trainer
 
 CLIENTS, ROUNDS = 4, 2
@@ -278,7 +278,7 @@ def test_what_only_a_simulation_knows_is_in_no_checkpoint_of_a_private_run(tmp_p
     known = {fed.records[0].mse, fed.records[0].cosine}
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     state = next(state for state in saved["callbacks"].values() if "records" in state)
-    records = RecordsBeside().records(state["records"], tmp_path / "last.ckpt")
+    records = RecordFile().records(state["records"], tmp_path / "last.ckpt")
     kept = numbers((saved, [vars(record) for record in records]))  # in the checkpoint, and beside it
     assert (known <= kept) == (seed == 0)
     assert not known & kept or seed == 0
@@ -314,7 +314,7 @@ def test_lengths_that_tell_of_updates_are_in_no_checkpoint_of_a_private_run(mech
     sent = [record.uplink_bits for record in fed.records]
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     federation = next(state for state in saved["callbacks"].values() if "records" in state)
-    records = [r.uplink_bits for r in RecordsBeside().records(federation["records"], tmp_path / "last.ckpt")]
+    records = [r.uplink_bits for r in RecordFile().records(federation["records"], tmp_path / "last.ckpt")]
     assert (records == sent) == kept and (federation["engine"]["total_uplink_bits"] == sum(sent)) == kept
     state = next(state for state in saved["callbacks"].values() if "last" in state)
     assert ("uplink_bits" in state["last"]) == kept

@@ -10,7 +10,7 @@ from lightning_fedq import PrivacyBudget, RunFolder
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import RoundProgressBar
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.said import clocks, outcome
+from lightning_fedq.training.user_messages import describe_outcome, describe_timing
 from tests.training.test_own_draws import own
 from tests.training.test_privacy_target import Line, loader
 from tests.training.test_secret_cohorts import NOISE, secret, trainer_of
@@ -99,7 +99,7 @@ def test_whatever_tells_few_from_many_is_named_on_the_page_and_at_the_end(tmp_pa
     assert len(said) == 4  # before the first round, and at the end
     trainer, federated, folder, _ = worlds[1]
     pages = [(folder / name).read_text() for name in ("privacy.md", "report.md")]
-    for words in (*said, *pages, *outcome(federated, trainer)[-1:]):
+    for words in (*said, *pages, *describe_outcome(federated, trainer)[-1:]):
         for name in ("Stamps", "OfOnesOwn", "Files", "TensorBoardLogger", "CSVLogger", "RunFolder"):
             assert name in words
         assert "SimpleProfiler" in words and "RoundProgressBar" in words
@@ -118,11 +118,11 @@ class Loud(PrivacyBudget):
 def test_a_run_that_writes_nothing_names_nothing_and_a_subclass_is_not_its_parent():
     budget = {"epsilon": 9.0, "delta": 1e-3, "adversary": "outsider"}
     quiet = (own(), PrivacyBudget(**budget), Starts(), pl.callbacks.EarlyStopping("val_loss"))
-    said = clocks(trainer_of(*quiet), quiet[0])
+    said = describe_timing(trainer_of(*quiet), quiet[0])
     assert "sees how long the run took" in said
-    assert "(Loud)" in clocks(trainer_of(quiet[0], Loud(**budget)), quiet[0])
+    assert "(Loud)" in describe_timing(trainer_of(quiet[0], Loud(**budget)), quiet[0])
 
 
 @pytest.mark.parametrize("federated", [secret(), secret(NOISE, cohort=4)])
 def test_where_a_cohort_has_a_size_there_is_nothing_to_name(federated):
-    assert clocks(trainer_of(federated, OfOnesOwn(), logger=Stamps()), federated) == ""
+    assert describe_timing(trainer_of(federated, OfOnesOwn(), logger=Stamps()), federated) == ""

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.constraints import repaired
+from lightning_fedq.clients.constraints import nearest_valid
 from lightning_fedq.mechanisms import LDPQ, AggregateGaussian, FedAvg, RotatedCoins
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -193,11 +193,11 @@ def test_observers():
 def test_a_repair_is_positive_and_leaves_what_is():
     generator, last = torch.Generator().manual_seed(0), torch.ones(6, 6)
     for _ in range(20):
-        value = repaired("positive", torch.randn(6, 6, generator=generator), last)
+        value = nearest_valid("positive", torch.randn(6, 6, generator=generator), last)
         assert float(value.min()) > 0
-        assert torch.equal(repaired("positive", value, last), value)
-    assert torch.equal(repaired("positive", torch.full((6, 6), math.nan), last), last)
-    assert float(repaired("positive", torch.tensor(-1.0), torch.tensor(0.0))) > 0
+        assert torch.equal(nearest_valid("positive", value, last), value)
+    assert torch.equal(nearest_valid("positive", torch.full((6, 6), math.nan), last), last)
+    assert float(nearest_valid("positive", torch.tensor(-1.0), torch.tensor(0.0))) > 0
 
 
 # ---- nothing of a client's data decides --------------------------------------------------------------------

@@ -11,9 +11,9 @@ import lightning_fedq as fedq
 from lightning_fedq.cli import main
 from lightning_fedq.commands.configs import find
 from lightning_fedq.flower.federated_server import FederatedServer
-from lightning_fedq.flower.settings import of_real_clients, time_limit
+from lightning_fedq.flower.settings import time_limit, with_real_clients
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.accounts import report_of
+from lightning_fedq.training.accounts import make_report
 from tests.digits_run import Classifier, Digits, make_trainer
 
 SLOW = fedq.Deadline(30.0, durations=[10.0, 10.0, 90.0, 10.0, 10.0, 10.0])
@@ -66,7 +66,7 @@ def test_claims_are_those_of_clients_that_may_be_silent(masks):
     """Not those of a chance to drop out: who is late is not chance."""
 
     def epsilons(federated):
-        report = report_of(federated, run(federated, 1), 1e-3)
+        report = make_report(federated, run(federated, 1), 1e-3)
         return {row.adversary: row.epsilon_any_two for row in report.rows}
 
     found = epsilons(fedq.Federated(fedq.LDPQ(1.0), 6, deadline=SLOW, secure_aggregation=masks))
@@ -74,7 +74,7 @@ def test_claims_are_those_of_clients_that_may_be_silent(masks):
     all_answer = epsilons(known)
     assert found["OUTSIDER"] > all_answer["OUTSIDER"]
     real = fedq.Federated(fedq.LDPQ(1.0), 6, secure_aggregation=masks)
-    real.planner = of_real_clients(real).planner
+    real.planner = with_real_clients(real).planner
     assert found == pytest.approx(epsilons(real), rel=1e-9)
 
 
@@ -84,7 +84,7 @@ def test_a_target_is_met_at_the_fewest_answers():
     late = fedq.Federated(fedq.LDPQ(1.0), 6, deadline=SLOW, **settings)
     every = fedq.Federated(fedq.LDPQ(1.0), 6, **settings)
     found = late.calibrated(50, 3, 0)
-    assert found == of_real_clients(every).calibrated(50, 3, 0) != every.calibrated(50, 3, 0)
+    assert found == with_real_clients(every).calibrated(50, 3, 0) != every.calibrated(50, 3, 0)
 
 
 def test_between_real_clients_it_is_the_time_to_answer():

@@ -24,9 +24,9 @@ from lightning_fedq.training.ranks import (
     _dtype_of_sum,
     _Kind,
     agree_on_start,
+    assign_stacks,
     check_same_on_all_ranks,
-    deal,
-    say_who_is_idle,
+    warn_idle_ranks,
 )
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -49,13 +49,13 @@ def test_every_client_trains_on_one_rank_in_the_stacks_of_one_process(num_ranks,
     trained = [stack for own in found for stack in own if stack.clients]
     assert sorted(stack.clients for stack in trained) == sorted(stack.clients for stack in expected)
     assert all(stack in expected for stack in trained)
-    assert RankSchedule(whole, 0, num_ranks).of_all_ranks(round, 0, 2, None) == expected
+    assert RankSchedule(whole, 0, num_ranks).global_stacks(round, 0, 2, None) == expected
 
 
 def test_work_is_spread():
     stacks = [Stack((client,), (10,) * steps, 0, ()) for client, steps in enumerate((8, 1, 4, 4, 1, 6))]
-    assert deal(stacks, 2) == [[0, 2], [1, 3, 4, 5]]
-    assert deal(stacks, 1) == [[0, 1, 2, 3, 4, 5]]
+    assert assign_stacks(stacks, 2) == [[0, 2], [1, 3, 4, 5]]
+    assert assign_stacks(stacks, 1) == [[0, 1, 2, 3, 4, 5]]
 
 
 def test_clients_that_train_alone_stay_where_their_data_are_open():
@@ -64,7 +64,7 @@ def test_clients_that_train_alone_stay_where_their_data_are_open():
     sizes = torch.randint(5, 30, (64,), generator=generator).tolist()
     for _ in range(20):
         cohort = torch.randperm(64, generator=generator)[:16].tolist()
-        hands = deal([Stack((client,), (sizes[client],), 0, ()) for client in cohort], 2)
+        hands = assign_stacks([Stack((client,), (sizes[client],), 0, ()) for client in cohort], 2)
         work = [sum(sizes[cohort[index]] for index in hand) for hand in hands]
         assert max(work) <= 1.05 * sum(work) / 2
         for seen, hand in zip(met, hands, strict=True):
@@ -95,7 +95,7 @@ class Meeting:
     def add(self, tensor):
         tensor.copy_(self.sums.pop(0))
 
-    def all_of(self, tensor):
+    def allgather(self, tensor):
         return self.floats
 
 
@@ -172,7 +172,7 @@ def test_the_server_of_every_rank_is_that_of_one_process(mechanism, order):
 def test_a_sum_travels_in_one_byte_if_it_fits(first, second, travels_as):
     """In the narrow type the sum is what it is in the wide one."""
     parts = [torch.tensor(part, dtype=torch.int32) for part in (first, second)]
-    narrow = _dtype_of_sum([_Kind.of(part) for part in parts])
+    narrow = _dtype_of_sum([_Kind.from_symbols(part) for part in parts])
     assert narrow == travels_as
     total = sum(part.to(narrow) for part in parts)
     assert total.to(torch.int32).tolist() == [a + b for a, b in zip(first, second, strict=True)]
@@ -188,7 +188,7 @@ def test_ranks_that_begin_a_round_with_something_else_all_stop_before_it_is_char
         ranks[1].ranges = Ranges(ranks[1].ranges.center, 2 * ranks[1].ranges.radius)
     else:
         ranks[1]._stacks = lambda: [Stack((0, 1, 2), (1,), 0, ()), Stack((3, 4), (1,), 0, ())]
-    found = [(0, rank._begins_with(), None) for rank in ranks]
+    found = [(0, rank._start_digests(), None) for rank in ranks]
     for rank in ranks:
         rank._strategy.group.gather = lambda obj, place: found
         with pytest.raises(RuntimeError, match=rf"rank 1 has (an)?other {what} than rank 0 in round 1"):
@@ -228,11 +228,11 @@ def test_a_round_that_is_given_up_is_void_on_all_ranks():
         group = rank._strategy.group
         group.parts = [None, None]
         rank.start()
-        assert rank._strategy.on_its_own
+        assert rank._strategy.is_single
     second._strategy.group.gather = lambda obj, place: told.append((obj, place)) or [None, None]
     second.abandon()
     assert told == [(None, "the end of round 1")]
-    assert not second._strategy.on_its_own
+    assert not second._strategy.is_single
     with pytest.raises(OtherRankStoppedError, match="rank 1 has given up round 1"):
         first.finish()
     first.abandon()  # says nothing more, because all know
@@ -314,9 +314,9 @@ def test_ranks_with_other_sizes_of_clients_are_refused_by_name():
 
 def test_ranks_without_work_are_said():
     stacks = [Stack((0, 1, 2), (10,), 0, ()), Stack((3, 4), (10,), 0, ())]
-    say_who_is_idle(stacks, 2)
+    warn_idle_ranks(stacks, 2)
     with pytest.warns(UserWarning, match="2 stacks of up to 3 clients, so only 2 of 4 ranks have work"):
-        say_who_is_idle(stacks, 4)
+        warn_idle_ranks(stacks, 4)
 
 
 # ---- where it runs --------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from lightning_fedq import Cyclic, Everybody, FixedSize, mechanisms as m
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
-from lightning_fedq.privacy.planning import Problem, context_of, plan
+from lightning_fedq.privacy.planning import Problem, make_plan_context, plan
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.runs import read_rows, summary_lines
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.training.accounts import report_of
+from lightning_fedq.training.accounts import make_report
 from tests.contract.test_targets import KINDS, WITHOUT
 from tests.described import Setting
 from tests.digits_run import Classifier, Digits, make_trainer
@@ -142,7 +142,7 @@ def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length, tmp_path):
     trainer = make_trainer(fed, logger=CSVLogger(tmp_path, "", ""), **length)
     trainer.fit(Classifier(), datamodule=Digits(400))
     rows = [row for row in read_rows(tmp_path / "metrics.csv") if row.get("fed/epsilon", 0) > 0]
-    stated = report_of(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run
+    stated = make_report(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run
     assert len(fed.records) == 4
     assert all(row["fed/epsilon"] >= stated * (1 - 1e-9) for row in rows[-1:])
     assert bool(rows) == (length["max_epochs"] > 0)
@@ -173,7 +173,7 @@ IN_TURN = (m.HandedOnGaussian,)
 
 def views(mechanism):
     """The first view of messages and the first of sums that a mechanism claims anything against."""
-    setting = Setting(context_of(mechanism, CLIENTS, PARAMS), ROUNDS, DELTA, secure_aggregation=True)
+    setting = Setting(make_plan_context(mechanism, CLIENTS, PARAMS), ROUNDS, DELTA, secure_aggregation=True)
     claims = setting.claims(mechanism)
     found = []
     for group in (
@@ -208,5 +208,5 @@ def test_the_plan_says_what_the_run_reports(mechanism, who):
     trainer = make_trainer(federated, max_epochs=ROUNDS)
     torch.manual_seed(0)
     trainer.fit(Line(), loader())
-    reported = report_of(federated, trainer, DELTA).row(who)
+    reported = make_report(federated, trainer, DELTA).row(who)
     assert reported.epsilon_any_two == pytest.approx(option.epsilon, rel=1e-6)

@@ -27,7 +27,7 @@ def test_a_folder_can_be_moved_with_its_journal(tmp_path):
     lost_round(tmp_path / "old")
     (tmp_path / "old").rename(tmp_path / "moved")
     _, again = fit(tmp_path / "again", 4, resume=latest(tmp_path / "moved"), seed=None)
-    assert again.engine is not None and again.engine.ledger.most_charged == ROUNDS + ROUNDS - 1
+    assert again.engine is not None and again.engine.ledger.max_charges == ROUNDS + ROUNDS - 1
     assert journal_lines(tmp_path / "moved") == 2 * ROUNDS - 1
     assert not list((tmp_path / "again").glob("ledger-*.jsonl"))
 
@@ -35,7 +35,7 @@ def test_a_folder_can_be_moved_with_its_journal(tmp_path):
 def test_a_checkpoint_elsewhere_finds_the_journal_where_it_was_written(tmp_path):
     lost_round(tmp_path / "old").rename(tmp_path / "copied-step=1.ckpt")
     _, again = fit(tmp_path / "again", 4, resume=tmp_path / "copied-step=1.ckpt", seed=None)
-    assert again.engine is not None and again.engine.ledger.most_charged == 2 * ROUNDS - 1
+    assert again.engine is not None and again.engine.ledger.max_charges == 2 * ROUNDS - 1
 
 
 def test_without_its_journal_a_checkpoint_is_refused_and_with_a_seed_not(tmp_path):
@@ -47,7 +47,7 @@ def test_without_its_journal_a_checkpoint_is_refused_and_with_a_seed_not(tmp_pat
                 fit(tmp_path / "again", 4, resume=checkpoint, seed=seed)
         else:
             _, again = fit(tmp_path / "again", 4, resume=checkpoint, seed=seed)
-            assert again.engine is not None and again.engine.ledger.most_charged == ROUNDS
+            assert again.engine is not None and again.engine.ledger.max_charges == ROUNDS
 
 
 def test_a_budget_counts_what_a_killed_run_had_sent(tmp_path):
@@ -107,7 +107,7 @@ def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(tmp_path,
     trainer = make_trainer(again, max_epochs=3)
     if target is None:
         trainer.fit(TwoLayers(change_at=9), datamodule=Digits(80), ckpt_path=checkpoint)
-        assert again.ledger.dim == 610 and again.ledger.most_charged == 4
+        assert again.ledger.dim == 610 and again.ledger.max_charges == 4
     else:  # four rounds of 90 coordinates would be within the target
         with pytest.raises(RuntimeError, match="the privacy budget allows"):
             trainer.fit(TwoLayers(change_at=9), datamodule=Digits(80), ckpt_path=checkpoint)

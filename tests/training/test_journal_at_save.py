@@ -124,7 +124,7 @@ def test_a_round_after_the_last_checkpoint_is_paid_for(tmp_path):
         run(tmp_path, SavesItself(tmp_path), Interrupted(8, ZeroDivisionError()))
     assert journal_lines(tmp_path) == 2  # the third and fourth; the first two stand in the checkpoint
     again = run(tmp_path, resume=tmp_path / "1.ckpt")
-    assert again.ledger.most_charged == 4 + ROUNDS - 2
+    assert again.ledger.max_charges == 4 + ROUNDS - 2
 
 
 def test_nothing_is_written_where_nobody_saves(tmp_path):
@@ -138,7 +138,7 @@ def test_a_checkpoint_by_hand_after_the_fit_names_a_journal(tmp_path):
     trainer.fit(module(), datamodule=Digits(60))
     trainer.save_checkpoint(tmp_path / "hand.ckpt")
     assert journal_lines(tmp_path) == 0
-    assert run(tmp_path, resume=tmp_path / "hand.ckpt", max_epochs=2).ledger.most_charged == 2
+    assert run(tmp_path, resume=tmp_path / "hand.ckpt", max_epochs=2).ledger.max_charges == 2
     assert journal_lines(tmp_path) == 1
 
 
@@ -158,9 +158,9 @@ def test_a_checkpoint_that_names_no_journal_is_refused_with_secret_keys_and_with
                 run(folder, **settings)
             start = module()
             start.load_state_dict(state["state_dict"])  # the cure: the weights alone
-            assert run(folder, start=start).ledger.most_charged == ROUNDS
+            assert run(folder, start=start).ledger.max_charges == ROUNDS
         else:
-            assert run(folder, **settings).ledger.most_charged == ROUNDS
+            assert run(folder, **settings).ledger.max_charges == ROUNDS
 
 
 def test_a_folder_elsewhere_is_said_when_a_checkpoint_is_made(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_restart_that_does_not_resume_says_so_and_counts_both(tmp_path):
     folder = fedq.RunFolder("second", str(tmp_path / "runs"), delta=1e-5)
     with pytest.warns(UserWarning, match="another run of this federation has charged 2 rounds"):
         again = run(tmp_path, folder, max_epochs=3)
-    assert again.ledger.most_charged == again.ledger.rounds == 5
+    assert again.ledger.max_charges == again.ledger.rounds == 5
     page = (tmp_path / "runs" / "second" / "privacy.md").read_text()
     assert "5 rounds" in page
 
@@ -202,8 +202,8 @@ def test_counting_a_journal_beside_changes_nothing_in_it(tmp_path):
     before = journal.path.read_bytes()
     ledger = Ledger(3, "m")
     ledger.folders = frozenset({tmp_path})
-    assert ledger.look() == {journal.path: 1}
-    assert ledger.look() == {}  # as a second fit does
+    assert ledger.scan_journals() == {journal.path: 1}
+    assert ledger.scan_journals() == {}  # as a second fit does
     assert ledger.charges.tolist() == [0, 1, 0] and ledger.rounds == 1
     assert journal.path.read_bytes() == before
 

@@ -11,7 +11,7 @@ import pytest
 import lightning_fedq
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import PrivacyBudget, ReloadBest
-from lightning_fedq.clients.hooks import has_own_hook, knows_clients, trains_with_clients
+from lightning_fedq.clients.hooks import has_user_hook, knows_clients, trains_with_clients
 
 
 def test_every_callback_of_the_package_says_it_where_its_hooks_are():
@@ -52,17 +52,17 @@ def test_a_moved_callback_is_still_the_fits():
     assert type(callback).__module__ == "elsewhere.callbacks"
     assert knows_clients(callback) and not trains_with_clients(callback)
     budget = moved(PrivacyBudget)(8.0, 1e-5, "outsider")
-    assert knows_clients(budget) and not has_own_hook(budget)
+    assert knows_clients(budget) and not has_user_hook(budget)
 
 
 def test_a_users_subclass_is_the_fits_and_its_hook_the_users():
     callback = Mine(8.0, 1e-5, "outsider")
-    assert knows_clients(callback) and not trains_with_clients(callback) and has_own_hook(callback)
+    assert knows_clients(callback) and not trains_with_clients(callback) and has_user_hook(callback)
 
 
 @pytest.mark.parametrize("module", ["mine", "lightning_fedq", "lightning_fedq.callbacks.mine"])
 def test_a_users_callback_of_batches_is_copied_whatever_its_module_is_called(module, monkeypatch):
     monkeypatch.setattr(Watches, "__module__", module)
-    assert trains_with_clients(Watches()) and has_own_hook(Watches())
+    assert trains_with_clients(Watches()) and has_user_hook(Watches())
     monkeypatch.setattr(Watches, "knows_clients", True, raising=False)
     assert not trains_with_clients(Watches())

@@ -10,8 +10,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.rounds import RoundRecord, StreamLog
-from lightning_fedq.training.checkpoints import RecordsBeside
-from lightning_fedq.training.said import warn_of
+from lightning_fedq.training.checkpoints import RecordFile
+from lightning_fedq.training.user_messages import warn_round_failures
 from tests.callbacks.test_federated_resume import fit, latest
 from tests.callbacks.test_federated_resume_killed import pytestmark  # noqa: F401
 from tests.digits_run import Digits, make_trainer
@@ -81,7 +81,7 @@ def test_records_are_those_of_the_run(tmp_path):
     for checkpoint in sorted((tmp_path / "whole").glob("*.ckpt")):
         saved = torch.load(checkpoint, weights_only=True)
         state = next(state for state in saved["callbacks"].values() if "records" in state)
-        assert len(RecordsBeside().records(state["records"], checkpoint)) == state["engine"]["round"]
+        assert len(RecordFile().records(state["records"], checkpoint)) == state["engine"]["round"]
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another run's"])
@@ -109,18 +109,18 @@ def test_a_folder_moves_with_its_records(tmp_path):
 
 
 def test_whoever_writes_there_too_is_left_alone(tmp_path):
-    beside, kept = RecordsBeside(), [{"round": number} for number in range(4)]
-    assert beside.named(0) is None
+    beside, kept = RecordFile(), [{"round": number} for number in range(4)]
+    assert beside.describe(0) is None
     beside.add(tmp_path, lambda first: kept[first:2])
-    first = beside.named(2)
-    assert first is not None and beside.named(1) is None and beside.named(3) is None
+    first = beside.describe(2)
+    assert first is not None and beside.describe(1) is None and beside.describe(3) is None
     with Path(first["file"]).open("a") as file:
         file.write("another\n")
     beside.add(tmp_path, lambda first: kept[first:])
-    second = beside.named(4)
+    second = beside.describe(4)
     assert second is not None and second["file"] != first["file"]
-    assert RecordsBeside().load(second, None) == kept
-    assert RecordsBeside().load(first, None) == kept[:2]
+    assert RecordFile().load(second, None) == kept
+    assert RecordFile().load(first, None) == kept[:2]
 
 
 @pytest.mark.tried
@@ -141,6 +141,6 @@ def record(clients):
 
 def test_a_warning_names_ten_clients_and_counts_the_others():
     with pytest.warns(UserWarning, match=r"round 4: the updates of clients \[7, 8\] held a NaN"):
-        warn_of(record([7, 8]))
+        warn_round_failures(record([7, 8]))
     with pytest.warns(UserWarning, match=r"clients \[0, 1, 2, 3, 4, 5, 6, 7, 8, 9\] and 30 more held a NaN"):
-        warn_of(record(range(40)))
+        warn_round_failures(record(range(40)))

@@ -78,7 +78,7 @@ def fit(fed, module, train, rounds=1, **options):
 
 
 def parts(fed):
-    return fed.fit.population.holdings.held_out
+    return fed.fit.population.partitioned_data.held_out
 
 
 def test_who_wrote_the_training_s_samples_is_measured_on_its_own():
@@ -246,9 +246,11 @@ def test_an_area_that_one_class_has_not_is_not_measured(how):
 
 def test_a_spread_leaves_out_what_is_not_measured():
     values = torch.cat([torch.arange(20.0), torch.full((5,), math.nan)])
-    assert Spread.of("val_acc", values) == Spread(9.5, 0.5, float(values[:20].double().std(correction=0)), 5)
-    assert Spread.of("val_loss", values).worst_decile == 18.5
-    nobody = Spread.of("val_acc", torch.full((3,), math.nan))
+    assert Spread.summarise("val_acc", values) == Spread(
+        9.5, 0.5, float(values[:20].double().std(correction=0)), 5
+    )
+    assert Spread.summarise("val_loss", values).worst_decile == 18.5
+    nobody = Spread.summarise("val_acc", torch.full((3,), math.nan))
     assert nobody.not_measured == 3
     assert all(math.isnan(value) for value in (nobody.mean, nobody.worst_decile, nobody.std))
 

@@ -16,11 +16,11 @@ from lightning_fedq.keys.randomness import PublicRandomness, RootKeys, SeededKey
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, PoissonGaussianLoss
-from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.rounds.running_sum import RunningSum
-from lightning_fedq.training.accounts import report_of
+from lightning_fedq.training.accounts import make_report
 from tests.described import page as markdown, privacy_report
 from tests.training.test_privacy_target import Line, loader
 from tests.training.test_secret_cohorts import Kept, fitted, plain, trainer_of
@@ -279,7 +279,7 @@ def test_other_losses_and_draws_have_no_account(change, words):
 
 def test_a_training_states_the_theorem():
     federated = own()
-    report = report_of(federated, fitted(federated, rounds=5), 1e-3)
+    report = make_report(federated, fitted(federated, rounds=5), 1e-3)
     row, exact = report.secret, spent(PoissonGaussianLoss(2.0, 0.2), 1e-3, rounds=5)
     assert row.epsilon_run == pytest.approx(exact.epsilon, rel=1e-8)
     assert row.epsilon_run < report.row(Adversary.OUTSIDER).epsilon_run
@@ -293,13 +293,13 @@ def test_a_training_states_the_theorem():
 
 def test_targets_and_budgets_are_kept():
     federated = own(privacy=fedq.PrivacyTarget(2.0, 1e-3, "outsider"))
-    report = report_of(federated, fitted(federated, rounds=7), 1e-3)
+    report = make_report(federated, fitted(federated, rounds=7), 1e-3)
     assert 1.98 < report.secret.epsilon_run <= 2.0 and federated.ledger.limits is None
     federated = own(fedq.BandedGaussian(1.0, 1.0, band=1))
     budget = fedq.PrivacyBudget(2.0, 1e-3, "outsider")
     trainer = fitted(federated, budget, rounds=50)
     assert federated.ledger.rounds == budget.affordable == 12
-    assert report_of(federated, trainer, 1e-3).secret.epsilon_run == pytest.approx(budget.epsilon_spent)
+    assert make_report(federated, trainer, 1e-3).secret.epsilon_run == pytest.approx(budget.epsilon_spent)
     assert budget.epsilon_spent <= 2.0
 
 
@@ -396,14 +396,14 @@ def test_a_round_that_was_given_up_voids_the_claim(monkeypatch):
     monkeypatch.setattr(fedq.RoundEngine, "finish", fails)
     with pytest.raises(ArithmeticError):
         trainer.fit(Line(), loader())
-    row = report_of(federated, trainer, 1e-3).secret
+    row = make_report(federated, trainer, 1e-3).secret
     assert row.verdict == "no guarantee" and "S2" in row.reason and math.isinf(row.epsilon_run)
 
 
 @pytest.mark.parametrize("mechanism", [fedq.GaussianNoise(1.0, 1.0), fedq.BandedGaussian(1.0, 1.0, band=3)])
 def test_a_report_states_no_such_epsilon_for_other_noise(mechanism):
     given = {"rounds": 3, "delta": 1e-3, "num_clients": 20, "secret_cohorts": "", "participates": "poisson"}
-    row = privacy_report(mechanism, context_of(mechanism, 4, 5), **given).secret
+    row = privacy_report(mechanism, make_plan_context(mechanism, 4, 5), **given).secret
     assert row.verdict == "no guarantee" and ("S11" in row.reason or "S7" in row.reason)
 
 
@@ -414,7 +414,7 @@ def test_clients_train_side_by_side_however_many_there_are(clients_per_step, mon
     monkeypatch.setattr(RoundPlanner, "cohort", lambda self, round, attempt=0: list(range(sizes[round])))
     for steps in (clients_per_step, 1):
         federated = own(fedq.BandedGaussian(2.0, 1e-3, band=1), clients_per_step=steps)
-        federated.plan_by(5)  # the same data and orders for both
+        federated.set_plan_seed(5)  # the same data and orders for both
         torch.manual_seed(0)
         module = Line()
         fitted(federated, rounds=4, module=module)

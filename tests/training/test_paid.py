@@ -14,9 +14,9 @@ from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.training.accounts import report_of
-from lightning_fedq.training.checkpoints import folders_of
-from lightning_fedq.training.said import outcome
+from lightning_fedq.training.accounts import make_report
+from lightning_fedq.training.checkpoints import journal_folders
+from lightning_fedq.training.user_messages import describe_outcome
 from tests.digits_run import Classifier, Digits, make_trainer
 
 CLIENTS, DELTA = 4, 1e-5
@@ -52,10 +52,10 @@ class Process:
             recorded, position = self.ledger.recorded
             path, self.known = folder / Path(recorded).name, dict(state["known"])
         self.ledger.keep(Journal(path, "m", CLIENTS, position), repeatable=False)
-        self.ledger.folders = folders_of(self.ledger, folder / "a.ckpt")
+        self.ledger.folders = journal_folders(self.ledger, folder / "a.ckpt")
 
     def check(self):
-        self.ledger.look()
+        self.ledger.scan_journals()
         self.known |= union(*self.ledger.folders)
         wanted = [sum(client in clients for clients in self.known.values()) for client in range(CLIENTS)]
         assert self.ledger.charges.tolist() == wanted and self.ledger.rounds == len(self.known)
@@ -117,15 +117,17 @@ def fit(folder, rounds, *callbacks, resume=None, federated=None):
 
 def said(federated, trainer, checkpoint, budget):
     """Rounds of a client that page, terminal and command say; loggers and budget agree with the page."""
-    page = report_of(federated, trainer, DELTA)
-    line = next(line for line in outcome(federated, trainer) if line.startswith("privacy: No target"))
+    page = make_report(federated, trainer, DELTA)
+    line = next(
+        line for line in describe_outcome(federated, trainer) if line.startswith("privacy: No target")
+    )
     command = report_of_checkpoint(checkpoint, None, DELTA, secagg=False)
     logged = float(trainer.callback_metrics["fed/epsilon"])
     server = page.row(Adversary.SERVER).epsilon
     assert budget.epsilon_spent == pytest.approx(server) and logged == pytest.approx(server, rel=1e-6)
     assert command.row(Adversary.SERVER).epsilon == server
     terminal = int(line.split(" over ")[1].split()[0])
-    return {page.rounds, command.rounds, terminal, federated.ledger.most_charged}
+    return {page.rounds, command.rounds, terminal, federated.ledger.max_charges}
 
 
 @pytest.mark.parametrize("seed", range(3))

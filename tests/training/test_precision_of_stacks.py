@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.stack_trial import Rehearsal, _judged
+from lightning_fedq.clients.stack_trial import Rehearsal, _judge_difference
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, digits, make_trainer, weights_of
 
@@ -140,13 +140,15 @@ def test_thirty_two_bits_tell_rounding_from_the_rest(narrow, wide, stacks):
             raise TypeError("a step for 16 bits")
         return Rehearsal(None, 5, wide if in_32_bits else narrow, "net.weight", True)
 
-    found = _judged(tried)
+    found = _judge_difference(tried)
     assert (found.obstacle is None) == stacks
     assert stacks or f"{narrow} of the largest" in found.obstacle
 
 
 def test_in_32_bits_nothing_is_put_down_to_rounding():
-    found = _judged(lambda in_32_bits: Rehearsal(None, 5, 0.0 if in_32_bits else 0.03, "net.weight"))
+    found = _judge_difference(
+        lambda in_32_bits: Rehearsal(None, 5, 0.0 if in_32_bits else 0.03, "net.weight")
+    )
     assert "net.weight is not that of the client alone: they are 0.03 of the largest apart" in found.obstacle
 
 

@@ -13,10 +13,10 @@ from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.planning import Problem, plan
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.privacy_target import _in_words
+from lightning_fedq.training.privacy_target import _format_ratio
 from tests.described import Setting, allowed_dropouts, calibrate, planned_charges
 from tests.digits_run import make_trainer
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 TARGET = fedq.PrivacyTarget(8.0, 1e-5, "secagg_server")
 
@@ -55,7 +55,7 @@ def federation(mechanism=None, privacy=TARGET, clients=20, **settings):
 
 def spent_by(federated, adversary, rounds, secure=True, dim=5):
     mechanism = federated.mechanism
-    context = context_of(mechanism, tuple(range(federated.planner.cohort_size)), (dim,))
+    context = make_context(mechanism, tuple(range(federated.planner.cohort_size)), (dim,))
     drops = federated.planner.dropout_probability
     setting = Setting(context, rounds, 1e-5, dropout_probability=drops, secure_aggregation=secure)
     return setting.spent(setting.claims(mechanism)[adversary], rounds).epsilon
@@ -70,9 +70,9 @@ def test_a_run_ends_at_its_target():
     assert federated.calibration.epsilon == pytest.approx(found)
     assert (
         "epsilon 8 at delta 1e-05 against the server behind secure aggregation, run: RotatedCoins("
-        in federated.kept_target.statement
+        in federated.calibrated_target.statement
     )
-    assert federated.ledger.most_charged == 3 and int(federated.ledger.limits.min()) == 3
+    assert federated.ledger.max_charges == 3 and int(federated.ledger.limits.min()) == 3
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_second_fit_is_not_paid_for():
     trained(federated, rounds=3)
     with pytest.raises(ValueError, match="for 3 rounds, 3 are charged and the Trainer wants 2 more"):
         trained(federated, rounds=2)
-    assert federated.ledger.most_charged == 3
+    assert federated.ledger.max_charges == 3
 
 
 def test_rounds_that_are_repeated_end_the_run_before_it_is_overspent():
@@ -120,7 +120,7 @@ def test_rounds_that_are_repeated_end_the_run_before_it_is_overspent():
 
     federated, fails = federation(fedq.LDPQ(1.0), clients_per_step=1), Fails()
     trained(federated, rounds=4, callbacks=[fails])
-    assert federated.ledger.most_charged <= 4 and len(fails.rounds) == 2
+    assert federated.ledger.max_charges <= 4 and len(fails.rounds) == 2
 
 
 @pytest.mark.filterwarnings("ignore:the keys come from a seed")
@@ -145,7 +145,7 @@ def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
         trained(federation(seed=1, clients=4), rounds=5, ckpt_path=path)
     beyond = federation(first.mechanism, privacy=None, seed=1, clients=4)
     trained(beyond, rounds=5, ckpt_path=path)
-    assert beyond.ledger.most_charged == 5, "the cure: the same noise, and what all rounds spend"
+    assert beyond.ledger.max_charges == 5, "the cure: the same noise, and what all rounds spend"
     weights = tmp_path / "weights.ckpt"
     whole.save_checkpoint(weights, weights_only=True)
     with pytest.raises(ValueError, match=r"holds weights and no round.*ModelCheckpoint.*'state_dict'"):
@@ -205,7 +205,7 @@ def test_targets_that_make_no_sense(settings, match):
 
 
 def setting_of(mechanism, clients=20, **settings):
-    return Setting(context_of(mechanism, tuple(range(clients)), (100,)), 10, 1e-5, **settings)
+    return Setting(make_context(mechanism, tuple(range(clients)), (100,)), 10, 1e-5, **settings)
 
 
 def test_dropouts_and_lying_servers_are_allowed_for():
@@ -268,7 +268,7 @@ def test_a_round_with_more_dropouts_than_were_calibrated_for_is_given_up():
     engine.receive(plan.survivors, torch.ones(len(plan.survivors), 100))
     record = engine.finish()
     assert record.aborted and not bool(engine.weights.any())
-    assert engine.ledger.most_charged == 1
+    assert engine.ledger.max_charges == 1
 
 
 @pytest.mark.filterwarnings("ignore:the keys come from a seed")
@@ -300,7 +300,7 @@ def test_a_cohort_that_shrinks_in_memory_is_paid_for_fewer_rounds():
     """What an epsilon hangs on is read again at every fit: the ledger stops before it is overspent."""
     federated = federation(clients=20)
     trained(federated, rounds=3)
-    kept, engine = federated.kept_target, federated.engine
+    kept, engine = federated.calibrated_target, federated.engine
     assert int(engine.ledger.limits.max()) == 3
     engine.planner = federated.planner = replace(federated.planner, law=fedq.FixedSize(12))
     trainer = pl.Trainer(callbacks=[federated], logger=False, enable_checkpointing=False, accelerator="cpu")
@@ -320,10 +320,10 @@ def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target,
     """The same R, whatever the norm that the mechanism clips to."""
     secagg = fedq.SecAgg(run="accounted") if target.against is Adversary.SECAGG_SERVER else None
     federated = fedq.Federated(mechanism, clients, seed=1, privacy=target, secure_aggregation=secagg)
-    kept = federated.kept_target
+    kept = federated.calibrated_target
     with caplog.at_level("INFO"):
-        kept.found = kept.calibrate(federated, 7850, 30, 0)
-        said = _in_words(kept._noise_over_signal(federated, 7850, 30))
+        kept.calibration = kept.calibrate(federated, 7850, 30, 0)
+        said = _format_ratio(kept._noise_over_signal(federated, 7850, 30))
     unit = replace(mechanism, clip_norm=1.0) if hasattr(mechanism, "clip_norm") else mechanism
     (option,) = plan(Problem(clients, 7850, 30, target), {"it": unit})
     if option.law == fedq.Everybody():
@@ -345,11 +345,11 @@ def test_a_target_goes_on_with_a_ledger_that_was_handed_on():
     """The second training adds its rounds to those that are charged; all of them are within the target."""
     first = aimed()
     trained(first, 3, callbacks=(StopsAfter(1),))
-    assert first.ledger.most_charged == 1
+    assert first.ledger.max_charges == 1
     second = aimed(ledger=first.ledger)
     trained(second, 2)
     assert second.mechanism == first.mechanism
-    assert second.ledger.most_charged == 3 and second.ledger is first.ledger
+    assert second.ledger.max_charges == 3 and second.ledger is first.ledger
     with pytest.raises(ValueError, match="3 rounds of a client charged for RotatedCoins"):
         trained(aimed(ledger=first.ledger), 2)
 
@@ -359,7 +359,7 @@ def test_a_target_over_a_round_goes_on_with_any_number_of_rounds():
     trained(first, 1)
     second = aimed(target={"over": "round"}, ledger=first.ledger)
     trained(second, 2)
-    assert second.ledger.most_charged == 3
+    assert second.ledger.max_charges == 3
 
 
 def test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works():
@@ -370,10 +370,10 @@ def test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_t
     with pytest.raises(ValueError, match="the ledger is of 20 clients"):
         fedq.Federated(fedq.RotatedCoins(1.0), 10, privacy=TARGET, ledger=first.ledger)
     trained(aimed(ledger=first.ledger), 3 - 1)
-    assert first.ledger.most_charged == 3
+    assert first.ledger.max_charges == 3
     alone = aimed()
     trained(alone, 1)
-    assert alone.ledger.most_charged == 1
+    assert alone.ledger.max_charges == 1
 
 
 class StopsAfter(pl.Callback):

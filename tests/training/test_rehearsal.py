@@ -7,7 +7,7 @@ from torch import nn
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients import stack_size
-from lightning_fedq.clients.forks import why_no_forks
+from lightning_fedq.clients.forks import find_fork_obstacle
 from lightning_fedq.clients.stack_trial import elementwise
 from lightning_fedq.clients.stale import digests
 from lightning_fedq.mechanisms import LDPQ, FedAvg
@@ -31,7 +31,7 @@ def test_the_run_does_not_notice_the_rehearsal():
         runs.append((fed.clients_per_step_chosen, weights_of(module)))
     assert runs[0][0] == runs[1][0] == 6
     assert torch.equal(runs[0][1], runs[1][1])
-    assert len(calls) == 4 or why_no_forks(trainer), "one a round: what is tried is done in forks"
+    assert len(calls) == 4 or find_fork_obstacle(trainer), "one a round: what is tried is done in forks"
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ class Probe(pl.Callback):
 @pytest.mark.parametrize("order", [1, -1])
 def test_all_hooks_of_the_start_have_run_when_a_client_tries(order, forks, monkeypatch):
     if not forks:
-        monkeypatch.setattr("lightning_fedq.training.fit.why_no_forks", lambda trainer: "no forks here")
+        monkeypatch.setattr("lightning_fedq.training.fit.find_fork_obstacle", lambda trainer: "no forks here")
     fed = Federated(FedAvg(), 3, seed=0)
     make_trainer(*[fed, Probe()][::order], max_epochs=2).fit(Teacher(), datamodule=Digits(30))
-    assert fed.fit.side.found.failure == "" and len(fed.records) == 2
+    assert fed.fit.side.findings.failure == "" and len(fed.records) == 2
     assert {name.partition(".")[0] for name in fed.fit.vector.shared} == {"teacher"}
 
 

@@ -107,7 +107,7 @@ def test_the_order_of_a_sampler_of_one_s_own_holds_inside_each_client(clients_pe
 def test_a_sampler_with_half_of_the_samples_makes_passes_half_as_long():
     fed = federated()
     run(fed, batch_size=BATCH, sampler=list(range(0, NUM, 2)))
-    assert fed.fit.population.holdings.schedule.longest == 2  # 15 of 30 in batches of 10
+    assert fed.fit.population.partitioned_data.schedule.max_batches == 2  # 15 of 30 in batches of 10
 
 
 class Ready(Dataset[Any]):

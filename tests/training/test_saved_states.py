@@ -9,7 +9,7 @@ import torchmetrics
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.mechanisms import LDPQ
-from lightning_fedq.training.checkpoints import same
+from lightning_fedq.training.checkpoints import is_same_state
 from tests.digits_run import Classifier, Digits, make_trainer
 
 
@@ -161,6 +161,6 @@ def test_spike_detection_decides_by_exact_losses(private):
 
 def test_keys_of_a_dictionary_are_part_of_a_state():
     """A client's labels may be keys."""
-    assert same({"seen": {3: True}, "n": 1}, {"seen": {3: True}, "n": 1})
-    assert not same({"seen": {3: True}, "n": 1}, {"seen": {7: True}, "n": 1})
-    assert not same([1, [2]], [[1], 2])
+    assert is_same_state({"seen": {3: True}, "n": 1}, {"seen": {3: True}, "n": 1})
+    assert not is_same_state({"seen": {3: True}, "n": 1}, {"seen": {7: True}, "n": 1})
+    assert not is_same_state([1, [2]], [[1], 2])

@@ -3,7 +3,7 @@ import torch
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.rounds import RoundPlan, RoundPlanner
-from lightning_fedq.training.loops import round_stacks, shortened
+from lightning_fedq.training.loops import first_steps, round_stacks
 
 
 def plan(num_clients, dropout=0.0):
@@ -62,6 +62,6 @@ def test_dropped_clients_do_not_train_and_a_round_of_nobody_idles():
 
 def test_shortened():
     stacks = [Stack((0,), (2, 2), 0, ()), Stack((1,), (2, 2), 0, ())]
-    assert shortened(stacks, 4) == stacks
-    assert shortened(stacks, 3) == stacks[:1]
-    assert shortened(stacks, 1) == [Stack((0,), (2,), 0, ())]
+    assert first_steps(stacks, 4) == stacks
+    assert first_steps(stacks, 3) == stacks[:1]
+    assert first_steps(stacks, 1) == [Stack((0,), (2,), 0, ())]

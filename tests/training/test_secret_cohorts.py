@@ -17,11 +17,11 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.cli import main
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.losses import GaussianLoss
-from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.planning import make_plan_context
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.privacy.secret_row import CONDITIONS
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.training.accounts import report_of
+from lightning_fedq.training.accounts import make_report
 from lightning_fedq.training.secret_cohorts import check_processes
 from tests.described import page as markdown, privacy_report
 from tests.digits_run import make_trainer
@@ -99,8 +99,8 @@ def test_real_clients_have_no_secret_cohorts():
 def test_the_row_is_the_theorem_about_the_sum():
     federated = secret()
     trainer = fitted(federated)
-    row = report_of(federated, trainer, 1e-3).secret
-    claim = next(c for c in NOISE.claims(federated.engine.context(federated.engine.coming_plan()))
+    row = make_report(federated, trainer, 1e-3).secret
+    claim = next(c for c in NOISE.claims(federated.engine.context(federated.engine.next_plan()))
                  if c.adversary is Adversary.OUTSIDER)  # fmt: skip
     options = {"neighbours": claim.neighbours, "slack": claim.slack}
     assert row.epsilon_run == secret_epsilon(
@@ -123,7 +123,7 @@ def test_the_row_is_the_theorem_about_the_sum():
 def test_the_row_is_smaller_than_the_known_one_and_others_stay():
     federated = secret()
     trainer = fitted(federated)
-    report = report_of(federated, trainer, 1e-3)
+    report = make_report(federated, trainer, 1e-3)
     assert report.secret.epsilon_run < report.row(Adversary.OUTSIDER).epsilon_run
     assert len(report.rows) == len(Adversary)
     server = report.row(Adversary.SERVER)
@@ -134,7 +134,7 @@ def test_the_row_is_smaller_than_the_known_one_and_others_stay():
 def test_without_secret_cohorts_there_is_no_such_row():
     federated = fedq.Federated(NOISE, 20, cohort=4)
     trainer = fitted(federated)
-    report = report_of(federated, trainer, 1e-3)
+    report = make_report(federated, trainer, 1e-3)
     assert report.secret is None and "cohorts secret" not in markdown(report)
 
 
@@ -147,7 +147,7 @@ def test_a_target_is_met_and_spends_rounds(mechanism):
     trainer = fitted(federated, rounds=5)
     assert federated.ledger.limits is None  # no client has a limit of its own
     assert federated.calibration.charges == 5
-    row = report_of(federated, trainer, 1e-3).secret
+    row = make_report(federated, trainer, 1e-3).secret
     assert 1.95 < row.epsilon_run <= 2.0
 
 
@@ -173,9 +173,9 @@ def test_a_budget_counts_rounds_and_not_charges(on_exhausted):
     rounds = federated.ledger.rounds
     assert 1 < rounds == budget.affordable < 50
     assert federated.ledger.limits is None and federated.ledger.round_limit is None  # lifted
-    row = report_of(federated, trainer, 1e-3).secret
+    row = make_report(federated, trainer, 1e-3).secret
     assert row.epsilon_run == pytest.approx(budget.epsilon_spent) and row.epsilon_run <= 2.0
-    context = federated.engine.context(federated.engine.coming_plan())
+    context = federated.engine.context(federated.engine.next_plan())
     claim = next(c for c in NOISE.claims(context) if c.adversary is Adversary.OUTSIDER)
     options = {"law": fedq.FixedSize(4, secret=True), "num_clients": 20, "neighbours": claim.neighbours}
     more = secret_epsilon(claim.loss, 1e-3, rounds=rounds + 1, **options)
@@ -255,7 +255,7 @@ def test_a_page_is_the_same_whoever_was_drawn():
     pages = []
     for _ in range(2):
         federated = secret(fedq.GaussianNoise(1.0, 2.0))
-        pages.append(markdown(report_of(federated, fitted(federated), 1e-3)))
+        pages.append(markdown(make_report(federated, fitted(federated), 1e-3)))
     assert pages[0] == pages[1]
 
 
@@ -326,7 +326,7 @@ def test_correlated_noise_is_refused():
 )
 def test_a_report_states_no_such_epsilon_for_correlated_noise(mechanism):
     row = privacy_report(
-        mechanism, context_of(mechanism, 4, 5), rounds=3, delta=1e-3, num_clients=20, secret_cohorts=""
+        mechanism, make_plan_context(mechanism, 4, 5), rounds=3, delta=1e-3, num_clients=20, secret_cohorts=""
     ).secret
     assert row.verdict == "no guarantee" and "S7, noise that is independent over rounds" in row.reason
 
@@ -349,7 +349,7 @@ def test_a_round_that_was_given_up_is_not_drawn_again():
     module = Line()
     with pytest.raises(ArithmeticError):
         trainer.fit(module, loader())
-    row = report_of(federated, trainer, 1e-3).secret
+    row = make_report(federated, trainer, 1e-3).secret
     assert row.verdict == "no guarantee" and "S2" in row.reason and math.isinf(row.epsilon_run)
     with pytest.raises(ValueError, match=r"S2, .*2 rounds were charged and 1 are finished.*new Federated"):
         fitted(federated, module=module)
@@ -389,7 +389,7 @@ def test_several_processes_are_refused():
     ],
 )
 def test_a_report_states_no_such_epsilon_where_a_condition_fails(change, words):
-    context = context_of(NOISE, 4, 5)
+    context = make_plan_context(NOISE, 4, 5)
     given = {"rounds": 3, "delta": 1e-3, "num_clients": 20, "secret_cohorts": ""}
     assert privacy_report(NOISE, context, **given).secret.epsilon_run < 2.0
     row = privacy_report(NOISE, context, **given | change).secret

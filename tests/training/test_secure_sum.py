@@ -182,7 +182,7 @@ def test_clients_that_fall_silent_unannounced_abort_the_round_at_its_end():
         answer(engine, engine.start().survivors[:4])
         record = engine.finish()
         assert "5 clients are needed, 4 are left" in record.aborted and record.num_received == 4
-        assert torch.equal(engine.weights, before) and engine.ledger.most_charged == 1
+        assert torch.equal(engine.weights, before) and engine.ledger.max_charges == 1
         bits.append((record.uplink_bits, record.downlink_bits))
     assert bits[0] == bits[1]  # what was sent was sent: keys, shares, four masked inputs
     assert bits[0][0] > 8 * 4 * DIM
@@ -217,7 +217,7 @@ def test_a_symbol_out_of_range_aborts_the_round():
     answer(engine, plan.survivors)
     record = engine.finish()
     assert "symbols must lie in [0, 1]" in record.aborted and torch.equal(engine.weights, before)
-    assert engine.ledger.most_charged == 1
+    assert engine.ledger.max_charges == 1
 
 
 @pytest.mark.parametrize("secagg", [None, fedq.SecAgg()])
@@ -245,7 +245,7 @@ def test_an_abandoned_round_is_a_new_attempt_with_new_masks():
         engine.abandon()
         answer(engine, engine.start().survivors)
         assert not engine.finish().aborted
-        assert engine.ledger.most_charged == 2
+        assert engine.ledger.max_charges == 2
     assert torch.equal(engines[0].weights, engines[1].weights)
 
 
@@ -268,4 +268,4 @@ def test_a_modulus_that_wraps_is_refused_before_the_first_round():
     federated = fedq.Federated(fedq.LDPQ(1.0), CLIENTS, seed=0, secure_aggregation=fedq.SecAgg(modulus=4))
     with pytest.raises(ValueError, match="modulus"):
         make_trainer(federated).fit(Classifier(), datamodule=Digits(160))
-    assert federated.engine is None and federated.ledger.most_charged == 0
+    assert federated.engine is None and federated.ledger.max_charges == 0

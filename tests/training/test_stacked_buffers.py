@@ -82,11 +82,11 @@ class Stacks(pl.Callback):
         self.weights = flat(module)
         names = [name for name, _ in module.named_parameters()]
         buffers = [name for name, _ in module.named_buffers()]
-        memory = StackMemory.of(module, [*names, *buffers], NUM_CLIENTS)
+        memory = StackMemory.allocate(module, [*names, *buffers], NUM_CLIENTS)
         self.stack = ClientStack(trainer, names, buffers, memory, NUM_CLIENTS, self.weights, self.start)
 
     def on_train_end(self, trainer, module):
-        self.updates, self.buffers = self.stack.updates().clone(), self.stack.rest()
+        self.updates, self.buffers = self.stack.updates().clone(), self.stack.client_values()
 
 
 def test_buffers_of_a_stack_are_those_of_one_client_at_a_time():

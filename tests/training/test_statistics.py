@@ -14,7 +14,7 @@ from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.mechanisms.interface.ranges import PreviousMinMax
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, Statistics
-from lightning_fedq.training.accounts import report_of
+from lightning_fedq.training.accounts import make_report
 from tests.contract.test_mechanisms import ROWS
 from tests.digits_run import Classifier, Digits, digits, make_trainer
 
@@ -141,13 +141,13 @@ def test_it_is_charged_as_a_round_against_everybody(mechanism, settings):
     assert one.ledger.rounds == other.ledger.rounds == 4
     if settings.get("cohort"):
         assert one.ledger.charges.tolist() == other.ledger.charges.tolist() == [2] * 20
-    rows, others = (report_of(*run, 1e-5).rows for run in ((one, trainer), (other, plain)))
-    one.ledger._known(one.ledger._id)[1][:] = other.ledger.charges  # cohorts are drawn
-    rows = report_of(one, trainer, 1e-5).rows
+    rows, others = (make_report(*run, 1e-5).rows for run in ((one, trainer), (other, plain)))
+    one.ledger._get_charges(one.ledger._id)[1][:] = other.ledger.charges  # cohorts are drawn
+    rows = make_report(one, trainer, 1e-5).rows
     assert len({row.adversary for row in rows}) == len(rows) == len(Adversary)
     assert [(row.adversary, row.epsilon) for row in rows] == [(row.adversary, row.epsilon) for row in others]
-    assert "4 numbers of each client's data (`client_statistics`)" in one.lets_out(trainer)
-    assert "`client_statistics`" not in other.lets_out(plain)
+    assert "4 numbers of each client's data (`client_statistics`)" in one.unprotected_outputs(trainer)
+    assert "`client_statistics`" not in other.unprotected_outputs(plain)
 
 
 def test_its_noise_is_said_when_it_is_released(caplog):
@@ -220,7 +220,7 @@ def test_secret_cohorts_tell_nobody_who_was_asked(law, caplog):
     assert net.calls == 1 and "4 numbers released, noise of" in caplog.text
     assert math.isnan(federated.records[0].clip_rate) and federated.records[0].non_finite_clients == ()
     plain, other = fit(Plain(), mechanism=mechanism, **{**settings, "statistics": None})
-    secret, expected = report_of(federated, trainer, 1e-3).secret, report_of(plain, other, 1e-3).secret
+    secret, expected = make_report(federated, trainer, 1e-3).secret, make_report(plain, other, 1e-3).secret
     assert secret.epsilon_run == expected.epsilon_run < math.inf
 
 
@@ -297,7 +297,7 @@ def test_what_updates_tell_is_not_said_of_statistics(rounds, monkeypatch):
     """All clients' statistics point one way, and are no updates that noise drowns: training is looked at."""
     looked = []
     see = lambda self, record: looked.append(record.round)  # noqa: E731
-    monkeypatch.setattr("lightning_fedq.training.privacy_target.KeptTarget.check_direction", see)
+    monkeypatch.setattr("lightning_fedq.training.privacy_target.CalibratedTarget.check_direction", see)
     monkeypatch.setattr("lightning_fedq.training.fit.warn_of_noise", lambda record, last: see(None, record))
     target = fedq.PrivacyTarget(50.0, 1e-5, Adversary.SERVER)
     for privacy, expected in ((target, [2] if rounds == 2 else [1, 2]), (None, [rounds])):

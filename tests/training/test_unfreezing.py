@@ -77,7 +77,7 @@ def test_what_unfreezes_goes_through_the_mechanism(way, clients_per_step, caplog
     make_trainer(*callbacks_of(way, fed), max_epochs=3).fit(module, datamodule=Digits(80))
     assert torch.equal(weights_of(module), before)
     assert fed.engine is not None and fed.engine.segments == (512, 8, 80, 10)
-    assert fed.ledger.dim == 610 and fed.ledger.most_charged == 3
+    assert fed.ledger.dim == 610 and fed.ledger.max_charges == 3
     assert [record.uplink_bits for record in fed.records] == [32 * 90 * 4] + [32 * 610 * 4] * 2
     assert "round 2: backbone.0.weight, backbone.0.bias (520 coordinates) join" in caplog.text
 

@@ -77,14 +77,14 @@ def test_with_a_seed_checkpoints_hold_it_too(tmp_path):
 class Writes(pl.Callback):
     """A user's own callback that says what it writes."""
 
-    def lets_out(self, trainer):
+    def unprotected_outputs(self, trainer):
         return "The first label, to the screen."
 
 
 def test_callbacks_say_what_they_let_out(tmp_path):
     run(tmp_path, Writes())
     assert "The first label, to the screen." in section(tmp_path)
-    assert all(hasattr(kind, "lets_out") for kind in (WandbRounds, LeakageMonitor))
+    assert all(hasattr(kind, "unprotected_outputs") for kind in (WandbRounds, LeakageMonitor))
 
 
 def test_a_checkpoint_refers_to_the_folder_of_its_run(tmp_path):

@@ -8,7 +8,7 @@ from lightning_fedq.functional.exact_error.layered import layer_row
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import SIGM
 from lightning_fedq.mechanisms.interface import RoundContext
-from lightning_fedq.wire.entropy_coding import Elias, Subset, from_positive, to_positive
+from lightning_fedq.wire.entropy_coding import Elias, Subset, from_positive, map_to_positive
 from reproductions.exact.formulas import conditional_entropy
 from tests.wire.conditional_huffman import ConditionalHuffman, canonical_words, huffman_lengths
 
@@ -26,8 +26,8 @@ def quantize(x, dither, step):
 
 def test_the_signed_map():
     symbols = np.array([0, 1, -1, 2, -2, 2**61, -(2**61)])
-    assert to_positive(symbols).tolist()[:5] == [1, 2, 3, 4, 5]
-    np.testing.assert_array_equal(from_positive(to_positive(symbols)), symbols)
+    assert map_to_positive(symbols).tolist()[:5] == [1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(from_positive(map_to_positive(symbols)), symbols)
 
 
 @pytest.mark.parametrize(("delta", "bits"), [(False, [1, 3, 3, 5, 5, 5, 15]), (True, [1, 4, 4, 5, 5, 5, 14])])

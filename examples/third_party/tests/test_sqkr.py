@@ -5,7 +5,7 @@ import torch
 from fedq_sqkr import SQKR
 
 from lightning_fedq.audit import audit
-from lightning_fedq.mechanisms.contract_suite import RULES, context_of, encode, golden_symbols
+from lightning_fedq.mechanisms.contract_suite import RULES, encode, golden_symbols, make_context
 from lightning_fedq.mechanisms.interface import Adversary
 
 
@@ -22,7 +22,7 @@ def test_golden_symbols():
 
 def test_a_message_has_k_bits_whatever_the_update():
     mechanism = SQKR(1.0, 4.0, bits=3)
-    context = context_of(mechanism, range(5), (1000,))
+    context = make_context(mechanism, range(5), (1000,))
     message = encode(mechanism, torch.randn(5, 1000, generator=torch.Generator().manual_seed(0)), context)
     assert message.num_bits == 15 and message.symbols.shape == (5, 1)
 
@@ -31,7 +31,7 @@ def test_a_message_has_k_bits_whatever_the_update():
 @pytest.mark.parametrize("bits", [1, 3, 8])
 def test_the_response_keeps_epsilon_and_no_more_than_it_needs(epsilon, bits):
     mechanism = SQKR(1.0, epsilon, bits)
-    claims = mechanism.claims(context_of(mechanism, (0, 1)))
+    claims = mechanism.claims(make_context(mechanism, (0, 1)))
     assert {claim.adversary for claim in claims} == set(Adversary)
     assert epsilon - 0.01 < claims[0].loss.pure_epsilon <= epsilon
     truth = mechanism.true_words / 2**32

@@ -16,7 +16,7 @@ from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
 from lightning_fedq.audit.simulated import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.mechanism_row import example
-from lightning_fedq.commands.resolver import name_of, resolved
+from lightning_fedq.commands.resolver import find_name, resolved
 from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
@@ -43,12 +43,12 @@ _FEWEST_LONG = 200
 """Rounds that there are at least where layers are repeated: each shows a fault of one place only once."""
 
 
-def times_of(draws: int) -> int:
+def count_repetitions(draws: int) -> int:
     """Number of times that both layers stand in a round, for so many draws of a coordinate."""
     return min(max(draws // (_FEWEST_LONG * sum(bench.SEGMENTS)), 1), _MOST_TIMES)
 
 
-def findings_of(
+def audit_case(
     case: AuditCase, draws: int, alpha: float, seed: int = 0, times: int = 1
 ) -> tuple[Finding, ...]:
     """Audit one case. `times` is what it is a case of, see `cases`."""
@@ -86,7 +86,7 @@ def cases(kind: type[Mechanism], times: int = 1) -> tuple[AuditCase, ...]:
 def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
     """Lines of the table for one mechanism: name, view, claim, lower bound, draws, CPU seconds, verdict."""
     kind = mechanism_class(name)
-    times = times_of(draws)
+    times = count_repetitions(draws)
     found = cases(kind, times)
     if not found:
         loss = claimed_losses(example(kind))[Adversary.OUTSIDER]
@@ -94,7 +94,7 @@ def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
         yield name, "", "no guarantee", "", "", "", f"nothing to refute: {loss.reason}"
     for case in found:
         start = time.process_time()
-        findings = findings_of(case, draws, alpha / len(found), times=times)
+        findings = audit_case(case, draws, alpha / len(found), times=times)
         seconds = f"{time.process_time() - start:.0f}"
         title = f"{name}, {case.title}" if case.title else name
         for finding in findings:
@@ -159,7 +159,7 @@ def main(mechanisms: Annotated[Sequence[str], "MECHANISM"] = (), *, draws: float
     console, start = Console(), time.process_time()
     console.width = max(console.width, 110)
     asked = resolved(mechanisms, _DIM, target=False).some()
-    names = list(dict.fromkeys(name_of(type(mechanism)) for mechanism in asked.rows.values()))
+    names = list(dict.fromkeys(find_name(type(mechanism)) for mechanism in asked.rows.values()))
     held = knowledge(names, KNOWLEDGE_SHARE * ALPHA)
     alarms = [_verdict(finding) for finding in held if finding.alarm]
     console.print(

@@ -22,7 +22,7 @@ OUT = Path("runs/compare")
 _DELTA = 1e-5
 
 
-class _Told:
+class _RunProgress:
     """A bar of the runs in a terminal, and lines alone in a file."""
 
     def __init__(self, console: Console) -> None:
@@ -31,17 +31,17 @@ class _Told:
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task: Any = None
 
-    def begins(self, runs: int, searches: int) -> None:
+    def start(self, runs: int, searches: int) -> None:
         """Say how many runs are to come."""
         search = f", {searches} of them to find ranges and rates" if searches else ""
-        self.told(f"{runs} runs{search}" if runs else "every run is there")
+        self.print_line(f"{runs} runs{search}" if runs else "every run is there")
         self._task = self.bar.add_task("runs", total=runs)
 
-    def told(self, words: str) -> None:
+    def print_line(self, words: str) -> None:
         """Print a line."""
         self._console.print(words, highlight=False)
 
-    def ran(self, cell: Cell) -> None:
+    def advance(self, cell: Cell) -> None:
         """Move the bar."""
         said = f"{cell.row}, ε {cell.epsilon:g}, seed {cell.seed}"
         self.bar.update(self._task, advance=1, description=said)
@@ -50,9 +50,11 @@ class _Told:
 def _compared(asked: Comparison, out: Path, jobs: int, logger: Any) -> int:
     """Run mechanisms at equal epsilon, and write table and picture. 1 where something is left out."""
     console = Console(soft_wrap=True)
-    told = _Told(console)
+    told = _RunProgress(console)
     with told.bar:
-        lines = asked.run(out, jobs=jobs, logger=logger, begins=told.begins, told=told.told, ran=told.ran)
+        lines = asked.run(
+            out, jobs=jobs, logger=logger, begins=told.start, told=told.print_line, ran=told.advance
+        )
     heads, table = asked.table(lines)
     sizes, monitor = asked.sizes, next(line["monitor"] for line in lines if "monitor" in line)
     print_cells(
@@ -144,7 +146,7 @@ def main(
     if not runs:
         if jobs is not None and jobs < 1:
             raise ValueError(f"--jobs must be >= 1, got {jobs}")
-        asked = Comparison.of(
+        asked = Comparison.from_names(
             on or "digits",
             mechanisms,
             who or adversary_named("secagg_server"),

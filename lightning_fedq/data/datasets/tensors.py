@@ -107,7 +107,7 @@ class TensorDataModule(pl.LightningDataModule, ABC):
             )
         key = (name, found[0].sha256)
         if key not in self._kept:
-            self._kept[key] = found[0].kept(part)
+            self._kept[key] = found[0].compute_features(part)
         return self._kept[key]
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:

@@ -28,7 +28,8 @@ class FixedFeatures(nn.Module):
     """`size` numbers of joint length 1 an image: `(N, channels, side, side)` to `(N, size)`, in batches.
 
     They see no data of anybody and are never trained: two buffers, a centre and the axes of a projection.
-    What has the shape of features passes, so that one model takes images, and what `kept` made of them.
+    What has the shape of features passes, so that one model takes images, and what `compute_features` made of
+    them.
 
     Args:
         size: Numbers an image.
@@ -127,7 +128,7 @@ class FixedFeatures(nn.Module):
             return torch.log(planes.clamp(min=0) + 1e-3).flatten(1)
         return F.group_norm(planes, planes.shape[1] // 3).flatten(1)
 
-    def kept(self, dataset: Dataset[Any]) -> TensorDataset:
+    def compute_features(self, dataset: Dataset[Any]) -> TensorDataset:
         """Compute the features of a data set once, and keep them in memory.
 
         Args:

@@ -18,12 +18,12 @@ from torch import Tensor
 from lightning_fedq.functional.blocks.codeword import WordTable, frequencies, threshold_frequencies
 from lightning_fedq.functional.blocks.design import BlockDesign
 from lightning_fedq.functional.blocks.error import Decoder, lift
-from lightning_fedq.functional.blocks.lattice_loops import subtract_dithers, subtract_own_dithers
+from lightning_fedq.functional.blocks.lattice_loops import subtract_dithers, subtract_dithers_per_message
 from lightning_fedq.functional.blocks.scalar_loops import (
     Floats,
     Keys,
     add_decoded,
-    add_own_decoded,
+    add_decoded_per_message,
     add_votes,
     encode_bits,
 )
@@ -96,10 +96,10 @@ def decode_messages(
     """Decoded blocks of every message, `(messages, blocks, L)`. Arguments as in `sum_messages`."""
     totals = np.zeros((len(bits), bits.shape[2] * design.block_dim))
     if dithered:
-        subtract_own_dithers(design.name, keys[-1], design.step, totals)
+        subtract_dithers_per_message(design.name, keys[-1], design.step, totals)
     for stage, table in enumerate(design.tables):
         scales, offset = lift(table, keep, decoder)
-        add_own_decoded(bits.numpy(), stage, table.weights, keys[stage], scales, offset, totals)
+        add_decoded_per_message(bits.numpy(), stage, table.weights, keys[stage], scales, offset, totals)
     return torch.from_numpy(totals).reshape(len(bits), bits.shape[2], -1)
 
 

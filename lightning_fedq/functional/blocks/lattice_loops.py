@@ -19,9 +19,9 @@ from lightning_fedq.functional.blocks.scalar_loops import (
     Floats,
     Indices,
     Keys,
-    subtract_own_scalar_dithers,
     subtract_scalar_dithers,
-    uniform_at,
+    subtract_scalar_dithers_per_message,
+    uniform_word,
 )
 
 _ROOT3 = np.sqrt(3.0)
@@ -44,7 +44,7 @@ def _nearest(x: Floats, out: Floats) -> None:
 def _dither(base: np.uint64, block: int, out: Floats, box: Floats, sides: tuple[float, ...]) -> None:
     """Point uniform on the Voronoi cell: uniform on a box that tiles space, less its nearest point."""
     for j in range(len(sides)):
-        box[j] = uniform_at(base, block * len(sides) + j) * sides[j]
+        box[j] = uniform_word(base, block * len(sides) + j) * sides[j]
     _nearest(box, out)
     for j in range(len(sides)):
         out[j] = box[j] - out[j]
@@ -228,12 +228,14 @@ def _subtract_lattice_dithers(keys: Keys, step: float, total: Floats, sides: tup
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _subtract_own_lattice_dithers(keys: Keys, step: float, totals: Floats, sides: tuple[float, ...]) -> None:
+def _subtract_lattice_dithers_per_message(
+    keys: Keys, step: float, totals: Floats, sides: tuple[float, ...]
+) -> None:
     for k in range(totals.shape[0]):
         _subtract_lattice_dithers(keys[k : k + 1], step, totals[k], sides)
 
 
-def subtract_own_dithers(name: str, keys: Keys, step: float, totals: Floats) -> None:
+def subtract_dithers_per_message(name: str, keys: Keys, step: float, totals: Floats) -> None:
     """totals[k, block] -= step u_block under key k: as `subtract_dithers`, but every message its own.
 
     Args:
@@ -243,9 +245,9 @@ def subtract_own_dithers(name: str, keys: Keys, step: float, totals: Floats) -> 
         totals: `(messages, n L)`, changed in place.
     """
     if name == "Z":
-        subtract_own_scalar_dithers(keys, step, totals)
+        subtract_scalar_dithers_per_message(keys, step, totals)
     else:
-        _subtract_own_lattice_dithers(keys, step, totals, lattice(name).sides)
+        _subtract_lattice_dithers_per_message(keys, step, totals, lattice(name).sides)
 
 
 def subtract_dithers(name: str, keys: Keys, step: float, total: Floats) -> None:

@@ -41,13 +41,13 @@ def _row(base: np.uint64, at: int, num_rows: int) -> np.int64:
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def uniform_at(base: np.uint64, at: int) -> float:
+def uniform_word(base: np.uint64, at: int) -> float:
     """`codeword.prf_uniforms` of one word."""
     return float(np.int64(_word(base, at) >> np.uint64(11))) * 2.0**-53
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _dither_at(base: np.uint64, at: int) -> float:
+def _dither_word(base: np.uint64, at: int) -> float:
     """u - floor(u + 1/2) for that uniform u: its upper half wraps around, as a signed integer does."""
     return float(np.int64(_word(base, at)) >> np.int64(11)) * 2.0**-53
 
@@ -66,7 +66,7 @@ def choose_blocks(key: np.uint64, num_blocks: int, out: NDArray[np.int64]) -> No
     taken = np.zeros(num_blocks, np.uint8)
     for i in range(out.size):
         last = num_blocks - out.size + i
-        drawn = int(uniform_at(key, i) * (last + 1))
+        drawn = int(uniform_word(key, i) * (last + 1))
         at = last if drawn > last or taken[drawn] else drawn
         out[i], taken[at] = at, 1
     out.sort()
@@ -120,7 +120,7 @@ def quantize_scalar(
                 for j in range(part.size):
                     x = (np.float64(part[j]) - center) * inverse
                     clipped += (x > 1.0) | (x < -1.0)
-                    place = min(max(x, -1.0), 1.0) * half + _dither_at(key, start + j) + middle
+                    place = min(max(x, -1.0), 1.0) * half + _dither_word(key, start + j) + middle
                     places[j] = min(max(np.floor(place), 0.0), top)
             else:
                 for j in range(part.size):
@@ -148,11 +148,11 @@ def subtract_scalar_dithers(keys: Keys, step: float, total: Floats) -> None:
         part = total[start : min(start + _TILE, total.size)]
         for key in keys:
             for j in range(part.size):
-                part[j] -= step * _dither_at(key, start + j)
+                part[j] -= step * _dither_word(key, start + j)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def subtract_own_scalar_dithers(keys: Keys, step: float, totals: Floats) -> None:
+def subtract_scalar_dithers_per_message(keys: Keys, step: float, totals: Floats) -> None:
     """The same with a total, a row of `totals`, for every key."""
     for k in range(totals.shape[0]):
         subtract_scalar_dithers(keys[k : k + 1], step, totals[k])
@@ -258,7 +258,7 @@ def add_decoded(
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def add_own_decoded(
+def add_decoded_per_message(
     bits: NDArray[np.uint8],
     stage: int,
     weights: Floats,

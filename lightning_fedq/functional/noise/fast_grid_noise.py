@@ -26,7 +26,7 @@ from lightning_fedq.functional.noise.quantile_table import (
     look_up,
     quantile_table,
 )
-from lightning_fedq.functional.segments import segment_lines, to_units
+from lightning_fedq.functional.segments import normalise_segments, segment_lines
 
 CHUNK = 1 << 16
 """Coordinates whose second words follow their first ones in the stream."""
@@ -61,7 +61,7 @@ def _add(
     for start in range(0, words.size, _BLOCK):
         drawn = words[start : start + _BLOCK]
         size = drawn.size
-        outside += to_units(values, first + start, lines, False, sums[:size])
+        outside += normalise_segments(values, first + start, lines, False, sums[:size])
         for j in range(size):
             fine[j] = np.int64(sums[j] * 1073741824.0)  # truncated toward zero
         look_up(drawn, table, tails[:size], z[:size])
@@ -125,11 +125,11 @@ def add_to_rows(
             place, value, left = (part[:count].copy() for part in scratch)
             pieces.append([place + row * dim, value, left, words64(seconds)])
     places, held, *read = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    decided = noise.add(torch.from_numpy(held), _one_after_the_other(read))
+    decided = noise.add(torch.from_numpy(held), _sequential_words(read))
     symbols.reshape(-1)[places] = decided.numpy()
     return outside
 
 
-def _one_after_the_other(words: list[NDArray[np.uint64]]) -> Words:
+def _sequential_words(words: list[NDArray[np.uint64]]) -> Words:
     left = iter(words)
     return lambda count: next(left)

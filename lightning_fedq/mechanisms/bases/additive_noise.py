@@ -42,7 +42,7 @@ from lightning_fedq.mechanisms.interface import (
     RoundContext,
     Slack,
     Unit,
-    who_is_hidden,
+    count_hidden_clients,
 )
 from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.wire.coding import FixedLength
@@ -152,7 +152,7 @@ class ClaimedNoise(GridNoise):
         note = f"noise of {count} clients, which add the same each"
         # in a sum of its own symbols, noise that is cut off shows
         slack = Slack(slack.distance + drawn * self.clipped, slack.log_ratio)
-        return GaussianSumLoss.of(multiplier, count, note), slack
+        return GaussianSumLoss.from_noises(multiplier, count, note), slack
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class AdditiveNoise(Mechanism):
     def longest_update(self, dim: int) -> float | None:
         return self.clipping.longest_update(dim)
 
-    def clipped_to(self, context: RoundContext) -> tuple[Tensor, Tensor]:
+    def clipping_range(self, context: RoundContext) -> tuple[Tensor, Tensor]:
         return context.center, context.radius
 
     @property
@@ -222,7 +222,7 @@ class AdditiveNoise(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """The client's own noise against everybody, and Gaussian noise of all that hide it in a sum."""
-        hidden = who_is_hidden(context) if self.law == "gaussian" else {}
+        hidden = count_hidden_clients(context) if self.law == "gaussian" else {}
         return tuple(self._claim(who, hidden.get(who, (0, 1))[1], context) for who in Adversary)
 
     def _claim(self, adversary: Adversary, num_noises: int, context: RoundContext) -> PrivacyClaim:
@@ -274,7 +274,7 @@ class VectorNoise(AdditiveNoise):
     def _with_multiplier(self, multiplier: float) -> VectorNoise:
         return replace(self, noise_multiplier=multiplier, epsilon=None, delta=None, rounds=None)
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> VectorNoise:
+    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> VectorNoise:
         return self._with_multiplier(1.0 / level)
 
     @property

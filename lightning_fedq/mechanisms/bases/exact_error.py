@@ -165,7 +165,7 @@ class ExactError(Mechanism):
         budget = self.epsilon, self.delta, self.rounds
         return resolve_multiplier(self.noise_multiplier, *budget, "gaussian", kept=0.01)  # floats: see claims
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> ExactError:
+    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> ExactError:
         return self._with_multiplier(1.0 / level)
 
     def _with_multiplier(self, multiplier: float) -> ExactError:

@@ -82,7 +82,7 @@ class ScaledLevels(Mechanism):
             raise ValueError(f"messages must be integers of shape {expected}, got {tuple(symbols.shape)}")
         received = symbols.detach()
         levels, scales = received[:, 1:], received[:, 0].int().view(torch.float32).double()
-        ends = [end for part in by_columns(levels) for end in part.aminmax()] if levels.numel() else []
+        ends = [end for part in split_columns(levels) for end in part.aminmax()] if levels.numel() else []
         if (most := max((abs(int(end)) for end in ends), default=0)) > self.largest_level:
             raise ValueError(
                 f"levels must lie within +-{self.largest_level}, got {most}; "
@@ -114,7 +114,7 @@ class ScaledLevels(Mechanism):
         )
 
 
-def by_columns(levels: Tensor) -> Sequence[Tensor]:
+def split_columns(levels: Tensor) -> Sequence[Tensor]:
     """Parts `(clients, n)` of `(clients, dim)` that stay in the cache as float64."""
     return torch.split(levels, max(64, _IN_CACHE // max(len(levels), 1)), 1)
 

@@ -38,7 +38,7 @@ from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, 
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.rotation import Words, rotate, rotate_back, sign_words
 from lightning_fedq.functional.sampled_loops import add_below, subtract_noise
-from lightning_fedq.functional.segments import to_units
+from lightning_fedq.functional.segments import normalise_segments
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanisms.bases.exact_error import GRID_BITS, Array, exact_claims
 from lightning_fedq.mechanisms.interface import (
@@ -108,7 +108,7 @@ class SubsampledMechanism(Mechanism):
         size = padded_size(dim)
         return self.clip_value * math.sqrt(size / (2.0 * math.log(2e6 * size))) if self.flatten else None
 
-    def clipped_to(self, context: RoundContext) -> tuple[Tensor, Tensor]:
+    def clipping_range(self, context: RoundContext) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(context.center), torch.full_like(context.radius, self.clip_value)
 
     @staticmethod
@@ -206,7 +206,7 @@ class SubsampledMechanism(Mechanism):
     def _to_units(self, values: NDArray[np.floating], first: int, units: Array) -> int:
         """Clip a stretch of a row, in units of clip_value, and return how many values were outside."""
         lines = np.array([[values.size], [0.0], [self.clip_value]])
-        return int(to_units(values, first, lines, True, units))
+        return int(normalise_segments(values, first, lines, True, units))
 
     @abstractmethod
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:

@@ -21,13 +21,13 @@ from collections.abc import Iterable
 
 from lightning_fedq.mechanisms.contract import BrokenContractError
 from lightning_fedq.mechanisms.contract_suite import encoding as encoding, laws as laws
-from lightning_fedq.mechanisms.contract_suite.by_hand import (
+from lightning_fedq.mechanisms.contract_suite.manual_round import (
     RULES,
     Rule,
-    context_of,
     decode,
     encode,
     golden_symbols,
+    make_context,
 )
 from lightning_fedq.mechanisms.interface import Mechanism
 
@@ -36,10 +36,10 @@ __all__ = [
     "BrokenContractError",
     "Rule",
     "check_mechanism",
-    "context_of",
     "decode",
     "encode",
     "golden_symbols",
+    "make_context",
 ]
 
 

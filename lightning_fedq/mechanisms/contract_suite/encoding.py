@@ -16,13 +16,13 @@ from lightning_fedq.mechanisms.contract import (
     check_message,
     must,
 )
-from lightning_fedq.mechanisms.contract_suite.by_hand import (
+from lightning_fedq.mechanisms.contract_suite.manual_round import (
     CLIENTS,
     SEGMENTS,
-    context_of,
     decode,
     draws,
     encode,
+    make_context,
     rule,
     server_draws,
     standard,
@@ -89,7 +89,7 @@ def claims_go_with_encode(mechanism: Mechanism) -> None:
     sends, claims = (
         next(place for place, kind in enumerate(order) if name in vars(kind)) for name in ("encode", "claims")
     )
-    promised = mechanism.claims(context_of(mechanism, CLIENTS, SEGMENTS))
+    promised = mechanism.claims(make_context(mechanism, CLIENTS, SEGMENTS))
     must(
         claims <= sends or all(isinstance(claim.loss, NonPrivate) for claim in promised),
         "claims_go_with_encode",
@@ -103,7 +103,7 @@ def claims_go_with_encode(mechanism: Mechanism) -> None:
 @rule
 def continuous_noise_has_slack(mechanism: Mechanism) -> None:
     """A claim about Gaussian or Laplace noise says how far floats are from that law, as slack or in words."""
-    for claim in mechanism.claims(context_of(mechanism, CLIENTS, SEGMENTS)):
+    for claim in mechanism.claims(make_context(mechanism, CLIENTS, SEGMENTS)):
         said = claim.slack != NO_SLACK or any("float" in text for text in claim.assumptions)
         must(
             said or not isinstance(claim.loss, (GaussianLoss, LaplaceLoss)),
@@ -115,17 +115,17 @@ def continuous_noise_has_slack(mechanism: Mechanism) -> None:
 
 
 @rule
-def one_claim_per_adversary(mechanism: Mechanism) -> None:
+def single_claim_per_adversary(mechanism: Mechanism) -> None:
     """`claims` says something about every adversary, once."""
     for clients in (CLIENTS, (3,), (5, 2)):
-        context = context_of(mechanism, clients, SEGMENTS)
+        context = make_context(mechanism, clients, SEGMENTS)
         claims = mechanism.claims(context)
         check_claims(claims)
         units = (1, context.dim, mechanism.num_symbols(context))
         for claim in claims:
             must(
                 claim.compositions in units,
-                "one_claim_per_adversary",
+                "single_claim_per_adversary",
                 f"losses a message must be one of {units} (message, coordinates, symbols), got "
                 f"{claim.compositions} for {claim.adversary.name}",
             )
@@ -163,7 +163,7 @@ def fresh_coins(mechanism: Mechanism) -> None:
     """Another client, round, attempt or seed draws other coins. Who draws none promises nothing."""
     rule = "fresh_coins"
     if not draws(mechanism):
-        claims = mechanism.claims(context_of(mechanism, (4, 9), SEGMENTS))
+        claims = mechanism.claims(make_context(mechanism, (4, 9), SEGMENTS))
         private = [claim.adversary for claim in claims if not isinstance(claim.loss, NonPrivate)]
         if server_draws(mechanism):  # then it is trusted
             private = [who for who in private if who not in (Adversary.OUTSIDER, Adversary.CLIENT)]
@@ -172,12 +172,12 @@ def fresh_coins(mechanism: Mechanism) -> None:
         must(not private, rule, told)
         return
     updates = torch.full((64, 64), 0.1)
-    context = context_of(mechanism, range(64), (64,))
+    context = make_context(mechanism, range(64), (64,))
     symbols = encode(mechanism, updates, context).symbols
     must(bool((symbols != symbols[:1]).any()), rule, "64 clients with equal updates send equal messages")
     for what, other in (
-        ("round", context_of(mechanism, range(64), (64,), round=1)),
-        ("attempt", context_of(mechanism, range(64), (64,), attempt=1)),
+        ("round", make_context(mechanism, range(64), (64,), round=1)),
+        ("attempt", make_context(mechanism, range(64), (64,), attempt=1)),
     ):
         again = encode(mechanism, updates, other).symbols
         must(not torch.equal(symbols, again), rule, f"another {what} repeats the coins of 64 messages")
@@ -217,7 +217,7 @@ def streams_are_whose_they_are(mechanism: Mechanism) -> None:
     words are all there is and nothing is claimed against who knows them. What the server knows may change
     messages only if it changes how they are decoded.
     """
-    rule, context = "streams_are_whose_they_are", context_of(mechanism, range(64), (64,))
+    rule, context = "streams_are_whose_they_are", make_context(mechanism, range(64), (64,))
     claims = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
     if all(isinstance(claims[who], NonPrivate) for who in (Adversary.SERVER, Adversary.SECAGG_SERVER)):
         return

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError, must
-from lightning_fedq.mechanisms.contract_suite.by_hand import (
+from lightning_fedq.mechanisms.contract_suite.manual_round import (
     COHORTS,
     LAW_ROUNDS,
     LAW_SEGMENTS,
     STANDARD_ERRORS,
-    context_of,
     decode,
     encode,
     even_updates,
     inside,
+    make_context,
     rule,
     standard,
 )
@@ -37,7 +37,7 @@ def _simulated(
 ) -> tuple[RoundContext, Tensor, Tensor]:
     """Context, exact mean `(dim,)` and decoded means `(rounds, dim)` of updates inside the range."""
     contexts = [
-        context_of(mechanism, clients, LAW_SEGMENTS, radius=(1.0, 2.0), center=(0.1, -0.2), round=r)
+        make_context(mechanism, clients, LAW_SEGMENTS, radius=(1.0, 2.0), center=(0.1, -0.2), round=r)
         for r in range(LAW_ROUNDS)
     ]
     dim, cohort = contexts[0].dim, sorted(clients)
@@ -118,7 +118,7 @@ def any_float_type(mechanism: Mechanism) -> None:
 @rule
 def clips_and_counts(mechanism: Mechanism) -> None:
     """Values outside the range are clipped and counted, or arrive at their size on average, bias aside."""
-    rule, context = "clips_and_counts", context_of(mechanism, (1,), (64,))
+    rule, context = "clips_and_counts", make_context(mechanism, (1,), (64,))
     ones = torch.ones(1, 64)
     far, farther = (encode(mechanism, size * ones, context) for size in (2.0**80, 2.0**100))
     if far.num_clipped == 0:
@@ -152,7 +152,7 @@ def each_segment_has_its_range(mechanism: Mechanism) -> None:
     def symbols(
         radius: Sequence[float] = (1.0, 1.0), center: Sequence[float] = (0.0, 0.0)
     ) -> tuple[Tensor, ...]:
-        context = context_of(mechanism, clients, segments, radius, center)
+        context = make_context(mechanism, clients, segments, radius, center)
         found = encode(mechanism, updates, context).symbols
         return torch.split(found, list(segments), 1) if found.shape[1] == sum(segments) else (found, found)
 
@@ -177,7 +177,7 @@ def each_segment_has_its_range(mechanism: Mechanism) -> None:
 def two_neighbours(mechanism: Mechanism) -> None:
     """`worst_pair` gives two different finite updates. Zero is the second if a claim is about zeroing out."""
     rule = "two_neighbours"
-    context = context_of(mechanism, (4, 9, 2, 7), (5, 3), radius=(1.0, 2.0), center=(0.5, 0.0))
+    context = make_context(mechanism, (4, 9, 2, 7), (5, 3), radius=(1.0, 2.0), center=(0.5, 0.0))
     high, low = mechanism.worst_pair(9, context, PublicRandomness(SeededKeys(0), 0))
     for update in (high, low):
         shaped = tuple(update.shape) == (8,) and update.dtype == torch.float64
@@ -189,13 +189,13 @@ def two_neighbours(mechanism: Mechanism) -> None:
 
 
 @rule
-def lever_is_at_least_one(mechanism: Mechanism) -> None:
+def influence_is_at_least_1(mechanism: Mechanism) -> None:
     """`lever` is None or at least 1: an honest client can move the sum by its own extreme."""
-    context = context_of(mechanism, (4, 9))
+    context = make_context(mechanism, (4, 9))
     for client in (4, 9):
         lever = mechanism.lever(client, context)
         good = lever is None or lever >= 1.0 - 1e-12
-        must(good, "lever_is_at_least_one", f"lever() must be None or >= 1, got {lever}")
+        must(good, "influence_is_at_least_1", f"lever() must be None or >= 1, got {lever}")
 
 
 @rule

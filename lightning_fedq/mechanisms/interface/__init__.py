@@ -14,10 +14,10 @@ from lightning_fedq.mechanisms.interface.claims import (
     PrivacyClaim,
     Slack,
     Unit,
+    count_hidden_clients,
     no_guarantee,
-    of_one_message,
     same_for_all,
-    who_is_hidden,
+    single_message_claims,
 )
 from lightning_fedq.mechanisms.interface.context import SMALLEST_RADIUS, HandOver, Message, RoundContext
 from lightning_fedq.privacy.losses import (
@@ -57,8 +57,8 @@ __all__ = [
     "SampledGaussianLoss",
     "Slack",
     "Unit",
+    "count_hidden_clients",
     "no_guarantee",
-    "of_one_message",
     "same_for_all",
-    "who_is_hidden",
+    "single_message_claims",
 ]

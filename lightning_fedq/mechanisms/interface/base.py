@@ -92,7 +92,7 @@ class Mechanism(ABC):
     """Does `encode` hold every update to the l2 norm `clip_norm`, do claims rest on that alone, and is noise
     measured in it? Then `AdaptiveClip` may move it."""
     level: ClassVar[Literal["epsilon", "noise_multiplier"] | None] = None
-    """Free privacy parameter, which a target sets. Another `at_level` where more goes with it."""
+    """Free privacy parameter, which a target sets. Another `with_level` where more goes with it."""
     unbiased: ClassVar[bool] = True
     """Is the decoded sum right on average, for updates inside the range? One that is not tests its bias."""
 
@@ -109,7 +109,7 @@ class Mechanism(ABC):
         return 1
 
     @property
-    def own_ranges(self) -> RangeRule | None:
+    def range_rule(self) -> RangeRule | None:
         """Rule for the radius of a round, where the mechanism brings its own, which reads the plain mean."""
         return None
 
@@ -117,7 +117,7 @@ class Mechanism(ABC):
         """Decoder of a round's messages: the mechanism, the round as it sees it, and its unit.
 
         Itself, unless a mechanism stands around another. That one then may have coordinates behind those of
-        an update, for `own_ranges`; its sum, rounded to its grid, times the unit is in units of the update.
+        an update, for `range_rule`; its sum, rounded to its grid, times the unit is in units of the update.
         """
         return self, context, 1.0
 
@@ -249,11 +249,11 @@ class Mechanism(ABC):
         """Largest l2 norm of an evenly spread update that is not shortened, for planning a run.
 
         Returns:
-            In units of the update. None where coordinates are clipped, see `clipped_to`.
+            In units of the update. None where coordinates are clipped, see `clipping_range`.
         """
         return None
 
-    def clipped_to(self, context: RoundContext) -> tuple[Tensor, Tensor]:
+    def clipping_range(self, context: RoundContext) -> tuple[Tensor, Tensor]:
         """Centre around which values are clipped, and how far coordinates may lie from it, by segment.
 
         Returns:
@@ -288,7 +288,7 @@ class Mechanism(ABC):
 
     # ---- a target in place of a knob ------------------------------------------------------------------
 
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
+    def with_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
         """The mechanism with its free privacy parameter set, so that a privacy target can look for it.
 
         Args:

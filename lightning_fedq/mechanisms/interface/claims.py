@@ -147,13 +147,13 @@ def same_for_all(
     return tuple(PrivacyClaim(who, loss, compositions, assumptions=assumptions, **about) for who in Adversary)
 
 
-def of_one_message(claims: tuple[PrivacyClaim, ...]) -> tuple[PrivacyClaim, ...]:
+def single_message_claims(claims: tuple[PrivacyClaim, ...]) -> tuple[PrivacyClaim, ...]:
     """The claim about one message, for everybody: where messages are worked on further before they go."""
     alone = next(claim for claim in claims if claim.adversary is Adversary.EAVESDROPPER)
     return tuple(replace(alone, adversary=who) for who in Adversary)
 
 
-def who_is_hidden(context: RoundContext, max_dropped: int = 0) -> dict[Adversary, tuple[int, int]]:
+def count_hidden_clients(context: RoundContext, max_dropped: int = 0) -> dict[Adversary, tuple[int, int]]:
     """Views of a sum: clients that tell all they know, and how many do not and answer, the victim included.
 
     Args:

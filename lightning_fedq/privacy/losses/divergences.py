@@ -91,8 +91,8 @@ def concentrated_epsilon(rho: float, delta: float) -> float:
         4.73
     """
 
-    def bound(log_rest: float) -> float:
-        r = math.exp(log_rest)
+    def bound(log_order_minus_1: float) -> float:
+        r = math.exp(log_order_minus_1)
         return (1.0 + r) * rho + math.log(r / (1.0 + r)) - (math.log(delta) + math.log1p(r)) / r
 
     best = min((0.1 * k for k in range(-92, 139)), key=bound)  # any order is a bound: a poor minimum is sound

@@ -37,7 +37,7 @@ class Loss(ABC):
         counts_answers: Does the loss rest on how many clients answer, as `after_dropouts` and `left_out` say?
         adds_up: May compositions be charged apart and added? Noise over rounds hides several participations
             less than the sum of single ones says: then `composed` goes by the total, and kinds of rounds that
-            share a stream of noise are charged `by_itself`.
+            share a stream of noise are charged `standalone`.
     """
 
     note: str
@@ -110,7 +110,7 @@ class Loss(ABC):
         return None
 
     @property
-    def by_itself(self) -> Loss:
+    def standalone(self) -> Loss:
         """A loss that may be added to any others of the same noise: itself, where `adds_up`."""
         return self
 

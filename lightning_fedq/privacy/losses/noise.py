@@ -63,15 +63,15 @@ class GaussianSumLoss(GaussianLoss):
     counts_answers: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, noise_multiplier: float, num_noises: int, note: str) -> GaussianLoss:
+    def from_noises(cls, noise_multiplier: float, num_noises: int, note: str) -> GaussianLoss:
         """The loss of clients that add `noise_multiplier` each. The victim's own noise is always there."""
         if num_noises <= 1:
             return GaussianLoss(noise_multiplier, note)
         return cls(noise_multiplier * math.sqrt(num_noises), note, num_noises)
 
-    def _with(self, num_noises: int, why: str) -> GaussianLoss:
+    def _with(self, num_noises: int, reason: str) -> GaussianLoss:
         one = self.noise_multiplier / math.sqrt(self.num_noises)
-        return self.of(one, num_noises, f"{self.note}, {why}")
+        return self.from_noises(one, num_noises, f"{self.note}, {reason}")
 
     def after_dropouts(
         self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_fedq.privacy.document import AnotherVersion, from_json
+from lightning_fedq.privacy.document import OtherVersionError, from_json
 from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.reports.runs import Row, read_rows
 
@@ -54,7 +54,7 @@ def read(folder: Path, name: str) -> Run:
     privacy, note = None, ""
     try:
         privacy = from_json((folder / "privacy.json").read_text())
-    except AnotherVersion as error:
+    except OtherVersionError as error:
         note = str(error)
     config = folder / "config.yaml"
     return Run(

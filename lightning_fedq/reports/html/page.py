@@ -10,14 +10,21 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from lightning_fedq.privacy.document import PLACES, Shown, common, document, lines, shown
-from lightning_fedq.privacy.secret_row import title_of
+from lightning_fedq.privacy.document import (
+    PLACES,
+    PrivacySummary,
+    common_adversary,
+    document,
+    report_rows,
+    summarise_privacy,
+)
+from lightning_fedq.privacy.secret_row import adversary_title
 from lightning_fedq.privacy.verdict import COLOURS as VERDICTS
-from lightning_fedq.reports.hand import darken, legend, panels, png, series
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.layouts import html
-from lightning_fedq.reports.runs import mode_of, of_rounds, plain_log
+from lightning_fedq.reports.plot_style import darken, legend, panels, png, series
+from lightning_fedq.reports.runs import metric_mode, plain_log, set_round_axis
 
 Table = tuple[Sequence[str], Sequence[tuple["str | Cell", "Sequence[str | Cell]"]]]
 """Heads, and rows of a name and cells."""
@@ -36,7 +43,7 @@ def page(runs: Sequence[Run], monitor: str) -> str:
         runs=runs,
         overview=_overview(runs, monitor),
         figures=list(_figures(runs, monitor)),
-        views=_who_learns(runs) if len(runs) > 1 else None,
+        views=_adversary_table(runs) if len(runs) > 1 else None,
         documents=[(run.name, *_document(run)) for run in runs],
     )
 
@@ -49,18 +56,18 @@ def _document(run: Run) -> tuple[str, Markup]:
     return title, html(parts, 3)
 
 
-def _shown(run: Run, who: str | None = None) -> Shown:
-    return Shown("", None, "") if run.privacy is None else shown(run.privacy, who)
+def _shown(run: Run, who: str | None = None) -> PrivacySummary:
+    return PrivacySummary("", None, "") if run.privacy is None else summarise_privacy(run.privacy, who)
 
 
 def _common(runs: Sequence[Run]) -> str:
-    return common([run.privacy for run in runs if run.privacy is not None])
+    return common_adversary([run.privacy for run in runs if run.privacy is not None])
 
 
 def _overview(runs: Sequence[Run], monitor: str) -> Table:
-    better = "larger" if mode_of(monitor) == "max" else "smaller"
+    better = "larger" if metric_mode(monitor) == "max" else "smaller"
     who = _common(runs)
-    epsilon = f"epsilon of the run, {title_of(who)}"
+    epsilon = f"epsilon of the run, {adversary_title(who)}"
     heads = ("run", f"{monitor} ({better} is better)", epsilon, "noise over signal R", "bits a parameter")
     rows: list[tuple[str | Cell, list[str | Cell]]] = []
     for run in runs:
@@ -77,7 +84,7 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
                 f"best {number(best.get('value'))}{after}{''.join(tests)}",
                 strong=True,
             ),
-            privacy_cell(found, _other_target(run, who)),
+            privacy_cell(found, _differing_target(run, who)),
             Cell(noise[2] or "-", noise[0]),
             Cell(
                 f"up {number(run.summary['bits_per_parameter'])}, down {down}",
@@ -88,16 +95,17 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
     return heads, rows
 
 
-def _other_target(run: Run, who: str) -> str:
+def _differing_target(run: Run, who: str) -> str:
     """Target of a run towards somebody else than who is shown, "" without one."""
     own = _shown(run)
-    return f"{own.asked}; {title_of(own.who)}" if own.asked and own.who != who else ""
+    return f"{own.asked}; {adversary_title(own.who)}" if own.asked and own.who != who else ""
 
 
-def _who_learns(runs: Sequence[Run]) -> Table:
+def _adversary_table(runs: Sequence[Run]) -> Table:
     """Epsilon and verdict by adversary of several runs, a column a run."""
     groups = [
-        {line.row.name: line.group for line in lines(run.privacy)} if run.privacy else {} for run in runs
+        {line.row.name: line.group for line in report_rows(run.privacy)} if run.privacy else {}
+        for run in runs
     ]
     rows: list[tuple[str | Cell, list[str | Cell]]] = []
     for name in PLACES:
@@ -106,7 +114,7 @@ def _who_learns(runs: Sequence[Run]) -> Table:
                 privacy_cell(_shown(run, name), of.get(name, ""))
                 for run, of in zip(runs, groups, strict=True)
             ]
-            rows.append((title_of(name), cells))
+            rows.append((adversary_title(name), cells))
     return ("who", *(run.name for run in runs)), rows
 
 
@@ -128,7 +136,7 @@ def line_chart(lines: Sequence[Line], label: str, zero: bool = False) -> Markup:
     A logarithmic axis where values differ by more than 50 times.
 
     Args:
-        lines: What to draw; infinite and missing values are left out.
+        report_rows: What to draw; infinite and missing values are left out.
         label: What a reader who can't see the picture is told, with the names of several series.
         zero: Whether the axis begins at 0.
 
@@ -146,7 +154,7 @@ def line_chart(lines: Sequence[Line], label: str, zero: bool = False) -> Markup:
             axes.axhline(points[0][1], color=style["color"], linestyle="--", label=name)
         else:
             axes.plot(*zip(*points, strict=True), label=name, markevery=max(1, len(points) // 12), **style)
-    of_rounds(axes)
+    set_round_axis(axes)
     ys = [y for _, points in finite for _, y in points]
     if min(ys) > 0 and max(ys) > 50 * min(ys):
         plain_log(axes, "y")
@@ -165,7 +173,7 @@ def _figures(runs: Sequence[Run], monitor: str) -> Iterator[tuple[str, Markup, l
     metric = [Line(run.name, run.column(monitor), place) for place, run in enumerate(runs)]
     yield monitor, line_chart(metric, f"{monitor} by round"), []
     who = _common(runs)
-    yield (f"epsilon spent, {title_of(who)}", *_epsilons(runs, who))
+    yield (f"epsilon spent, {adversary_title(who)}", *_epsilons(runs, who))
     bits = [Line(run.name, bits_by_round(run), place) for place, run in enumerate(runs)]
     yield "bits a parameter, up", line_chart(bits, "bits a parameter by round", zero=True), []
 
@@ -216,7 +224,7 @@ class Cell:
     is_cell: bool = True
 
 
-def privacy_cell(found: Shown, small: str = "") -> Cell:
+def privacy_cell(found: PrivacySummary, small: str = "") -> Cell:
     """Epsilon and its word in the word's colour, and what was asked for."""
     words = f"{found.printed} {found.verdict}".strip()
     colour = "bad" if found.met is False else VERDICTS.get(found.verdict, "bad")

@@ -120,7 +120,7 @@ def test_too_few_answers_abort_the_round():
     engine.receive(range(6), updates_of()[:6])
     record = engine.finish()
     assert record.aborted.endswith("needs 7 clients, 6 answered") and record.metrics()["aborted"] == 1
-    assert not engine.weights.any() and engine.round == 1 and engine.ledger.most_charged == 1
+    assert not engine.weights.any() and engine.round == 1 and engine.ledger.max_charges == 1
     assert one_round(engine, updates_of(), 4).aborted == "" and engine.weights.any()
 
 

@@ -31,7 +31,7 @@ def test_every_mechanism_is_audited_or_claims_nothing(name):
     if name in NOTHING_CLAIMED:
         assert found == ()
     for case in found:
-        findings = command.findings_of(case, FEW_DRAWS, command.ALPHA / len(found))
+        findings = command.audit_case(case, FEW_DRAWS, command.ALPHA / len(found))
         assert findings and [finding for finding in findings if finding.alarm] == []
 
 
@@ -59,7 +59,7 @@ def suite(seed):
     found = [case for name in mechanisms.__all__ for case in command.cases(getattr(mechanisms, name))]
     share = (1.0 - command.KNOWLEDGE_SHARE) * command.ALPHA / len(found)
     for case in found:
-        findings = command.findings_of(case, FEW_DRAWS, share, seed=1000 + seed)
+        findings = command.audit_case(case, FEW_DRAWS, share, seed=1000 + seed)
         alarms = [finding for finding in findings if finding.alarm]
         if alarms:
             return case, alarms
@@ -125,6 +125,6 @@ def test_bad_arguments_are_explained(arguments, said, capsys):
 
 def test_the_fewest_draws_are_enough():
     case = command.cases(mechanisms.LDPQ)[0]
-    assert command.findings_of(case, command.FEWEST_DRAWS, command.ALPHA)
+    assert command.audit_case(case, command.FEWEST_DRAWS, command.ALPHA)
     with pytest.raises(ValueError, match=f"draws must be >= {command.FEWEST_DRAWS}"):
-        command.findings_of(case, command.FEWEST_DRAWS - 1, command.ALPHA)
+        command.audit_case(case, command.FEWEST_DRAWS - 1, command.ALPHA)

@@ -117,7 +117,7 @@ def two_batches_for_ever(batches, client, step):
     return TAKE(batches, client, step % 2)
 
 
-TAKE = PoissonBatches.take
+TAKE = PoissonBatches.draw_samples
 
 
 def test_a_third_of_the_noise_is_caught():
@@ -126,5 +126,5 @@ def test_a_third_of_the_noise_is_caught():
 
 @pytest.mark.slow  # fewer samples than 6,000 show too little; test_poisson sees it, too
 def test_two_batches_for_ever_are_caught(monkeypatch):
-    monkeypatch.setattr(PoissonBatches, "take", two_batches_for_ever)
+    monkeypatch.setattr(PoissonBatches, "draw_samples", two_batches_for_ever)
     assert "delta is above" in ManySamples()(1e-3).alarm

@@ -17,7 +17,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.data.datasets import MNISTDataModule, TensorDataModule
 from lightning_fedq.data.models import Classifier, FixedFeatures, Linear, features as module
 from lightning_fedq.data.models.pictures import drawn
-from lightning_fedq.data.repeats import most_repeated
+from lightning_fedq.data.repeats import max_repeats
 
 IMAGES = torch.rand(6, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -71,7 +71,7 @@ def test_they_have_length_one_and_see_no_data(pictures, norm):
     before, first = features.sha256, features(IMAGES)
     assert torch.allclose(first.norm(dim=1), torch.ones(6))
     features.train()(torch.rand(300, 1, 16, 16))
-    features.kept(TensorDataset(1 - IMAGES, torch.arange(6)))
+    features.compute_features(TensorDataset(1 - IMAGES, torch.arange(6)))
     assert features.sha256 == before and torch.equal(features(IMAGES), first)
     assert not list(features.parameters()) and {*features.state_dict()} == {"centre", "axes"}
 
@@ -121,7 +121,7 @@ def test_kept_once_in_batches():
 
     data, features = Counting(), FixedFeatures(20, 16, pictures=None)
     state = torch.get_rng_state()
-    kept = features.kept(data)
+    kept = features.compute_features(data)
     assert data.asked == 450 and torch.equal(torch.get_rng_state(), state)
     assert [part.shape for part in kept.tensors] == [(450, 20), (450,), (450,)]
     assert kept.tensors[1].tolist() == [index % 10 for index in range(450)]
@@ -132,10 +132,10 @@ def test_kept_once_in_batches():
 def test_kept_features_are_the_rows_that_they_are_made_of():
     """40 people three times each trained at epsilon 1.05 where a person pays 4.02."""
     features, people = FixedFeatures(20, 16, pictures=None), TensorDataset(IMAGES, torch.arange(6))
-    kept = features.kept(Subset(people, [0, 1, 2, 0, 0]))
-    assert most_repeated(kept, [torch.arange(4), torch.arange(4, 5)]) == (3, 2)
-    both = ConcatDataset([features.kept(people), features.kept(people)])
-    assert most_repeated(both, [torch.arange(12)]) == (2, 1)
+    kept = features.compute_features(Subset(people, [0, 1, 2, 0, 0]))
+    assert max_repeats(kept, [torch.arange(4), torch.arange(4, 5)]) == (3, 2)
+    both = ConcatDataset([features.compute_features(people), features.compute_features(people)])
+    assert max_repeats(both, [torch.arange(12)]) == (2, 1)
 
 
 def test_memory_that_is_not_there():
@@ -146,7 +146,7 @@ def test_memory_that_is_not_there():
     with pytest.raises(
         MemoryError, match=r"10,000,000,000,000 images need 800,000 GB; keep fewer, or of a smaller"
     ):
-        FixedFeatures(20, 16, pictures=None).kept(Huge())
+        FixedFeatures(20, 16, pictures=None).compute_features(Huge())
 
 
 def test_a_projection_is_the_same_everywhere():
@@ -303,7 +303,7 @@ def test_mnist_separates_behind_a_random_projection():
     data.setup("fit")
     features = FixedFeatures(256, pictures=None, mean=0.1307, std=0.3081)
     (inputs, labels), (others, wanted) = (
-        features.kept(part).tensors for part in (data.train_set, data.val_set)
+        features.compute_features(part).tensors for part in (data.train_set, data.val_set)
     )
     head = torch.linalg.solve(inputs.T @ inputs + torch.eye(256), inputs.T @ torch.eye(10)[labels])
     assert ((others @ head).argmax(1) == wanted).float().mean() > 0.95

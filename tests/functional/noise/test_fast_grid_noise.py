@@ -93,8 +93,8 @@ def test_the_table_is_far_better_than_it_has_to_be(law):
 
 def test_what_the_table_leaves_open_matters(monkeypatch):
     """Some hundred symbols change sign where the slow way is given the words of the other side."""
-    given = fast_grid_noise._one_after_the_other
-    monkeypatch.setattr(fast_grid_noise, "_one_after_the_other", lambda words: given([~words[0], words[1]]))
+    given = fast_grid_noise._sequential_words
+    monkeypatch.setattr(fast_grid_noise, "_sequential_words", lambda words: given([~words[0], words[1]]))
     play = torch.zeros(1, 200_000), [200_000], *lines((0.0, 1.0)), GridNoise("gaussian", 1.0)
     different = fast(*play, streams(1))[0] != slow(*play, streams(1))[0]
     assert 100 < different.count_nonzero() < 1000

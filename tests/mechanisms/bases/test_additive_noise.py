@@ -8,11 +8,11 @@ from lightning_fedq.mechanisms import GaussianNoise, LaplaceNoise, PerCoordinate
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier, laplace_noise_multiplier
 from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, LaplaceLoss
 from lightning_fedq.privacy.accounting import spent
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 
 def _errors(mechanism, dim=100_000, radius=1.0):
-    context = context_of(mechanism, (3,), (dim,), radius=radius)
+    context = make_context(mechanism, (3,), (dim,), radius=radius)
     symbols = encode(mechanism, torch.zeros(1, dim), context).symbols
     return decode(mechanism, symbols, (3,), context).double()
 
@@ -83,7 +83,7 @@ def test_long_updates_end_on_the_sphere_and_short_ones_where_they_were(mechanism
     """The noise is 2e-4 a coordinate here, so norms show through."""
     updates = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
     updates[1] *= 0.5 / torch.linalg.vector_norm(updates[1], order)
-    context = context_of(mechanism, (0, 1), (50,), center=0.0)
+    context = make_context(mechanism, (0, 1), (50,), center=0.0)
     message = encode(mechanism, updates, context)
     decoded = [decode(mechanism, message.symbols[i : i + 1], (i,), context) for i in (0, 1)]
     assert torch.linalg.vector_norm(decoded[0], order).item() == pytest.approx(1.0, abs=0.02)
@@ -93,7 +93,7 @@ def test_long_updates_end_on_the_sphere_and_short_ones_where_they_were(mechanism
 
 def test_what_is_clipped_is_the_distance_from_the_centre():
     mechanism = GaussianNoise(0.1, 1e-3)
-    context = context_of(mechanism, (0,), (4,), center=5.0)
+    context = make_context(mechanism, (0,), (4,), center=5.0)
     message = encode(mechanism, torch.full((1, 4), 5.0), context)
     assert message.num_clipped == 0
     torch.testing.assert_close(
@@ -108,7 +108,7 @@ def test_claims_say_whole_vector_or_coordinate():
         (PerCoordinateGaussian(1.0, 1e-5), GaussianLoss, 8),
         (PerCoordinateLaplace(2.0), LaplaceLoss, 8),
     ):
-        for claim in mechanism.claims(context_of(mechanism, (0, 1))):
+        for claim in mechanism.claims(make_context(mechanism, (0, 1))):
             assert isinstance(claim.loss, loss)
             # of two clients, the sum of Gaussian messages has both noises
             summed = claim.adversary in (Adversary.SECAGG_SERVER, Adversary.OUTSIDER)
@@ -130,6 +130,6 @@ def test_claims_say_whole_vector_or_coordinate():
 @pytest.mark.parametrize("dim", [10, 10_000_000])
 def test_the_sampler_costs_next_to_nothing_at_ten_million_coordinates(mechanism, dim):
     """2 k r is 0.0009 (Gaussian) and 0.0036 (Laplace) for 1e9 coordinates and rounds; delta pays 1e-23."""
-    claim = mechanism.claims(context_of(mechanism, range(100), (dim,)))[0]
+    claim = mechanism.claims(make_context(mechanism, range(100), (dim,)))[0]
     loose = spent(claim.loss, 1e-5, rounds=100, slack=claim.slack).epsilon
     assert loose <= min(8.0, spent(claim.loss, 1e-5, rounds=100).epsilon + 0.005)

@@ -23,7 +23,7 @@ from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange
 from reproductions.exact.formulas import conditional_entropy
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 DIM = 60_000
 GAUSSIAN = [
@@ -46,7 +46,7 @@ def inputs(kind, size, dim=DIM, norm=2.0):
 
 def errors(mechanism, size, kind, seed=0, dim=DIM):
     """Errors of the released sum in units of its std, with its grid smoothed over."""
-    context, updates = context_of(mechanism, range(size), (dim,)), inputs(kind, size, dim)
+    context, updates = make_context(mechanism, range(size), (dim,)), inputs(kind, size, dim)
     symbols = encode(mechanism, updates, context, seed=seed).symbols
     released = round_to_grid(
         decode(mechanism, symbols, context.cohort, context, seed), mechanism.grid(context)
@@ -108,7 +108,7 @@ def test_dropouts_leave_the_law_as_it_was(mechanism, stack):
         part = survivors[first : first + stack]
         engine.receive(part, updates[part])
     engine.finish()
-    context = context_of(mechanism, range(10), (DIM,))
+    context = make_context(mechanism, range(10), (DIM,))
     error = engine.weights.double() - updates[survivors].double().mean(0)
     jitter = mechanism.grid(context) * (
         torch.rand(DIM, generator=torch.Generator().manual_seed(2)).double() - 0.5
@@ -125,7 +125,7 @@ def test_dropouts_leave_the_law_as_it_was(mechanism, stack):
 
 def test_subtracting_the_survivors_dithers_only_would_be_wrong():
     mechanism = GAUSSIAN[2]
-    context, updates = context_of(mechanism, range(10), (DIM,)), inputs("random", 10)
+    context, updates = make_context(mechanism, range(10), (DIM,)), inputs("random", 10)
     symbols = encode(mechanism, updates, context).symbols[:6]
     naive = decode(mechanism, symbols, context.cohort[:6], context).double() - updates[:6].double().sum(0)
     spread = mechanism.clip_norm * mechanism.sigma(context) * 10
@@ -152,7 +152,7 @@ def test_a_message_costs_its_conditional_entropy(layering):
     # x uniform on 8 noise stds; the coder's Gaussian model costs less than log(2 pi e / 12) / 2 = 0.25 bits
     # more
     mechanism, dim = LayeredGaussian(1.0, 1e-3, layering=layering), 100_000
-    context = context_of(mechanism, (0,), (dim,))
+    context = make_context(mechanism, (0,), (dim,))
     half = 4.0 * mechanism.sigma(context)
     updates = (torch.rand(1, dim, generator=torch.Generator().manual_seed(0)) * 2 - 1) * half
     mechanism = LayeredGaussian(
@@ -169,7 +169,7 @@ def test_a_message_costs_its_conditional_entropy(layering):
 
 @pytest.mark.parametrize("mechanism", EVERY, ids=repr)
 def test_messages_need_no_model_with_elias(mechanism):
-    context, updates = context_of(mechanism, range(3), (500,)), inputs("random", 3, 500)
+    context, updates = make_context(mechanism, range(3), (500,)), inputs("random", 3, 500)
     message = encode(mechanism, updates, context)
     assert (
         message.num_bits
@@ -180,7 +180,7 @@ def test_messages_need_no_model_with_elias(mechanism):
 
 @pytest.mark.parametrize("mechanism", [AggregateGaussian(2.0, 0.05), IrwinHall(2.0, 0.05)], ids=repr)
 def test_symbols_lie_in_the_declared_range(mechanism):
-    context = context_of(mechanism, range(5), (400,))
+    context = make_context(mechanism, range(5), (400,))
     spikes = torch.zeros(5, 400)
     spikes[0], spikes[1, 3], spikes[2, 5], spikes[3, 7] = 0.1, 2.0, -2.0, 1e9
     symbols = encode(mechanism, spikes, context).symbols
@@ -190,7 +190,7 @@ def test_symbols_lie_in_the_declared_range(mechanism):
 
 
 def test_updates_longer_than_the_bound_are_shortened_and_counted():
-    mechanism, context = LayeredGaussian(1.0, 1e-4), context_of(LayeredGaussian(1.0, 1e-4), (0, 1), (100,))
+    mechanism, context = LayeredGaussian(1.0, 1e-4), make_context(LayeredGaussian(1.0, 1e-4), (0, 1), (100,))
     updates = torch.stack([torch.full((100,), 7.0), torch.full((100,), 0.05)])
     message = encode(mechanism, updates, context)
     assert message.num_clipped == 100
@@ -200,7 +200,7 @@ def test_updates_longer_than_the_bound_are_shortened_and_counted():
 
 @pytest.mark.parametrize("mechanism", EVERY, ids=repr)
 def test_who_sees_what(mechanism):
-    context = context_of(mechanism, range(9), (10,))
+    context = make_context(mechanism, range(9), (10,))
     losses = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
     assert set(losses) == set(Adversary)
     blind = (
@@ -220,17 +220,17 @@ def test_who_sees_what(mechanism):
 
 
 def test_a_lone_client_and_a_laplace_target_get_no_such_claim():
-    alone = {c.adversary: c.loss for c in GAUSSIAN[0].claims(context_of(GAUSSIAN[0], (4,), (10,)))}
+    alone = {c.adversary: c.loss for c in GAUSSIAN[0].claims(make_context(GAUSSIAN[0], (4,), (10,)))}
     assert isinstance(alone[Adversary.CLIENT], NonPrivate)
     laplace = AggregateGaussian(1.0, 1.0, target="laplace")
-    claims = laplace.claims(context_of(laplace, range(3), (10,)))
+    claims = laplace.claims(make_context(laplace, range(3), (10,)))
     assert all(isinstance(claim.loss, NonPrivate) for claim in claims)
 
 
 def test_the_outsiders_claim_holds_for_the_measured_noise():
     """Sensitivity and noise, both measured: two worlds that differ in one client, error std of the mean."""
     mechanism, size = GAUSSIAN[2], 5
-    context = context_of(mechanism, range(size), (DIM,))
+    context = make_context(mechanism, range(size), (DIM,))
     updates = inputs("zero", size)
     updates[0, 0] = 1e6
     other = updates.clone()
@@ -249,7 +249,7 @@ def test_the_outsiders_claim_holds_for_the_measured_noise():
 @pytest.mark.parametrize("mechanism", GAUSSIAN, ids=repr)
 def test_the_slack_is_stated_and_leaves_an_epsilon(mechanism):
     # 1e6 coordinates, 100 rounds, 100 clients: what floats may have done costs little
-    claim = mechanism.claims(context_of(mechanism, range(100), (1_000_000,)))[-1]
+    claim = mechanism.claims(make_context(mechanism, range(100), (1_000_000,)))[-1]
     assert any("paid for in epsilon and delta" in text for text in claim.assumptions)
     price = 100 * claim.slack.log_ratio, 100 * claim.slack.distance
     assert 0.0 < price[0] < 0.03
@@ -263,7 +263,7 @@ def test_the_slack_is_stated_and_leaves_an_epsilon(mechanism):
 
 def test_large_cohorts_with_little_noise_get_a_higher_cap():
     # figure 9 at n = 5,000: epsilon 10 under zero-out is 0.25 times the sensitivity under substitution
-    mechanism, context = AggregateGaussian(10.0, 0.25), context_of(GAUSSIAN[2], range(5000), (20,))
+    mechanism, context = AggregateGaussian(10.0, 0.25), make_context(GAUSSIAN[2], range(5000), (20,))
     assert mechanism.least_scale_bits(context) == 44
     assert mechanism.law_error(context).log_ratio < 2.0**-24
     low, high = mechanism.symbol_range(context, PublicRandomness(SeededKeys(0), 0))
@@ -271,13 +271,13 @@ def test_large_cohorts_with_little_noise_get_a_higher_cap():
     plenty = AggregateGaussian(10.0, 3.0)
     assert plenty.least_scale_bits(context) == 47
     assert plenty.law_error(context).log_ratio < mechanism.law_error(context).log_ratio
-    assert mechanism.least_scale_bits(context_of(mechanism, range(100), (20,))) == LEAST_SCALE_BITS
+    assert mechanism.least_scale_bits(make_context(mechanism, range(100), (20,))) == LEAST_SCALE_BITS
 
 
 def test_the_capped_error_is_still_gaussian():
     # 2^-40, the highest cap; false alarm 1e-4
     mechanism = AggregateGaussian(2.0, 2e-6, entropy_code="elias")
-    context = context_of(mechanism, range(10), (DIM,))
+    context = make_context(mechanism, range(10), (DIM,))
     assert mechanism.least_scale_bits(context) == 40
     assert stats.kstest(errors(mechanism, 10, "random"), "norm").pvalue > 1e-4
 
@@ -296,7 +296,7 @@ GOLDEN = {
 @pytest.mark.parametrize("threads", [1, 2])
 def test_golden_messages_whatever_the_number_of_threads(mechanism, threads):
     # 150,007 coordinates in three segments: ten chunks, so that two threads really share them
-    context = context_of(mechanism, range(3), (100_000, 7, 50_000), radius=0.1)
+    context = make_context(mechanism, range(3), (100_000, 7, 50_000), radius=0.1)
     updates = 0.05 * torch.randn(3, context.dim, generator=torch.Generator().manual_seed(0))
     updates[:, 5000:9000] *= 100
     before = torch.get_num_threads()
@@ -331,7 +331,7 @@ def test_a_budget_asks_for_exactly_its_noise():
 @pytest.mark.parametrize("value", [-1.0, 1.0])
 def test_a_fixed_length_holds_every_symbol_and_is_the_papers(mechanism, value):
     # all of the norm in one coordinate is as far as an input gets; proposition 2 counts 2 + t / step symbols
-    context = context_of(mechanism, range(3), (2000,))
+    context = make_context(mechanism, range(3), (2000,))
     spikes = torch.zeros(3, 2000)
     spikes[:, 7] = value
     message = encode(mechanism, spikes, context)
@@ -356,6 +356,6 @@ def test_one_laplace_message_errs_as_laplace_and_claims_nothing(layering):
     assert stats.kstest(error, stats.laplace(scale=math.sqrt(0.5)).cdf).pvalue > 1e-4
     assert stats.kstest(error, "norm").pvalue < 1e-10
     assert not mechanism.gaussian_error
-    claims = mechanism.claims(context_of(mechanism, range(5), (10,)))
+    claims = mechanism.claims(make_context(mechanism, range(5), (10,)))
     assert all(isinstance(claim.loss, NonPrivate) for claim in claims)
     assert {claim.adversary for claim in claims} == set(Adversary)

@@ -7,7 +7,7 @@ from scipy import stats
 import lightning_fedq as fedq
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.secagg.simulation import Aggregation
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 DIM, SIZE = 20_000, 6
 
@@ -29,7 +29,7 @@ def aggregation(mechanism, context):
 )
 @pytest.mark.parametrize("dropped", [(), (1, 4)])
 def test_the_masked_sum_is_the_sum(mechanism, dropped):
-    context = context_of(mechanism, range(SIZE), (DIM,))
+    context = make_context(mechanism, range(SIZE), (DIM,))
     updates = torch.randn(SIZE, DIM, generator=torch.Generator().manual_seed(0))
     updates = updates / updates.norm(dim=1, keepdim=True)
     symbols = encode(mechanism, updates, context).symbols

@@ -9,7 +9,7 @@ from lightning_fedq.functional.one_bit import threshold_coin as ob
 from lightning_fedq.keys.randomness import ClientRandomness, RootKeys
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
 from tests.functional.one_bit.closed_forms import mean_mse
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 DRAWS = 200_000
 ALL = [LDPQ(1.0), *[CorBin(1.0, bits) for bits in (0, 1, 2, 5, 8, 9, 16, 17, 31, 32, None)]]
@@ -18,7 +18,7 @@ ALL = [LDPQ(1.0), *[CorBin(1.0, bits) for bits in (0, 1, 2, 5, 8, 9, 16, 17, 31,
 def bits_of(mechanism, values, clients=None, seed=0, radius=1.0):
     """`(clients, DRAWS)` bits, each client holding one value in every coordinate."""
     clients = tuple(range(len(values))) if clients is None else clients
-    context = context_of(mechanism, clients, (DRAWS,), radius=radius)
+    context = make_context(mechanism, clients, (DRAWS,), radius=radius)
     updates = torch.tensor(values)[:, None].expand(-1, DRAWS)
     return encode(mechanism, updates, context, clients, seed).symbols, context
 
@@ -78,7 +78,7 @@ def test_no_shared_bit_no_pair_and_no_privacy_of_ones_own_are_ldp_fl_bit_for_bit
 def test_swapping_the_roles_of_a_pair_changes_bits_but_not_the_law():
     values, mechanism = (0.3, -0.2), CorBin(1.0, 3)
     first, _ = bits_of(mechanism, values, (0, 1))
-    context = context_of(mechanism, (1, 0), (DRAWS,))
+    context = make_context(mechanism, (1, 0), (DRAWS,))
     second = encode(mechanism, torch.tensor(values)[:, None].expand(-1, DRAWS), context).symbols
     assert not torch.equal(first, second)
     law = ob.pair_law(*(ob.one_probability(v, 0.0, 1.0, 1.0) for v in values), 3)
@@ -90,7 +90,7 @@ def test_swapping_the_roles_of_a_pair_changes_bits_but_not_the_law():
 def test_secure_keys_couple_pairs_too():
     """A pair of equal extreme inputs at d = unlimited: outputs agree only as often as 2q - 1 says."""
     mechanism, keys = CorBin(1.0, None), RootKeys()
-    context = context_of(mechanism, (0, 1), (DRAWS,))
+    context = make_context(mechanism, (0, 1), (DRAWS,))
     bits = mechanism.encode(torch.zeros(2, DRAWS), context, ClientRandomness(keys, (0, 1), 0)).symbols
     assert int((bits[0] == bits[1]).sum()) == 0
 
@@ -106,7 +106,7 @@ def test_group_sizes():
 def test_a_radius_without_an_inverse_is_refused(radius):
     """0 / radius would be 0 * inf: a bit that is never one, where its chance must be at least lo."""
     with pytest.raises(ValueError, match="radius must be > 0 in every segment, 1e-300 at least"):
-        context_of(LDPQ(1.0), (0,), (4,), radius=radius)
+        make_context(LDPQ(1.0), (0,), (4,), radius=radius)
 
 
 def test_both_paths_agree_at_the_smallest_radius():

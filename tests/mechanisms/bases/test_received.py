@@ -4,7 +4,7 @@ import torch
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import MVU, JoPEQ, SignRR
 from lightning_fedq.mechanisms.bases.received import check_received
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 
 def test_messages_and_their_sums():
@@ -18,7 +18,7 @@ def test_messages_and_their_sums():
 
 @pytest.mark.parametrize("mechanism", [SignRR(1.0), SignRR(1.0, "majority"), JoPEQ(1.0), MVU(1.0)], ids=repr)
 def test_a_server_refuses_what_nobody_can_have_sent(mechanism):
-    context, public = context_of(mechanism, (0, 1)), PublicRandomness(SeededKeys(0), 0)
+    context, public = make_context(mechanism, (0, 1)), PublicRandomness(SeededKeys(0), 0)
     with pytest.raises(ValueError, match=r"messages must have shape \(2, 8\)"):
         mechanism.decode(torch.zeros(2, 7, dtype=torch.int64), (0, 1), context, public)
     with pytest.raises(ValueError, match="drop the client that sent something else"):

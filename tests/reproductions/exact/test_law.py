@@ -20,7 +20,7 @@ from reproductions.exact.law import (
     distance,
     exact_law,
 )
-from tests.one_round import context_of, decode, encode
+from tests.one_round import decode, encode, make_context
 
 EXACT = {
     "LayeredGaussian, direct": LayeredGaussian,
@@ -34,7 +34,7 @@ def test_a_block_errs_as_the_mechanism_itself(name):
     """Encode and decode of the same clients, streams and inputs."""
     n = 3
     mechanism = EXACT[name](1.0, (n / BLOCK) ** 0.5 / (2 * EDGE))
-    context = context_of(mechanism, range(n), (BLOCK,), round=4)
+    context = make_context(mechanism, range(n), (BLOCK,), round=4)
     updates = torch.full((n, BLOCK), (1.0 - 1e-9) / BLOCK**0.5, dtype=torch.float64)
     message = encode(mechanism, updates, context)
     error = decode(mechanism, message.symbols, context.cohort, context).double() - updates.sum(0)

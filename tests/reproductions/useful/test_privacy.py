@@ -13,7 +13,7 @@ from lightning_fedq.secagg import SecAgg
 from reproductions.__main__ import main
 from reproductions.useful import privacy
 from tests.described import privacy_report
-from tests.one_round import context_of
+from tests.one_round import make_context
 
 FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
 needs_mnist = pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no MNIST here")
@@ -53,7 +53,7 @@ def test_the_table_tunes_calibrates_and_says_what_was_spent(tmp_path, monkeypatc
     coins = parse_mechanism(results["RotatedCoins"]["mechanism"])
     report = privacy_report(
         coins,
-        context_of(coins, tuple(range(60)), (7850,)),
+        make_context(coins, tuple(range(60)), (7850,)),
         rounds=3,
         delta=1e-3,
         secure_aggregation=True,
@@ -63,7 +63,7 @@ def test_the_table_tunes_calibrates_and_says_what_was_spent(tmp_path, monkeypatc
     assert spent == pytest.approx(report.row(Adversary.SECAGG_SERVER).epsilon_run, rel=1e-3)
     assert 7.9 < spent <= 8.0
     assert float(results["RotatedAxes"]["update_bits"]) == pytest.approx(14 / 7850)
-    masked = SecAgg(run="accounted").layout(coins, context_of(coins, tuple(range(60)), (7850,)), None)
+    masked = SecAgg(run="accounted").layout(coins, make_context(coins, tuple(range(60)), (7850,)), None)
     assert float(results["RotatedCoins"]["update_bits"]) == pytest.approx(
         8 * masked.num_bytes / 7850, rel=0.01
     )

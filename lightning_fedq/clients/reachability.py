@@ -56,14 +56,14 @@ _MOST, _NAMED = 500_000, 2_000
 """Objects of one global that are looked at, and those that are noted though the world did not meet them."""
 
 
-def reached_by(used: Iterable[Any], met: Container[int] = ()) -> dict[int, tuple[Any, str]]:
+def find_reachable(objects: Iterable[Any], known_ids: Container[int] = ()) -> dict[int, tuple[Any, str]]:
     """Objects that code reaches by a name of its own, by `id`, with that name.
 
     A global is followed to its end, or to the first half of a million objects, which is said.
 
     Args:
-        used: Functions and classes of a training's objects; those of libraries are passed over.
-        met: By `id`, what matters of a large global: objects that the world holds.
+        objects: Functions and classes of a training's objects; those of libraries are passed over.
+        known_ids: By `id`, what matters of a large global: objects that the world holds.
 
     Example:
         >>> class Step:
@@ -71,92 +71,92 @@ def reached_by(used: Iterable[Any], met: Container[int] = ()) -> dict[int, tuple
         ...     seen: list[int] = []
         ...     def __call__(self) -> int:
         ...         return len(self.seen)
-        >>> [name for _, name in reached_by([Step]).values()]
+        >>> [name for _, name in find_reachable([Step]).values()]
         ['Step.seen']
     """
     found: dict[int, tuple[Any, str]] = {}
-    for value, way, number in _walk(used):
+    for value, way, number in _walk(objects):
         if (
             not isinstance(value, _PLAIN)
             and value is not _NOTHING
-            and (number < _NAMED or id(value) in met or isinstance(value, pl.Trainer))
+            and (number < _NAMED or id(value) in known_ids or isinstance(value, pl.Trainer))
         ):
             found.setdefault(id(value), (value, way))
     return found
 
 
-def state_named_by(used: Iterable[Any]) -> list[tuple[str, Any]]:
+def find_named_state(objects: Iterable[Any]) -> list[tuple[str, Any]]:
     """Ways and values of what code names past its own, with all that it holds, numbers and text, too.
 
     Example:
         >>> class Step:
         ...     __module__ = "training"
         ...     mean, seen = 1.5, [2]
-        >>> state_named_by([Step])
+        >>> find_named_state([Step])
         [('Step.mean', 1.5), ('Step.seen', [2])]
     """
-    return [(way, value) for value, way, number in _walk(used) if way and number < _NAMED]
+    return [(way, value) for value, way, number in _walk(objects) if way and number < _NAMED]
 
 
 def _walk(used: Iterable[Any]) -> Iterator[tuple[Any, str, int]]:
     """Everything that code names, with the way to it and its number behind one name."""
-    code, seen, walked = deque(one for one in used if not of_a_library(one)), set[int](), set[int]()
+    code, seen, walked = deque(one for one in used if not is_library_code(one)), set[int](), set[int]()
     copied = {id(one) for one in code}  # functions with their cells, where a client's objects hold them
     while code:
         one = code.popleft()
         if id(one) in seen:
             continue
         seen.add(id(one))
-        for value, name in _named_in(one, id(one) in copied):
+        for value, name in _named_objects(one, id(one) in copied):
             if isinstance(value, _PLAIN):
                 yield value, name, 0
             for number, (held, way) in enumerate(_contents(value, name, walked)):
-                if isinstance(held, (*_CODE, type)) or "__wrapped__" in _attributes_of(held):
+                if isinstance(held, (*_CODE, type)) or "__wrapped__" in _get_attributes(held):
                     called = getattr(held, "__func__", held)
-                    if not (of_a_library(called) or (number and _is_installed(called))):
+                    if not (is_library_code(called) or (number and _is_installed(called))):
                         code.append(called)
                 if not isinstance(held, (*_CODE, type)):
                     yield held, way, number
 
 
-def of_a_library(one: Any) -> bool:
+def is_library_code(value: Any) -> bool:
     """Is it code of Python, of torch, of this package or the like, which carries nothing of a training?"""
-    return str(getattr(one, "__module__", "") or "").partition(".")[0] in _LIBRARIES
+    return str(getattr(value, "__module__", "") or "").partition(".")[0] in _LIBRARIES
 
 
-def _is_installed(one: Any) -> bool:
+def _is_installed(value: Any) -> bool:
     """Is it of a package's code, whose registries lead to all of the package?"""
-    module = sys.modules.get(str(getattr(one, "__module__", "")))
+    module = sys.modules.get(str(getattr(value, "__module__", "")))
     return module is None or "site-packages" in str(getattr(module, "__file__", ""))
 
 
-def _is_machinery(one: Any) -> bool:
+def _is_fit_library(value: Any) -> bool:
     """Is it of a library that knows the whole fit, as `Federated` does?"""
-    root = type(one).__module__.partition(".")[0]
+    root = type(value).__module__.partition(".")[0]
     return root in _LIBRARIES and root not in sys.stdlib_module_names
 
 
-def _named_in(one: Any, copied: bool) -> Iterator[tuple[Any, str]]:
+def _named_objects(value: Any, copied: bool) -> Iterator[tuple[Any, str]]:
     """Objects that a function or a class names, with the name. Not in its cells, where these are copied."""
-    if isinstance(one, type):
-        for base in one.__mro__:
-            if not of_a_library(base):
+    if isinstance(value, type):
+        for base in value.__mro__:
+            if not is_library_code(base):
                 values = ((v, f"{base.__name__}.{n}") for n, v in vars(base).items() if n[:2] != "__")
                 yield from values
                 yield from (
                     (vars(base)[n], n) for n in ("__new__", "__init__", "__call__") if n in vars(base)
                 )
         return
-    if isinstance(one, property):
-        yield from ((part, "") for part in (one.fget, one.fset, one.fdel) if part is not None)
-    yield from ((getattr(one, part), "") for part in ("func", "__wrapped__") if hasattr(one, part))
-    if isinstance(one, types.FunctionType):
-        cells = () if copied else one.__closure__ or ()
-        for name, cell in zip(one.__code__.co_freevars, cells, strict=not copied):
+    if isinstance(value, property):
+        yield from ((part, "") for part in (value.fget, value.fset, value.fdel) if part is not None)
+    yield from ((getattr(value, part), "") for part in ("func", "__wrapped__") if hasattr(value, part))
+    if isinstance(value, types.FunctionType):
+        cells = () if copied else value.__closure__ or ()
+        for name, cell in zip(value.__code__.co_freevars, cells, strict=not copied):
             if cell != types.CellType() and name != "__class__":
                 yield cell.cell_contents, name
-        for code in _codes(one.__code__):
-            yield from _globals_of(code, one.__globals__)
+        for code in _codes(value.__code__):
+            yield from _reachable_globals(code, value.__globals__)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -167,7 +167,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 @functools.lru_cache(2**16)  # a data set of Hugging Face reaches 19,000, in the same order for each world
-def _named_by(code: types.CodeType) -> tuple[set[tuple[str, bool]], set[str]]:
+def _loaded_names(code: types.CodeType) -> tuple[set[tuple[str, bool]], set[str]]:
     """Globals that code loads or stores, whether only to read a Trainer's setting, and what it imports."""
     loaded, imported = set[tuple[str, bool]](), set[str]()
     for one, behind in pairwise((*dis.get_instructions(code), None)):
@@ -179,11 +179,11 @@ def _named_by(code: types.CodeType) -> tuple[set[tuple[str, bool]], set[str]]:
     return loaded, imported
 
 
-def _globals_of(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+def _reachable_globals(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
     modules = {} if "site-packages" in str(names.get("__file__", "")) else sys.modules
     if not any(name in names or name in modules for name in code.co_names):
         return
-    loads, imported = _named_by(code)
+    loads, imported = _loaded_names(code)
     loaded = {n for n, setting in loads if not (setting and isinstance(names.get(n), pl.Trainer))}
     values = {name: names[name] for name in loaded & names.keys()}
     values = {name: modules[name] for name in imported & modules.keys()} | values
@@ -214,31 +214,35 @@ def _contents(value: Any, name: str, seen: set[int]) -> Iterator[tuple[Any, str]
                 "client's objects share with the rest becomes two objects; name it by self alone"
             )
             return
-        if not isinstance(one, _ENDS) and not _is_machinery(one):
-            queue.extend((held, own) for held, own in _held_by(one, way) if not isinstance(held, _PLAIN))
+        if not isinstance(one, _ENDS) and not _is_fit_library(one):
+            queue.extend(
+                (held, own) for held, own in _contained_values(one, way) if not isinstance(held, _PLAIN)
+            )
 
 
-def _held_by(one: Any, way: str) -> Iterator[tuple[Any, str]]:
-    if isinstance(one, dict):
+def _contained_values(value: Any, path: str) -> Iterator[tuple[Any, str]]:
+    if isinstance(value, dict):
         yield from (
-            (held, f"{way}[{key!r:.40}]") for key, held in one.items() if not isinstance(held, _PLAIN)
+            (held, f"{path}[{key!r:.40}]") for key, held in value.items() if not isinstance(held, _PLAIN)
         )
-        yield from ((key, way) for key in one)
-    elif isinstance(one, list | tuple | set | deque):
-        yield from ((held, f"{way}[{n}]") for n, held in enumerate(one) if not isinstance(held, _PLAIN))
-    own = _attributes_of(one)
+        yield from ((key, path) for key in value)
+    elif isinstance(value, list | tuple | set | deque):
+        yield from ((held, f"{path}[{n}]") for n, held in enumerate(value) if not isinstance(held, _PLAIN))
+    own = _get_attributes(value)
     if own:
-        yield own, way
-        yield from ((held, f"{way}.{key}") for key, held in own.items())
-    if isinstance(one, functools._lru_cache_wrapper):
-        wrapped = one.__wrapped__
-        yield from ((held, f"what {way} has cached") for held in gc.get_referents(one) if held is not wrapped)
-    elif isinstance(one, functools.partial | types.MethodType) or hasattr(type(one), "__slots__"):
+        yield own, path
+        yield from ((held, f"{path}.{key}") for key, held in own.items())
+    if isinstance(value, functools._lru_cache_wrapper):
+        wrapped = value.__wrapped__
         yield from (
-            (held, way) for held in gc.get_referents(one) if held is not own and held is not type(one)
+            (held, f"what {path} has cached") for held in gc.get_referents(value) if held is not wrapped
+        )
+    elif isinstance(value, functools.partial | types.MethodType) or hasattr(type(value), "__slots__"):
+        yield from (
+            (held, path) for held in gc.get_referents(value) if held is not own and held is not type(value)
         )
 
 
-def _attributes_of(one: Any) -> dict[str, Any]:
-    own = getattr(one, "__dict__", None)
+def _get_attributes(value: Any) -> dict[str, Any]:
+    own = getattr(value, "__dict__", None)
     return own if isinstance(own, dict) else {}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.hooks import trains_with_clients
-from lightning_fedq.flower.settings import of_each_client
+from lightning_fedq.flower.settings import is_per_client
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OWN = (
@@ -60,11 +60,13 @@ def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.Lightni
         made = module()
         trainer: Any = quiet_trainer(arguments)
         words = {name: repr(of(trainer)) for name, of in _OF_TRAINERS.items()}  # 1 is a batch, 1.0 are all
-        words["callbacks"] = ", ".join(sorted(_words(c) for c in trainer.callbacks if acts(c))) or "none"
+        words["callbacks"] = (
+            ", ".join(sorted(_describe_value(c) for c in trainer.callbacks if changes_training(c))) or "none"
+        )
         words["module"] = f"{type(made).__module__.rpartition('.')[2]}.{type(made).__qualname__}"
         fixed = {name: layer.sha256 for name, layer in made.named_modules() if hasattr(layer, "sha256")}
         words |= {f"sha256 of {name}": found for name, found in fixed.items()}  # it does not travel
-        found = _of_optimizers(made)
+        found = _describe_optimizers(made)
     if found is None:  # it asks its Trainer, of the length of the fit say
         return {**words, "optimizer": "made in a fit", "max_epochs": repr(arguments.get("max_epochs"))}
     return {**words, **found}
@@ -83,12 +85,12 @@ def callbacks_in(arguments: Mapping[str, Any]) -> Sequence[Any]:
     return given if isinstance(given, Sequence) else (given,)
 
 
-def acts(callback: Any) -> bool:
+def changes_training(callback: Any) -> bool:
     """Does a callback change what clients train?"""
-    return trains_with_clients(callback) or of_each_client(callback) or isinstance(callback, _OF_THE_FIT)
+    return trains_with_clients(callback) or is_per_client(callback) or isinstance(callback, _OF_THE_FIT)
 
 
-def _of_optimizers(module: pl.LightningModule) -> dict[str, str] | None:
+def _describe_optimizers(module: pl.LightningModule) -> dict[str, str] | None:
     """Optimisers and schedules with their numbers. None where making them takes a fit."""
     parse: Any = pl.core.optimizer._configure_optimizers  # type: ignore[attr-defined]
     try:
@@ -113,26 +115,30 @@ def _schedule(scheduler: Any) -> str:
 
 
 def _pairs(values: Mapping[Any, Any]) -> str:
-    return ", ".join(f"{name}={_words(values[name])}" for name in sorted(values, key=str))
+    return ", ".join(f"{name}={_describe_value(values[name])}" for name in sorted(values, key=str))
 
 
-def _words(value: Any, depth: int = 3) -> str:
+def _describe_value(value: Any, depth: int = 3) -> str:
     """A value in words that do not hang on the process: plain numbers, containers, attributes."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, Tensor):
         return repr(value.item()) if value.numel() == 1 else f"a tensor of {tuple(value.shape)}"
     if isinstance(value, functools.partial):
-        return f"{_words(value.func)}({_words(value.args)}, {_pairs(value.keywords)})"
+        return f"{_describe_value(value.func)}({_describe_value(value.args)}, {_pairs(value.keywords)})"
     if isinstance(value, Mapping):
         return f"{{{_pairs(value)}}}" if depth else "{...}"
     if isinstance(value, list | tuple | set | frozenset):
-        parts = [_words(one, depth - 1) for one in value] if depth else ["..."]
+        parts = [_describe_value(one, depth - 1) for one in value] if depth else ["..."]
         return f"[{', '.join(sorted(parts) if isinstance(value, set | frozenset) else parts)}]"
     if hasattr(value, "training_words"):
         return str(value.training_words())
     if hasattr(value, "__qualname__"):
         return str(value.__qualname__)
     own = vars(value) if depth and hasattr(value, "__dict__") else {}
-    parts = [f"{name}={_words(held, depth - 1)}" for name, held in sorted(own.items()) if name != "trainer"]
+    parts = [
+        f"{name}={_describe_value(held, depth - 1)}"
+        for name, held in sorted(own.items())
+        if name != "trainer"
+    ]
     return f"{type(value).__qualname__}({', '.join(parts)})"

@@ -21,16 +21,16 @@ def num_marked(fraction: float, items: int) -> int:
     return min(max(math.floor(fraction * items + 1e-9), 1), items)  # 0.29 * 100 is a little below 29
 
 
-def most_drawn(items: int, marked: int, drawn: int, chance: float) -> int:
+def hypergeometric_quantile(items: int, marked: int, drawn: int, chance: float) -> int:
     """Marked ones among the drawn, which are exceeded with probability `chance` at most (hypergeometric).
 
     Example:
-        >>> most_drawn(1000, 20, 100, 1e-6)
+        >>> hypergeometric_quantile(1000, 20, 100, 1e-6)
         10
     """
     counts = np.arange(min(marked, drawn), 0, -1)
     # by log-chances: scipy's quantile takes 1 - chance, and 1e-16 and less is lost in that
-    beyond = np.logaddexp2.accumulate(log2_drawn(items, marked, drawn, counts))
+    beyond = np.logaddexp2.accumulate(log2_hypergeometric(items, marked, drawn, counts))
     return len(counts) - int((beyond <= math.log2(chance)).sum())
 
 
@@ -41,7 +41,7 @@ def log2_choose(n: ArrayLike, k: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(ways / math.log(2))
 
 
-def log2_drawn(items: int, marked: ArrayLike, drawn: int, counts: ArrayLike) -> NDArray[np.float64]:
+def log2_hypergeometric(items: int, marked: ArrayLike, drawn: int, counts: ArrayLike) -> NDArray[np.float64]:
     """log2 of the chance that so many of the drawn are marked (hypergeometric)."""
     rest = log2_choose(items - np.asarray(marked), drawn - np.asarray(counts))
     return log2_choose(marked, counts) + rest - log2_choose(items, drawn)

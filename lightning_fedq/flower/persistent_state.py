@@ -24,7 +24,7 @@ Attempt = tuple[int, int]
 NEVER: Attempt = (-1, -1)
 
 
-class KeptState:
+class PersistentState:
     """A client's state, in its folder.
 
     Args:
@@ -44,33 +44,34 @@ class KeptState:
             RefusedError: If a file is damaged, or another client's.
         """
         open, kept = self._read(_OPEN), self._read(_KEPT)
-        if open is not None and _at(open) == counted:
+        if open is not None and _get_attempt(open) == counted:
             self._store.move_tensors(_OPEN, _KEPT)
             kept = open
         elif open is not None:
             spent = {name: open["state"][name] for name in _SPENT if name in open["state"]}
             if spent:
                 old = {} if kept is None else kept["state"]
-                kept = {"at": list(_at(kept)), "owner": self._owner, "state": {**old, **spent}}
+                kept = {"at": list(_get_attempt(kept)), "owner": self._owner, "state": {**old, **spent}}
                 # first: after a crash here the open file is settled again
                 self._store.put_tensors(_KEPT, kept)
             self._store.drop(_OPEN)
-        if _at(kept) != counted:
+        if _get_attempt(kept) != counted:
             rank_zero_warn(
                 f"the server has last counted round {counted[0] + 1} of this client, and what it keeps is of "
-                f"round {_at(kept)[0] + 1} (0 is none): one of the two folders was set back. The client goes "
+                f"round {_get_attempt(kept)[0] + 1} (0 is none): one of the two folders was set back. The "
+                "client goes "
                 "on with what it has"
             )
         return {} if kept is None else dict(kept["state"])
 
-    def keep(self, at: Attempt, state: State) -> None:
+    def keep(self, attempt: Attempt, state: State) -> None:
         """Keep what a round has left, until it is known whether it counts.
 
         Args:
-            at: Round and attempt.
+            attempt: Round and attempt.
             state: State after it.
         """
-        self._store.put_tensors(_OPEN, {"at": list(at), "owner": self._owner, "state": state})
+        self._store.put_tensors(_OPEN, {"at": list(attempt), "owner": self._owner, "state": state})
 
     def _read(self, name: str) -> dict[str, Any] | None:
         lost = "delete it, and the client begins anew with what it keeps for itself; the federation goes on"
@@ -102,5 +103,5 @@ def check_names(state: State, names: Sequence[str]) -> None:
         )
 
 
-def _at(kept: dict[str, Any] | None) -> Attempt:
-    return NEVER if kept is None else (int(kept["at"][0]), int(kept["at"][1]))
+def _get_attempt(saved: dict[str, Any] | None) -> Attempt:
+    return NEVER if saved is None else (int(saved["at"][0]), int(saved["at"][1]))

@@ -86,7 +86,7 @@ class ClientDatasets(ConcatDataset[Any]):
         super().__init__(datasets)
         self._open = set[int]()
 
-    def close_others(self, indices: Sequence[int]) -> None:
+    def close_unused(self, indices: Sequence[int]) -> None:
         """Close data sets that are open and hold none of these samples, which are read next."""
         now = {bisect_right(self.cumulative_sizes, index) for index in indices}
         now = {client for client in now if isinstance(self.datasets[client], ClientData)}

@@ -7,7 +7,7 @@ memory is cloned at each load.
 
 Outside, and the same for all clients, are classes, modules, functions without memory, data sets and loaders,
 loggers, threads, what the command line and the compiler hold, objects whose `__deepcopy__` returns
-themselves, and those that the training's code also names by a global (`clients.reached`): modules and
+themselves, and those that the training's code also names by a global (`clients.reachability`): modules and
 tensors only as long as they are frozen. Random generators
 begin anew with each load, from a seed of the client's own. What has no bytes (an open file, a running
 generator) is refused by the way to it.
@@ -46,7 +46,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.reached import of_a_library, reached_by
+from lightning_fedq.clients.reachability import find_reachable, is_library_code
 from lightning_fedq.data.generator_turns import GENERATORS, is_of_the_process, new_generator
 
 _OUTSIDE: tuple[type, ...] = (
@@ -77,24 +77,25 @@ _OFTEN = 16
 _ROOTS = ("", "optimizers", "lr_scheduler_configs", "precision_plugin", "callbacks", "datamodule", "trainer")
 
 
-class NotCarriedError(ValueError):
+class NotCopyableError(ValueError):
     """Something that a training holds has no bytes, so that clients would share it.
 
     Args:
-        why: What Python says.
-        way: Keys and attributes that lead to it, the outermost first.
+        reason: What Python says.
+        path: Keys and attributes that lead to it, the outermost first.
         cure: What to do about this kind of object; "" is what helps with any.
     """
 
-    def __init__(self, why: str, way: Sequence[str], cure: str = "") -> None:
-        super().__init__(why, way, cure)
-        self.why, self.way, self.cure = why, way, cure
+    def __init__(self, reason: str, path: Sequence[str], cure: str = "") -> None:
+        super().__init__(reason, path, cure)
+        self.reason, self.path, self.cure = reason, path, cure
 
     def __str__(self) -> str:
         """The way to it, and the cure."""
-        if not self.way:
+        if not self.path:
             return (
-                f"every client trains in a world of its own, loaded from bytes, and {self.why}; {self.cure}"
+                f"every client trains in a world of its own, loaded from bytes, and {self.reason}; "
+                f"{self.cure}"
             )
         cure = self.cure or (
             "give its class a __deepcopy__(self, memo) that returns self (all clients then share it) or a "
@@ -102,11 +103,11 @@ class NotCarriedError(ValueError):
         )
         return (
             "every client trains in a world of its own, loaded from bytes, and "
-            f"{''.join(self.way).lstrip('.')} can't be pickled: {self.why}; {cure}"
+            f"{''.join(self.path).lstrip('.')} can't be pickled: {self.reason}; {cure}"
         )
 
 
-class _Left(NamedTuple):
+class _Placeholder(NamedTuple):
     """Stands for something that is not in the bytes: a "memory", or an "original"."""
 
     kind: str
@@ -117,38 +118,38 @@ class Twin(NamedTuple):
     """Stands for a new object with attributes of its own, and those of another one, which are not copied.
 
     Args:
-        of: Object that it stands beside.
-        own: Attributes of the new object alone.
+        original: Object that it stands beside.
+        attributes: Attributes of the new object alone.
         kind: Class of the new object; None is that of the other.
-        apart: Whether the new object has none of the other's attributes.
+        is_separate: Whether the new object has none of the other's attributes.
     """
 
-    of: Any
-    own: dict[str, Any]
+    original: Any
+    attributes: dict[str, Any]
     kind: type | None = None
-    apart: bool = False
+    is_separate: bool = False
 
 
-class Outside(NamedTuple):
+class SharedObject(NamedTuple):
     """Stands for an object that is the same for all clients, whether or not the world has one like it."""
 
-    one: Any
+    value: Any
 
 
-class World:
+class Snapshot:
     """Beginning of every client, as bytes.
 
     Args:
         roots: What a client is given, with all that it leads to.
         shared: Objects that stay outside.
         twins: What a client has in the places of some objects.
-        reached: What code reaches by names of its own, of an earlier world; None looks.
+        reachable: What code reaches by names of its own, of an earlier world; None looks.
 
     Raises:
-        NotCarriedError: If something in it has no bytes, or code names a module in it by a global.
+        NotCopyableError: If something in it has no bytes, or code names a module in it by a global.
 
     Attributes:
-        reached: The same, to hand on.
+        reachable: The same, to hand on.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class World:
         roots: Sequence[Any],
         shared: Sequence[Any] = (),
         twins: Sequence[Twin] = (),
-        reached: dict[int, tuple[Any, str]] | None = None,
+        reachable: dict[int, tuple[Any, str]] | None = None,
     ) -> None:
         self.table: list[Any] = []
         self._numbers: dict[int, int] = {}
@@ -165,9 +166,9 @@ class World:
         self._overlap = False
         self.fixed: dict[int, Any] = {}
         self._used: dict[int, Tensor] = {}
-        self.twins = {id(twin.of): twin for twin in twins}
+        self.twins = {id(twin.original): twin for twin in twins}
         for one in shared:
-            self.keep(one)
+            self.add_shared(one)
         modules = [part for root in roots if isinstance(root, nn.Module) for part in root.modules()]
         tensors = [t for part in modules for t in (*part.parameters(False), *part.buffers(False))]
         self.by_id = {id(one): one for one in (*modules, *tensors)}
@@ -176,14 +177,14 @@ class World:
         groups = [g for one in optimizers if isinstance(one, Optimizer) for g in one.param_groups]
         self._trained = {id(parameter) for group in groups for parameter in group["params"]}
         self._frozen: list[tuple[str, Any, list[str], list[tuple[nn.Module, bool]]]] = []
-        self.reached: dict[int, tuple[Any, str]] = reached or {}
+        self.reachable: dict[int, tuple[Any, str]] = reachable or {}
         self.code, self.met = dict[int, Any](), set[int]()
         self.generators = list[Any]()
         self._bytes, self._loads = self._dump(list(roots)), 0
-        if reached is None:
-            self.reached = reached_by(self.code.values(), self.met)
+        if reachable is None:
+            self.reachable = find_reachable(self.code.values(), self.met)
             self._refuse_originals()
-            if self.met & self.reached.keys():
+            if self.met & self.reachable.keys():
                 self._bytes = self._dump(list(roots))
         if self._overlap:  # the whole of a memory was found after a part of it
             self._pieces.sort(key=lambda piece: piece[1] - piece[2])
@@ -194,19 +195,19 @@ class World:
         file = io.BytesIO()
         pickler = self._pickler = _Pickler(file, self)
         try:
-            pickler.dump(([twin.of for twin in self.twins.values()], roots, list(self.twins.values())))
-        except NotCarriedError:
+            pickler.dump(([twin.original for twin in self.twins.values()], roots, list(self.twins.values())))
+        except NotCopyableError:
             raise
         except Exception as error:
             last = pickler.last
             cure = next((text for kind, text in _CURES.items() if isinstance(last, kind)), "")
             why = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
-            raise NotCarriedError(why, _way(roots, last), cure) from error
+            raise NotCopyableError(why, _find_path(roots, last), cure) from error
         return file.getvalue()
 
-    def shares_with(self, other: World) -> list[Any]:
+    def shared_objects(self, other_snapshot: Snapshot) -> list[Any]:
         """Objects that a client's copy changes and that another world has, and generators that any has."""
-        mine, theirs = self.copied(), other.copied()
+        mine, theirs = self.copied(), other_snapshot.copied()
         return [one for key, one in mine.items() if key in theirs] + self.generators
 
     def copied(self) -> dict[int, Any]:
@@ -222,7 +223,7 @@ class World:
             self.table.append(value)
         return number
 
-    def keep(self, value: Any) -> int:
+    def add_shared(self, value: Any) -> int:
         """Leave an object outside. Returns its place."""
         self._kept.add(id(value))
         return self.number(value)
@@ -231,38 +232,40 @@ class World:
         """The place of an object that stays outside."""
         if id(value) in self._kept:
             return self._numbers[id(value)]
-        name = self.reached[id(value)][1] if id(value) in self.reached else ""
-        if not name and self.reached:
-            name = self.reached.get(id(getattr(value, "__dict__", None)), (None, ""))[1]
+        name = self.reachable[id(value)][1] if id(value) in self.reachable else ""
+        if not name and self.reachable:
+            name = self.reachable.get(id(getattr(value, "__dict__", None)), (None, ""))[1]
         if not name:
             return None
         if id(value) in self.by_id or isinstance(value, Optimizer | pl.LightningModule):
-            if id(value) not in self.by_id or id(value) in self._trained or _learns(value):
-                raise _named_twice(name, value)
-            self._frozen.append((name, value, _sums(value), _modes(value)))
-        return self.keep(value)
+            if id(value) not in self.by_id or id(value) in self._trained or _is_trainable(value):
+                raise _name_clash_error(name, value)
+            self._frozen.append((name, value, _checksums(value), _modes(value)))
+        return self.add_shared(value)
 
     def check_frozen(self) -> None:
         """Look at what is held, and named by a global, too.
 
         Raises:
-            NotCarriedError: If somebody has changed its numbers.
+            NotCopyableError: If somebody has changed its numbers.
         """
         for name, value, sums, _ in self._frozen:
-            if _sums(value) != sums:
-                raise _named_twice(
+            if _checksums(value) != sums:
+                raise _name_clash_error(
                     name, value, f"the original {type(value).__name__}, which training changes"
                 )
 
     def _refuse_originals(self) -> None:
         """Refuse names by which code would find the user's Trainer, or parts by the `id` of the original."""
-        for value, name in self.reached.values():
+        for value, name in self.reachable.values():
             if isinstance(value, pl.Trainer) and id(value) in self.twins:
-                raise _named_twice(name, value)
+                raise _name_clash_error(name, value)
             if isinstance(value, dict) and any(type(key) is int and key in self.by_id for key in value):
-                raise _named_twice(f"{name}, by id", next(self.by_id[k] for k in value if k in self.by_id))
+                raise _name_clash_error(
+                    f"{name}, by id", next(self.by_id[k] for k in value if k in self.by_id)
+                )
 
-    def memory(self, flat: Tensor) -> tuple[_Left, int]:
+    def memory(self, flat: Tensor) -> tuple[_Placeholder, int]:
         """The piece of memory that holds this one, and how many bytes behind its start that begins.
 
         Args:
@@ -272,11 +275,11 @@ class World:
         for other, first, last, number in self._pieces:
             if device == other and start < last and first < end:
                 if first <= start and end <= last:
-                    return _Left("memory", number), start - first
+                    return _Placeholder("memory", number), start - first
                 self._overlap = True
         self.table.append(flat)
         self._pieces.append((device, start, end, len(self.table) - 1))
-        return _Left("memory", len(self.table) - 1), 0
+        return _Placeholder("memory", len(self.table) - 1), 0
 
     def load(self, seed: int = 0) -> tuple[list[Any], list[Any]]:
         """The twins, and the roots, as a client has them."""
@@ -287,7 +290,7 @@ class World:
             for part, training in modes:
                 part.training = training
         unpickler = pickle.Unpickler(io.BytesIO(self._bytes))
-        unpickler.persistent_load = _Made(self, seed).__getitem__  # type: ignore[method-assign]
+        unpickler.persistent_load = _LoadedObjects(self, seed).__getitem__  # type: ignore[method-assign]
         twins, roots, _ = unpickler.load()
         return twins, roots
 
@@ -299,12 +302,12 @@ class World:
         return last.copy_(whole)
 
 
-class _Made(dict[Any, Any]):
+class _LoadedObjects(dict[Any, Any]):
     """Objects that `_Pickler.persistent_id` has left out, by key: the table, and what one client has new."""
 
-    def __init__(self, world: World, seed: int) -> None:
-        super().__init__(world.fixed)
-        self._world, self._seed = world, seed
+    def __init__(self, snapshot: Snapshot, seed: int) -> None:
+        super().__init__(snapshot.fixed)
+        self._world, self._seed = snapshot, seed
 
     def __missing__(self, key: tuple[str, Any]) -> Any:
         kind, what = key
@@ -325,14 +328,14 @@ class _Pickler(pickle.Pickler):
         last: The object that it was at when it failed.
     """
 
-    def __init__(self, file: io.BytesIO, world: World) -> None:
+    def __init__(self, file: io.BytesIO, snapshot: Snapshot) -> None:
         super().__init__(file, 5)
-        self._world = world
+        self._snapshot = snapshot
         self.last: Any = None
 
     def persistent_id(self, value: Any) -> Any:
         """Return the key by which the loading side finds an object. None for one that is in the bytes."""
-        kind, world = type(value), self._world
+        kind, world = type(value), self._snapshot
         if kind in _PLAIN:
             return None
         world.met.add(id(value))
@@ -341,10 +344,10 @@ class _Pickler(pickle.Pickler):
         if kind is int:  # the `id` of something becomes that of its copy
             known = world.by_id.get(value)
             return None if known is None else ("id", known)
-        if kind is _Left:
+        if kind is _Placeholder:
             return value.number if value.kind == "original" else tuple(value)
-        if kind is Outside:
-            return world.number(value.one)
+        if kind is SharedObject:
+            return world.number(value.value)
         if id(value) in world.twins:
             return None
         place = world.place(value)
@@ -354,20 +357,28 @@ class _Pickler(pickle.Pickler):
             world.generators.append(value)
             return "generator", world.number(value)
         self.last = value
-        return world.keep(value) if _stays_outside(kind, value) else None
+        return world.add_shared(value) if _is_shared(kind, value) else None
 
     def reducer_override(self, value: Any) -> Any:
         """Return the recipe of an object: a function, its arguments, its state, its contents."""
-        kind, world = type(value), self._world
+        kind, world = type(value), self._snapshot
         self.last = value
         if id(value) in world.twins:
             return object.__new__, (world.twins[id(value)].kind or kind,)
         if kind is Twin:
-            made = value.of if id(value.of) in world.twins else Outside(value.kind or type(value.of))
-            return _twin, (made, {} if value.apart else Outside(vars(value.of)), value.own)
+            made = (
+                value.original
+                if id(value.original) in world.twins
+                else SharedObject(value.kind or type(value.original))
+            )
+            return _twin, (
+                made,
+                {} if value.is_separate else SharedObject(vars(value.original)),
+                value.attributes,
+            )
         if id(value) in world.in_script:
             return _of_script, world.in_script[id(value)]
-        way = _way_of(kind)  # type: ignore[arg-type]
+        way = _find_reducer(kind)  # type: ignore[arg-type]
         return NotImplemented if way is None else way(self, value)
 
     def _script(self, value: Any) -> Any:
@@ -381,24 +392,24 @@ class _Pickler(pickle.Pickler):
     def _datamodule(self, value: Any) -> Any:
         for held in vars(value).values():
             if _is_large(held):
-                self._world.keep(held)
+                self._snapshot.add_shared(held)
         return self._attributes(value)
 
-    def _own_way(self, value: Any) -> Any:
+    def _reduce_by_deepcopy(self, value: Any) -> Any:
         """A class that says how it is copied is told of what has been loaded so far."""
         begun = self.memo.copy()
-        known = [one for key, one in self._world.by_id.items() if key in begun]
-        known += [twin.of for twin in self._world.twins.values()]
-        return _own_copy, (self._original(value), [(self._original(one), one) for one in known])
+        known = [one for key, one in self._snapshot.by_id.items() if key in begun]
+        known += [twin.original for twin in self._snapshot.twins.values()]
+        return _deepcopy_with_known, (self._original(value), [(self._original(one), one) for one in known])
 
-    def _original(self, value: Any) -> _Left:
-        return _Left("original", self._world.number(value))
+    def _original(self, value: Any) -> _Placeholder:
+        return _Placeholder("original", self._snapshot.number(value))
 
     def _tensor(self, value: Any) -> Any:
-        world, kind, grad = self._world, type(value), value.requires_grad and value.is_leaf
+        world, kind, grad = self._snapshot, type(value), value.requires_grad and value.is_leaf
         own_layout = value.layout is not torch.strided or value.is_quantized
         if own_layout or value.device.type not in _DEVICES or kind.__torch_dispatch__ is not _DISPATCH:
-            return _own_copy, (self._original(value), [])
+            return _deepcopy_with_known, (self._original(value), [])
         value_ = value.detach() if not value.is_leaf else value
         storage = value_.untyped_storage()
         flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
@@ -419,14 +430,14 @@ class _Pickler(pickle.Pickler):
         while isinstance(base.base, np.ndarray):
             base = base.base
         if isinstance(base, np.memmap):
-            return _same, (self._original(value),)
+            return _identity, (self._original(value),)
         owner = base if base.flags.c_contiguous else base.T
         if not owner.flags.c_contiguous or not owner.size:
             return np.array, (self._original(value),)
         address = owner.__array_interface__["data"][0]
         self._original(owner)  # lives as long as its address is known
         raw = np.frombuffer((ctypes.c_uint8 * owner.nbytes).from_address(address), np.uint8)
-        memory, behind = self._world.memory(torch.from_numpy(raw))
+        memory, behind = self._snapshot.memory(torch.from_numpy(raw))
         offset = value.__array_interface__["data"][0] - address + behind
         return _new_array, (memory, value.shape, value.dtype, offset, value.strides, value.flags.writeable)
 
@@ -447,7 +458,7 @@ class _Pickler(pickle.Pickler):
 
     def _weak(self, value: Any) -> Any:
         target = value()
-        return (_dead, ()) if target is None else (weakref.ref, (target, value.__callback__))
+        return (_dead_reference, ()) if target is None else (weakref.ref, (target, value.__callback__))
 
     def _proxy(self, value: Any) -> Any:
         try:
@@ -502,9 +513,9 @@ _WAYS: dict[Any, Callable[[_Pickler, Any], Any]] = {
 
 
 @functools.cache
-def _way_of(kind: type) -> Callable[[_Pickler, Any], Any] | None:
+def _find_reducer(kind: type) -> Callable[[_Pickler, Any], Any] | None:
     found = next((way for parent, way in _WAYS.items() if issubclass(kind, parent)), None)
-    return _Pickler._own_way if found is None and _copies_itself(kind) else found
+    return _Pickler._reduce_by_deepcopy if found is None and _copies_itself(kind) else found
 
 
 @functools.cache
@@ -517,30 +528,30 @@ def _copies_itself(kind: type) -> bool:
 
 
 @functools.cache
-def _is_of_the_program(kind: type) -> bool:
+def _is_program_object(kind: type) -> bool:
     if issubclass(kind, (nn.Module, Tensor, Optimizer, pl.LightningDataModule)):
         return False
     return kind is object or issubclass(kind, _OUTSIDE) or str(kind.__module__).startswith(_MACHINERY)
 
 
-def _stays_outside(kind: type, value: Any) -> bool:
+def _is_shared(kind: type, value: Any) -> bool:
     if kind is types.FunctionType:
-        return _has_no_memory(value)
+        return _is_stateless(value)
     if _copies_itself(kind):
         return value.__deepcopy__({}) is value
     if isinstance(value, io.IOBase):  # a log; who reads what others have written, is not isolated
         return not value.closed and value.writable() and not value.readable()
-    return _is_of_the_program(kind) or kind in GENERATORS
+    return _is_program_object(kind) or kind in GENERATORS
 
 
-def _has_no_memory(function: types.FunctionType) -> bool:
+def _is_stateless(function: types.FunctionType) -> bool:
     if (function.__module__ or "").startswith("jsonargparse"):
         return True
     kept = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    fixed = all(type(one) in _FIXED or isinstance(one, type) or _is_of_a_module(one) for one in kept)
+    fixed = all(type(one) in _FIXED or isinstance(one, type) or _is_module_function(one) for one in kept)
     if function.__closure__ is None and not function.__dict__ and fixed:
         return True
-    return of_a_library(function) and _is_named(function)
+    return is_library_code(function) and _is_named(function)
 
 
 def _is_named(function: types.FunctionType) -> bool:
@@ -551,26 +562,26 @@ def _is_named(function: types.FunctionType) -> bool:
         return False
 
 
-def _is_of_a_module(value: Any) -> bool:
+def _is_module_function(value: Any) -> bool:
     """Is it a builtin function, and no method of some object?"""
     owner = getattr(value, "__self__", None)
     return isinstance(value, types.BuiltinFunctionType) and isinstance(owner, types.ModuleType | type(None))
 
 
-def _tensors_of(value: Any) -> list[Tensor]:
+def _get_tensors(value: Any) -> list[Tensor]:
     return [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else [value]
 
 
-def _learns(value: Any) -> bool:
+def _is_trainable(value: Any) -> bool:
     """Is a module, or a tensor, one that may train?"""
     if isinstance(value, pl.LightningModule | Metric):
         return True
-    return any(tensor.requires_grad for tensor in _tensors_of(value))
+    return any(tensor.requires_grad for tensor in _get_tensors(value))
 
 
-def _sums(value: Any) -> list[str]:
+def _checksums(value: Any) -> list[str]:
     """Sums of its numbers and of their squares, which tell whether somebody has changed them."""
-    wide = [tensor.detach().double() for tensor in _tensors_of(value)]
+    wide = [tensor.detach().double() for tensor in _get_tensors(value)]
     return [f"{float(one.sum())!r} {float(one.square().sum())!r}" for one in wide]
 
 
@@ -609,8 +620,8 @@ def _of_script(script: Any, name: str) -> Any:
     return attrgetter(name)(script)
 
 
-def _own_copy(value: Any, known: list[tuple[Any, Any]]) -> Any:
-    return value.__deepcopy__({id(one): made for one, made in known})
+def _deepcopy_with_known(value: Any, memo: list[tuple[Any, Any]]) -> Any:
+    return value.__deepcopy__({id(one): made for one, made in memo})
 
 
 def _new_tensor(
@@ -629,7 +640,7 @@ def _new_array(memory: Tensor, shape: Any, dtype: Any, offset: int, strides: Any
     return made
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -641,15 +652,15 @@ def _new_cache(function: Any, settings: Any) -> Any:
     return functools.lru_cache(**settings)(function)
 
 
-def _dead() -> None:
+def _dead_reference() -> None:
     """Return nothing, as a weak reference to nothing does."""
 
 
 def _dead_proxy() -> Any:
-    return weakref.proxy(_Gone())
+    return weakref.proxy(_DeadReferent())
 
 
-class _Gone:
+class _DeadReferent:
     """Of which nobody has a reference."""
 
 
@@ -671,52 +682,52 @@ def _new_of_kind(kind: Any, like: Any) -> Any:
     return made
 
 
-def _fill(made: Any, state: Any) -> None:
-    vars(made).update(state)
+def _fill(target: Any, state: Any) -> None:
+    vars(target).update(state)
 
 
-def _twin(made: Any, attributes: dict[str, Any], own: dict[str, Any]) -> Any:
-    made = object.__new__(made) if isinstance(made, type) else made
-    vars(made).update(attributes)
-    vars(made).update(own)
-    return made
+def _twin(target: Any, attributes: dict[str, Any], twin_attributes: dict[str, Any]) -> Any:
+    target = object.__new__(target) if isinstance(target, type) else target
+    vars(target).update(attributes)
+    vars(target).update(twin_attributes)
+    return target
 
 
-def _fill_tensor(made: Any, state: Any) -> None:
-    made.grad, hooks, later, own = state
+def _fill_tensor(target: Any, state: Any) -> None:
+    target.grad, hooks, later, own = state
     for hook in hooks:
-        made.register_hook(hook)
+        target.register_hook(hook)
     for hook in later:
-        made.register_post_accumulate_grad_hook(hook)
-    vars(made).update(own)
+        target.register_post_accumulate_grad_hook(hook)
+    vars(target).update(own)
 
 
-def _fill_function(made: Any, state: Any) -> None:
-    made.__defaults__, made.__kwdefaults__, made.__qualname__, made.__module__, own = state
-    vars(made).update(own)
+def _fill_function(target: Any, state: Any) -> None:
+    target.__defaults__, target.__kwdefaults__, target.__qualname__, target.__module__, own = state
+    vars(target).update(own)
 
 
-def _fill_cell(made: Any, state: Any) -> None:
-    (made.cell_contents,) = state
+def _fill_cell(target: Any, state: Any) -> None:
+    (target.cell_contents,) = state
 
 
-def _fill_set(made: Any, state: Any) -> None:
-    made.update(state)
+def _fill_set(target: Any, state: Any) -> None:
+    target.update(state)
 
 
 # ---- errors -------------------------------------------------------------------------------------------
 
 
-def _named_twice(name: str, value: Any, what: str = "") -> NotCarriedError:
+def _name_clash_error(name: str, value: Any, what: str = "") -> NotCopyableError:
     what = what or f"the original {type(value).__name__}, which no client trains"
-    return NotCarriedError(
+    return NotCopyableError(
         f"the code names {name} past it: {what}",
         (),
         "reach it by self (an attribute of the module, self.trainer), not by a global, a class or a closure",
     )
 
 
-def _way(roots: Sequence[Any], target: Any) -> list[str]:
+def _find_path(roots: Sequence[Any], target: Any) -> list[str]:
     """The shortest way to an object, by attributes, keys and closures."""
     seen: set[int] = set()
     names = (f".{name}" if name else "" for name in _ROOTS)
@@ -727,25 +738,25 @@ def _way(roots: Sequence[Any], target: Any) -> list[str]:
             return way
         if id(one) not in seen and not isinstance(one, type | types.ModuleType | str | Tensor):
             seen.add(id(one))
-            queue.extend((held, [*way, name]) for name, held in _held_by(one))
+            queue.extend((held, [*way, name]) for name, held in _contained_values(one))
     return [f" {type(target).__name__}"]
 
 
-def _held_by(one: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(one, dict):
-        yield from ((f"[{key!r}]", held) for key, held in one.items())
-    elif isinstance(one, list | tuple | set | deque):
-        yield from ((f"[{number}]", held) for number, held in enumerate(one))
-    elif isinstance(one, types.MethodType):
-        yield from (("", one.__self__), ("", one.__func__))
-    elif isinstance(one, functools.partial):
-        yield from (("", one.func), ("", one.args), ("", one.keywords))
-    elif isinstance(one, types.FunctionType):
-        for cell in one.__closure__ or ():
+def _contained_values(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", held) for key, held in value.items())
+    elif isinstance(value, list | tuple | set | deque):
+        yield from ((f"[{number}]", held) for number, held in enumerate(value))
+    elif isinstance(value, types.MethodType):
+        yield from (("", value.__self__), ("", value.__func__))
+    elif isinstance(value, functools.partial):
+        yield from (("", value.func), ("", value.args), ("", value.keywords))
+    elif isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
             with suppress(ValueError):
-                yield f" in the closure of {one.__qualname__}", cell.cell_contents
-    for name, held in (getattr(one, "__dict__", None) or {}).items():
-        if isinstance(one, nn.Module) and name in ("_modules", "_parameters", "_buffers"):
+                yield f" in the closure of {value.__qualname__}", cell.cell_contents
+    for name, held in (getattr(value, "__dict__", None) or {}).items():
+        if isinstance(value, nn.Module) and name in ("_modules", "_parameters", "_buffers"):
             yield from ((f".{key}", value) for key, value in held.items())
         else:
             yield f".{name}", held

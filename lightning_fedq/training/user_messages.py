@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import get_callbacks, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.hooks import overrides
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.sampling import in_short
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.privacy.document import headline, lines, name_of
+from lightning_fedq.privacy.document import adversary_phrase, headline, report_rows
 from lightning_fedq.privacy.planning import GOOD, SWAMPED
 from lightning_fedq.privacy.report import Row, is_met
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 from lightning_fedq.rounds import RoundRecord, RoundServer, metric_name
-from lightning_fedq.training.accounts import NoiseWarning, delta_of, of_all, report_of, stopped
-from lightning_fedq.training.client_metrics import claims_something, log_values, protecting_samples
+from lightning_fedq.training.accounts import NoiseWarning, choose_delta, finite_epsilons, make_report, stopped
+from lightning_fedq.training.client_metrics import has_claim, log_values, sample_protectors
 from lightning_fedq.training.settings import Federation
 from lightning_fedq.wire.coding import FixedLength
 
@@ -41,7 +41,7 @@ def log_round(trainer: pl.Trainer, record: RoundRecord, spent: Mapping[str, floa
     log_values(trainer, {**own, **spent})
 
 
-def warn_of(record: RoundRecord, not_finite: Sequence[str] = ()) -> None:
+def warn_round_failures(record: RoundRecord, not_finite: Sequence[str] = ()) -> None:
     """Say what went wrong in a round.
 
     Args:
@@ -58,13 +58,13 @@ def warn_of(record: RoundRecord, not_finite: Sequence[str] = ()) -> None:
         rank_zero_warn(f"round {record.round + 1} was aborted, the model stays as it was: {record.aborted}")
 
 
-def say_what_noise_does(vector: Vector) -> None:
+def report_noised_statistics(vector: Vector) -> None:
     """Say, before the first round, what of a model noise changes beside its weights, and what helps.
 
     Args:
         vector: What travels, with noise.
     """
-    sizes, names = dict(zip(vector.travelling, vector.segments, strict=True)), vector.normalised
+    sizes, names = dict(zip(vector.sent, vector.segments, strict=True)), vector.normalised
     if names:
         count = sum(sizes[name] for name in names)
         rank_zero_info(
@@ -74,9 +74,10 @@ def say_what_noise_does(vector: Vector) -> None:
             "(docs/guides/batch_norm.md). GroupNorm in its place has none; buffers='frozen' keeps those of a "
             "pretrained network, buffers='local' leaves them with the clients"
         )
-    if vector.held:
+    if vector.constant_elements:
         rank_zero_info(
-            f"the row of padding_idx, and pruned weights, of {in_short(list(vector.held), 4)} travel with "
+            "the row of padding_idx, and pruned weights, of "
+            f"{in_short(list(vector.constant_elements), 4)} travel with "
             "noise and are put back after every round"
         )
     if unknown := [name for name in vector.shared if name not in {*names, *vector.constraints}]:
@@ -112,13 +113,13 @@ def warn_of_noise(record: RoundRecord, rounds: int | None) -> None:
 _NOTHING = (VACUOUS, NO_GUARANTEE)
 
 
-def outcome(federated: Federation, trainer: pl.Trainer) -> list[str]:
+def describe_outcome(federated: Federation, trainer: pl.Trainer) -> list[str]:
     """Lines that say what a run has protected from whom: two of clients, one of samples."""
-    said = [*_of_clients(federated, trainer), *_of_samples(trainer)]
-    return [*said, *filter(None, [clocks(trainer, federated)])]
+    said = [*_describe_clients(federated, trainer), *_describe_samples(trainer)]
+    return [*said, *filter(None, [describe_timing(trainer, federated)])]
 
 
-def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
+def _describe_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
     engine = federated.engine
     if engine is None or not engine.ledger.rounds:
         return
@@ -127,34 +128,38 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
         return
     context = engine.charged_context(engine.planner.expected(0, engine.mechanism))
     name = type(engine.mechanism).__name__
-    if not claims_something(engine.mechanism, context):
+    if not has_claim(engine.mechanism, context):
         yield f"privacy: no client is protected, because {name} claims nothing against anybody"
         return
-    delta = delta_of(federated, trainer)
-    report = replace(report_of(federated, trainer, delta), ended=stopped(trainer))
+    delta = choose_delta(federated, trainer)
+    report = replace(make_report(federated, trainer, delta), ended=stopped(trainer))
     if not trainer.barebones and trainer.is_global_zero and not federated.planner.law.secret:
-        finite = of_all([(row.adversary, row.epsilon) for row in report.rows], report.masked)
+        finite = finite_epsilons([(row.adversary, row.epsilon) for row in report.rows], report.masked)
         log_values(trainer, {**finite, "fed/delta": delta})
     yield f"privacy: {headline(report)}"
     if report.asked is None and report.about.verdict in _NOTHING:
         return
-    others = [line.row for line in lines(report) if line.row.name != report.about.name]
-    met = _summed([row for row in others if is_met(row, report.masked)])
-    broken = _summed([row for row in others if report.masked and not is_met(row, True)])
+    others = [line.row for line in report_rows(report) if line.row.name != report.about.name]
+    met = _join_promises([row for row in others if is_met(row, report.masked)])
+    broken = _join_promises([row for row in others if report.masked and not is_met(row, True)])
     yield "also: " + "; ".join(part for part in (met, broken and f"if masks are broken, {broken}") if part)
 
 
-def _summed(rows: list[Row]) -> str:
+def _join_promises(rows: list[Row]) -> str:
     """Promises of some rows, and the rows that promise nothing."""
-    useful = [f"{format_epsilon(r.epsilon)} towards {name_of(r)}" for r in rows if r.verdict not in _NOTHING]
-    nothing = [name_of(row) for row in rows if row.verdict in _NOTHING]
+    useful = [
+        f"{format_epsilon(r.epsilon)} towards {adversary_phrase(r)}"
+        for r in rows
+        if r.verdict not in _NOTHING
+    ]
+    nothing = [adversary_phrase(row) for row in rows if row.verdict in _NOTHING]
     parts = [f"epsilon {', '.join(useful)}"] if useful else []
     return ", ".join([*parts, *([f"nothing useful towards {', '.join(nothing)}"] if nothing else [])])
 
 
-def _of_samples(trainer: pl.Trainer) -> Iterator[str]:
+def _describe_samples(trainer: pl.Trainer) -> Iterator[str]:
     """Yield a line that says what was protected of each sample, where anything was."""
-    for account in protecting_samples(callbacks_of(trainer)):
+    for account in sample_protectors(get_callbacks(trainer)):
         spent, delta = format_epsilon(account.epsilon(account.delta)), account.delta
         yield (
             f"privacy of a sample: epsilon {spent} at delta {delta:g}, against whoever sees messages "
@@ -172,7 +177,7 @@ _SILENT = {pl.callbacks.EarlyStopping, pl.profilers.PassThroughProfiler}
 """What writes nothing in rounds, whatever its hooks; our own callbacks say so by `writes_in_rounds`."""
 
 
-def lengths_tell(engine: RoundServer) -> bool:
+def has_revealing_lengths(engine: RoundServer) -> bool:
     """Does the length of messages tell of updates, so that no checkpoint may hold it?
 
     Not where keys come from a seed, where codes have a fixed length, and behind secure aggregation.
@@ -181,11 +186,11 @@ def lengths_tell(engine: RoundServer) -> bool:
 
 
 def _lengths_follow_from_updates(engine: RoundServer) -> bool:
-    code = engine.mechanism.code(engine.context(engine.coming_plan()))
+    code = engine.mechanism.code(engine.context(engine.next_plan()))
     return not isinstance(code, FixedLength) and engine.secure_sums is None
 
 
-def clocks(trainer: pl.Trainer, federated: Federation) -> str:
+def describe_timing(trainer: pl.Trainer, federated: Federation) -> str:
     """Sentence on the times at which a run writes, where clients draw for themselves. "" elsewhere.
 
     How long a round takes follows how many take part, which nobody may know there. Whatever may write while
@@ -195,7 +200,7 @@ def clocks(trainer: pl.Trainer, federated: Federation) -> str:
     if not federated.planner.law.own_draws:
         return ""
     home: Any = trainer
-    found = [*home.loggers, *callbacks_of(trainer), home.profiler]
+    found = [*home.loggers, *get_callbacks(trainer), home.profiler]
     words = ", ".join(dict.fromkeys(type(one).__name__ for one in found if _may_write(one)))
     when = f"when these write during training ({words}), or " if words else ""
     return (
@@ -206,14 +211,14 @@ def clocks(trainer: pl.Trainer, federated: Federation) -> str:
     )
 
 
-def _may_write(one: Any) -> bool:
+def _may_write(callback: Any) -> bool:
     """May it write while rounds run? A subclass of what is known may."""
-    if type(one) in _SILENT or not vars(type(one)).get("writes_in_rounds", True):
+    if type(callback) in _SILENT or not vars(type(callback)).get("writes_in_rounds", True):
         return False
-    return not isinstance(one, pl.Callback) or any(overrides(one, hook) for hook in _IN_ROUNDS)
+    return not isinstance(callback, pl.Callback) or any(overrides(callback, hook) for hook in _IN_ROUNDS)
 
 
-def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> Iterator[str]:
+def unprotected_outputs(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> Iterator[str]:
     """Everything that a run has let out without noise, as far as this package wrote it.
 
     Args:
@@ -270,9 +275,11 @@ def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]
             "How long every round took, which depends on how much data clients hold: `seconds`, in "
             "metrics.csv."
         )
-    writers: list[Any] = [callback for callback in callbacks_of(trainer) if hasattr(callback, "lets_out")]
+    writers: list[Any] = [
+        callback for callback in get_callbacks(trainer) if hasattr(callback, "unprotected_outputs")
+    ]
     for callback in writers:  # of something of clients' data, who say where it went
-        if line := callback.lets_out(trainer):
+        if line := callback.unprotected_outputs(trainer):
             yield line
     yield (
         "Metrics of validation and test, whose data count as public. What a data module or `setup` computes "

@@ -16,8 +16,8 @@ from typing import Any
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.client_loop import ClientLoop
+from lightning_fedq.clients.snapshot import SharedObject, Twin
 from lightning_fedq.clients.undo import Undo
-from lightning_fedq.clients.world import Outside, Twin
 
 
 class ClientTrainer:
@@ -73,12 +73,12 @@ def is_client(trainer: Any) -> bool:
 
 
 @functools.cache
-def _class_of(kind: Any) -> Any:
+def _make_client_class(kind: Any) -> Any:
     return type("ClientTrainer", (ClientTrainer, kind), {"__module__": __name__})
 
 
 @functools.cache
-def _attributes_of_trainers() -> frozenset[str]:
+def _trainer_attribute_names() -> frozenset[str]:
     """Names of the attributes that Lightning gives every Trainer. Others are the user's."""
     own = set(inspect.unwrap(pl.Trainer.__init__).__code__.co_names)
     return frozenset(own | _SET_ELSEWHERE)
@@ -93,12 +93,12 @@ _SET_ELSEWHERE = {
 }
 
 
-def own_attributes(trainer: Any) -> list[str]:
+def user_attributes(trainer: Any) -> list[str]:
     """Attributes that somebody else has given a Trainer."""
-    return [name for name in vars(trainer) if name not in _attributes_of_trainers()]
+    return [name for name in vars(trainer) if name not in _trainer_attribute_names()]
 
 
-def _twin(one: Any) -> Any:
+def _shallow_copy(one: Any) -> Any:
     """A shallow copy, past the ways in which its class would have itself copied."""
     twin = object.__new__(type(one))
     vars(twin).update(vars(one))
@@ -106,23 +106,23 @@ def _twin(one: Any) -> Any:
 
 
 @functools.lru_cache(64)
-def _lightning_kind(kind: Any) -> Any:
+def _lightning_class(kind: Any) -> Any:
     return type(f"Lightning{kind.__name__}", (pl.core.optimizer.LightningOptimizer, kind), {})
 
 
-def _as_lightning_s(optimizer: Any, strategy: Any) -> Any:
+def _wrap_optimizer(optimizer: Any, strategy: Any) -> Any:
     """An optimiser as Lightning wraps it, without a new class for each."""
     if isinstance(optimizer, pl.core.optimizer.LightningOptimizer):
         return pl.core.optimizer.LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
     kind: Any = type(optimizer)
-    wrapped: Any = object.__new__(_lightning_kind(kind))
+    wrapped: Any = object.__new__(_lightning_class(kind))
     nothing = pl.core.optimizer.do_nothing_closure
     vars(wrapped).update(_optimizer=optimizer, _strategy=weakref.proxy(strategy))
     vars(wrapped).update(_on_before_step=nothing, _on_after_step=nothing)
     return wrapped
 
 
-def twins_of(
+def make_twins(
     home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], copied: Sequence[Any]
 ) -> list[Twin]:
     """Twins that a client has in the places of the user's Trainer, its strategy and loops.
@@ -145,37 +145,37 @@ def twins_of(
     epoch_loop.min_steps, epoch_loop.max_steps = home.min_steps, home.max_steps
     del (epoch_loop.val_loop, epoch_loop.manual_optimization)  # `ClientLoop` makes them
     fit_loop.epoch_loop = epoch_loop_of_home
-    fit_loop.epoch_progress = progress = _twin(home.fit_loop.epoch_progress)
-    progress.current, progress.total = _twin(progress.current), _twin(progress.total)
+    fit_loop.epoch_progress = progress = _shallow_copy(home.fit_loop.epoch_progress)
+    progress.current, progress.total = _shallow_copy(progress.current), _shallow_copy(progress.total)
     data, accelerator = home._data_connector, home._accelerator_connector
     selector = Twin(data._datahook_selector, {"model": module, "datamodule": home.datamodule})
     of_trainer = {
-        "home": Outside(home),
+        "home": SharedObject(home),
         "state": type(state)(state.status, state.fn, pl.trainer.states.RunningStage.TRAINING),
         "should_stop": False,
         "_data_connector": Twin(data, {"trainer": home, "_datahook_selector": selector}),
         "_logger_connector": type(home._logger_connector)(home),
         "_accelerator_connector": Twin(accelerator, {"strategy": strategy}),
         "fit_loop": home.fit_loop,
-        "_loggers": [Outside(logger) for logger in loggers],
-        "callbacks": [one if one in copied else Outside(one) for one in callbacks],
+        "_loggers": [SharedObject(logger) for logger in loggers],
+        "callbacks": [one if one in copied else SharedObject(one) for one in callbacks],
         "datamodule": home.datamodule,
-        **{name: getattr(home, name) for name in own_attributes(home)},
+        **{name: getattr(home, name) for name in user_attributes(home)},
     }
     of_strategy = {
         "_lightning_module": module,
         "_model": module,
         "_precision_plugin": strategy.precision_plugin,
         "_optimizers": list(strategy.optimizers),
-        "_lightning_optimizers": [_as_lightning_s(one, strategy) for one in strategy.optimizers],
+        "_lightning_optimizers": [_wrap_optimizer(one, strategy) for one in strategy.optimizers],
         "lr_scheduler_configs": list(strategy.lr_scheduler_configs),
-        **({"on_its_own": True} if hasattr(strategy, "on_its_own") else {}),  # asks no other rank
+        **({"is_single": True} if hasattr(strategy, "is_single") else {}),  # asks no other rank
     }
     return [
-        Twin(home, of_trainer, _class_of(kind)),
+        Twin(home, of_trainer, _make_client_class(kind)),
         Twin(strategy, of_strategy),
-        Twin(home.fit_loop, vars(fit_loop), type(fit_loop), apart=True),
-        Twin(epoch_loop_of_home, vars(epoch_loop), ClientLoop, apart=True),
+        Twin(home.fit_loop, vars(fit_loop), type(fit_loop), is_separate=True),
+        Twin(epoch_loop_of_home, vars(epoch_loop), ClientLoop, is_separate=True),
     ]
 
 
@@ -188,18 +188,20 @@ def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], u
         callbacks: The client's callbacks.
         undo: Gives the Trainer its own back, and not what has been trained.
     """
-    whole, strategy, kind = _twin(home), home.strategy, type(home)
-    as_client, of_strategy, fit_loop, epoch_loop = twins_of(home, loggers, callbacks, callbacks)
+    whole, strategy, kind = _shallow_copy(home), home.strategy, type(home)
+    as_client, of_strategy, fit_loop, epoch_loop = make_twins(home, loggers, callbacks, callbacks)
     new: Any = object.__new__
-    made: dict[int, Any] = {id(one.of): new(one.kind) for one in (epoch_loop, fit_loop)}
+    made: dict[int, Any] = {id(one.original): new(one.kind) for one in (epoch_loop, fit_loop)}
     for loop in (epoch_loop, fit_loop):
-        vars(made[id(loop.of)]).update({name: made.get(id(one), one) for name, one in loop.own.items()})
+        vars(made[id(loop.original)]).update(
+            {name: made.get(id(one), one) for name, one in loop.attributes.items()}
+        )
     own = {
-        name: one.of if isinstance(one, Twin) else made.get(id(one), one)
-        for name, one in as_client.own.items()
+        name: one.original if isinstance(one, Twin) else made.get(id(one), one)
+        for name, one in as_client.attributes.items()
     }
     own |= {"home": whole, "_loggers": list(loggers), "callbacks": list(callbacks)}
-    for one, attributes in ((strategy, of_strategy.own), (home, own)):
+    for one, attributes in ((strategy, of_strategy.attributes), (home, own)):
         undo.callback(vars(one).update, dict(vars(one)))
         undo.callback(vars(one).clear)
         vars(one).update(attributes)
@@ -207,7 +209,7 @@ def become_client(home: Any, loggers: Sequence[Any], callbacks: Sequence[Any], u
     home.__class__ = as_client.kind
 
 
-def count_from(child: Any, steps: int, logged: int) -> None:
+def resume_counters(child: Any, steps: int, logged: int) -> None:
     """Let a client's Trainer go on counting.
 
     Args:

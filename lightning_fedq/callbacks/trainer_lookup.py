@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq._lightning import get_callbacks, pl
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.training.settings import Federation
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lightning_fedq.callbacks.federated import Federated
 
 
-def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
+def find_federated(trainer: pl.Trainer, asking: str) -> Federated:
     """Return the trainer's `Federated` callback.
 
     Args:
@@ -22,7 +22,9 @@ def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
         ValueError: If there is none.
     """
     of_the_fit = getattr(trainer, "home", trainer)  # a client's own Trainer has its own callbacks only
-    found: list[Any] = [callback for callback in callbacks_of(of_the_fit) if isinstance(callback, Federation)]
+    found: list[Any] = [
+        callback for callback in get_callbacks(of_the_fit) if isinstance(callback, Federation)
+    ]
     if not found:
         raise ValueError(
             f"{asking} reports on a federation, and the Trainer has no Federated callback; "
@@ -32,12 +34,12 @@ def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
     return federated
 
 
-def engine_of(trainer: pl.Trainer, asking: str) -> RoundEngine:
+def find_engine(trainer: pl.Trainer, asking: str) -> RoundEngine:
     """Return the engine of the trainer's federation. There is one from the start of the training on.
 
     Raises:
         ValueError: If there is no `Federated` callback.
     """
-    engine = federated_of(trainer, asking).engine
+    engine = find_federated(trainer, asking).engine
     assert engine is not None
     return engine

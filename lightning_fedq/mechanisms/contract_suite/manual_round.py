@@ -25,7 +25,7 @@ STANDARD_ERRORS = 5.0
 """Student's t with 59 degrees of freedom exceeds it with chance 6e-6, either way."""
 
 
-def context_of(
+def make_context(
     mechanism: Mechanism,
     clients: Sequence[int],
     segments: Sequence[int] = (5, 3),
@@ -85,7 +85,7 @@ def golden_symbols(mechanism: Mechanism) -> str:
     Three clients, 64 coordinates in two segments, fixed seeds. Where it changes, recorded runs can't be
     repeated and clients of two versions can't talk: a breaking change.
     """
-    context = context_of(mechanism, (5, 1, 3), SEGMENTS, radius=(1.0, 2.0), round=7)
+    context = make_context(mechanism, (5, 1, 3), SEGMENTS, radius=(1.0, 2.0), round=7)
     updates = torch.linspace(-1, 1, context.dim).expand(3, -1)
     message = encode(mechanism, updates, context, seed=42)
     public = PublicRandomness(SeededKeys(42), 7)
@@ -122,13 +122,13 @@ def even_updates(num_clients: int, dim: int) -> Tensor:
 
 def standard(mechanism: Mechanism) -> tuple[RoundContext, Tensor]:
     """A round of seven clients and two segments, and updates that nothing of is clipped."""
-    context = context_of(mechanism, CLIENTS, SEGMENTS, radius=(1.0, 2.0), center=(0.1, -0.2))
+    context = make_context(mechanism, CLIENTS, SEGMENTS, radius=(1.0, 2.0), center=(0.1, -0.2))
     return context, inside(mechanism, context, even_updates(len(CLIENTS), context.dim))
 
 
 def draws(mechanism: Mechanism) -> bool:
     """Does another seed give other messages? Of 64 clients, so that few bits each do."""
-    context = context_of(mechanism, range(64), (64,))
+    context = make_context(mechanism, range(64), (64,))
     updates = torch.full((64, 64), 0.1)  # not zero: a centred dither sends zero as zero
     one, other = (encode(mechanism, updates, context, seed=seed).symbols for seed in (0, 1))
     return not torch.equal(one, other)
@@ -137,7 +137,7 @@ def draws(mechanism: Mechanism) -> bool:
 def server_draws(mechanism: Mechanism) -> bool:
     """Do other seeds, rounds and attempts all decode the same messages to other sums?"""
     contexts = [
-        context_of(mechanism, range(64), (64,), round=r, attempt=a) for r, a in ((0, 0), (1, 0), (0, 1))
+        make_context(mechanism, range(64), (64,), round=r, attempt=a) for r, a in ((0, 0), (1, 0), (0, 1))
     ]
     symbols = encode(mechanism, torch.full((64, 64), 0.1), contexts[0]).symbols
     sums = [decode(mechanism, symbols, range(64), context) for context in contexts]

@@ -37,26 +37,26 @@ class HeldKeys(Keys):
         self._member = self._server or adversary is Adversary.CLIENT
         self.setup_bits_per_client = held.setup_bits_per_client
 
-    def _of(self, known: bool) -> Keys:
+    def _select_keys(self, known: bool) -> Keys:
         return self._held if known else self._fresh
 
     def public(self) -> bytes:
         return self._held.public()
 
     def members(self) -> bytes:
-        return self._of(self._member).members()
+        return self._select_keys(self._member).members()
 
     def client(self, client: int) -> bytes:
-        return self._of(self._server or client in self._insiders).client(client)
+        return self._select_keys(self._server or client in self._insiders).client(client)
 
     def server(self) -> bytes:
-        return self._of(self._server).server()
+        return self._select_keys(self._server).server()
 
     def peer(self, group: tuple[int, ...]) -> bytes:
-        return self._of(not self._insiders.isdisjoint(group)).peer(group)
+        return self._select_keys(not self._insiders.isdisjoint(group)).peer(group)
 
     def private(self, client: int) -> bytes:
-        return self._of(client in self._insiders).private(client)
+        return self._select_keys(client in self._insiders).private(client)
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.generator_turns import GeneratorTurns, generators_in, reseed
-from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out, worker_settings
+from lightning_fedq.data.loader import ClientLoader, check_loader, partition_dataset, worker_settings
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.data.sampling import OrderOfAll, RandomSampling, batching_of, collation_of, sampling_of
+from lightning_fedq.data.sampling import OrderOfAll, RandomSampling, get_batching, get_collation, get_sampling
 
 Passes = Sequence[Iterable[Any]]
 """For each client an iterable of batches; iterating it is one pass."""
 
 
-class LoadersOfClients:
+class PerClientLoaders:
     """One loader for each client, in place of one training loader for all.
 
     Args:
@@ -57,7 +57,7 @@ class LoadersOfClients:
             raise ValueError(f"the loaders of clients {', '.join(empty[:10])} have no batch; leave them out")
         return [number or 0 for number in numbers]
 
-    def held(self) -> list[Tensor]:
+    def client_indices(self) -> list[Tensor]:
         """As many indices for each client as it has samples. None for a stream, which does not say."""
         sizes = [_length(loader.dataset) or 0 for loader in self.loaders]
         return list(torch.split(torch.arange(sum(sizes)), sizes))
@@ -74,7 +74,7 @@ class NoCommonDataset(ValueError, AttributeError):
     """Somebody looks for the one data set behind the loaders of all clients. To `hasattr` there is none."""
 
 
-class OwnClientLoader(ClientLoader):
+class PerClientRoundLoader(ClientLoader):
     """Yields the batches of one round after another, client by client from loaders of their own.
 
     Args:
@@ -108,28 +108,28 @@ class OwnClientLoader(ClientLoader):
 
     def over(self, loader: Any) -> ClientLoader:
         """The same clients over new passes."""
-        return OwnClientLoader(loader, self._work, self._stacks, len(self))
+        return PerClientRoundLoader(loader, self._work, self._stacks, len(self))
 
     def fetch(self, indices: Tensor) -> Any:
         """Refused, as there are no indices."""
         return self.loader
 
-    def by_stack(self) -> Iterator[tuple[Stack, Iterator[Any]]]:
+    def iterate_stacks(self) -> Iterator[tuple[Stack, Iterator[Any]]]:
         """Yield the clients of the round to come with their batches."""
         for stack in self._stacks():
-            own = self.of_stack(stack)
+            own = self.stack_batches(stack)
             yield stack, own
             deque(own, maxlen=0)
 
-    def of_stack(self, stack: Stack) -> Iterator[Any]:
+    def stack_batches(self, stack: Stack) -> Iterator[Any]:
         """Yield the batches of one client. Nobody has none."""
         if not stack.clients:
             return iter(())
         return self._seeded(
-            stack, self._batches_of(stack.clients[0], len(stack.batch_sizes), stack.training_seed)
+            stack, self._client_batches(stack.clients[0], len(stack.batch_sizes), stack.training_seed)
         )
 
-    def _batches_of(self, client: int, number: int, seed: int) -> Iterator[Any]:
+    def _client_batches(self, client: int, number: int, seed: int) -> Iterator[Any]:
         found = 0
         while found < number:
             _seed(self._passes[client], seed + found)
@@ -152,7 +152,7 @@ def _seed(loader: Any, seed: int) -> None:
         reseed(generator, seed + number)
 
 
-class _Together:
+class _ClientCombinedLoader:
     """One client's share of several loaders. Each pass gives batches of the structure that the user's had."""
 
     def __init__(self, combined: Any, shares: Sequence[DataLoader[Any]]) -> None:
@@ -204,17 +204,19 @@ class SeveralLoaders:
                 "trains on; use 'max_size_cycle', 'max_size' or 'min_size'"
             )
         loaders = [check_loader(loader) for loader in combined.flattened]
-        self._held = [deal_out(loader, partition, num_clients, generator) for loader in loaders]
+        self._held = [partition_dataset(loader, partition, num_clients, generator) for loader in loaders]
         self._sizes = [len(loader.dataset) for loader in loaders]  # type: ignore[arg-type]
         self.together = self._deal(combined)
 
-    def _deal(self, combined: Any) -> list[_Together]:
+    def _deal(self, combined: Any) -> list[_ClientCombinedLoader]:
         return [
-            _Together(combined, [_share(*one) for one in zip(combined.flattened, parts, strict=True)])
+            _ClientCombinedLoader(
+                combined, [_share(*one) for one in zip(combined.flattened, parts, strict=True)]
+            )
             for parts in zip(*self._held, strict=True)
         ]
 
-    def held(self) -> list[Tensor]:
+    def client_indices(self) -> list[Tensor]:
         """The samples of each client, counted through all data sets."""
         starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
         parts = [[held[c] + start for held, start in zip(self._held, starts, strict=True)]
@@ -238,10 +240,10 @@ class SeveralLoaders:
 
 def _share(loader: DataLoader[Any], held: Tensor) -> DataLoader[Any]:
     """A loader like the user's, over one client's samples."""
-    size, drop_last, sampler = batching_of(loader)
+    size, drop_last, sampler = get_batching(loader)
     data = Subset(loader.dataset, held.tolist())
     own: Any = RandomSampler(data)
-    sampling = sampling_of(loader)[0]
+    sampling = get_sampling(loader)[0]
     if isinstance(sampler, SequentialSampler):
         own = SequentialSampler(data)
     elif isinstance(sampling, OrderOfAll):
@@ -260,12 +262,12 @@ def _share(loader: DataLoader[Any], held: Tensor) -> DataLoader[Any]:
         batch_size=size,
         sampler=own,
         drop_last=drop_last,
-        collate_fn=collation_of(loader),
+        collate_fn=get_collation(loader),
         **worker_settings(loader),
     )
 
 
-def work_of(
+def count_work(
     numbers: Sequence[int], local_epochs: int, local_steps: int | None, limit: int | float
 ) -> LocalWork:
     """Passes of so many batches for each client, a batch counted as one sample."""

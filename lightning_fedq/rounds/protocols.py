@@ -120,7 +120,7 @@ def check_aggregation(
         ValueError: Naming them and the cure.
     """
     name = type(mechanism).__name__
-    if mechanism.own_ranges is not None and (weighted or aggregator is not None):
+    if mechanism.range_rule is not None and (weighted or aggregator is not None):
         raise ValueError(
             f"{name} moves by the plain mean of what clients send; use weighting='uniform', and leave the "
             "aggregator out"

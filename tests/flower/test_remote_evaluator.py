@@ -8,7 +8,7 @@ from flwr.app import Message
 
 from lightning_fedq import ClientEvaluation
 from lightning_fedq.flower.records import to_record
-from lightning_fedq.flower.remote_client import Own, RemoteClient
+from lightning_fedq.flower.remote_client import ClientConfig, RemoteClient
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin, FedAvg, GaussianNoise
 from lightning_fedq.secagg import SecAgg
@@ -105,14 +105,16 @@ def test_one_client_that_says_nonsense_is_left_out(words, tmp_path):
 class Fails(RemoteClient):
     """A client whose measurement fails, which follows from its data."""
 
-    def _locally(self, *args):
+    def _run_local_round(self, *args):
         raise ZeroDivisionError("sample 7 is bad")
 
 
 def client_of(federated_, folder, kind=RemoteClient):
     from tests.flower.loop import OwnDigits
 
-    return kind(Own(federated_, Store(folder), 0), module, lambda: OwnDigits(0), {"accelerator": "cpu"})
+    return kind(
+        ClientConfig(federated_, Store(folder), 0), module, lambda: OwnDigits(0), {"accelerator": "cpu"}
+    )
 
 
 def question(server, **more):

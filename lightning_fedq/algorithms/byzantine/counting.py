@@ -7,15 +7,15 @@ from lightning_fedq.rounds import RoundPlanner
 
 
 @runtime_checkable
-class Lying(Protocol):
+class ByzantineCallback(Protocol):
     """A callback that makes clients of a simulation lie."""
 
     def num_byzantine(self, num_clients: int) -> int:
         """Number of Byzantine clients among so many."""
 
 
-def num_byzantine_of(trainer: pl.Trainer, planner: RoundPlanner) -> int:
+def count_byzantine(trainer: pl.Trainer, planner: RoundPlanner) -> int:
     """Clients of a cohort, at most, that the trainer's callbacks make lie."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    numbers = [c.num_byzantine(planner.num_clients) for c in callbacks if isinstance(c, Lying)]
+    numbers = [c.num_byzantine(planner.num_clients) for c in callbacks if isinstance(c, ByzantineCallback)]
     return min(sum(numbers), planner.cohort_size)

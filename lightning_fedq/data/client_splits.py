@@ -9,12 +9,18 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.data.held_out import DealtOut, HeldOut
+from lightning_fedq.data.held_out import HeldOut, PartitionedHeldOut
 from lightning_fedq.data.labels import Labels
-from lightning_fedq.data.loader import ClientLoader, check_loader, check_plain, deal_out
-from lightning_fedq.data.own_loaders import LoadersOfClients, OwnClientLoader, Passes, SeveralLoaders, work_of
+from lightning_fedq.data.loader import ClientLoader, check_loader, check_plain, partition_dataset
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.data.sampling import batching_of
+from lightning_fedq.data.per_client_loaders import (
+    Passes,
+    PerClientLoaders,
+    PerClientRoundLoader,
+    SeveralLoaders,
+    count_work,
+)
+from lightning_fedq.data.sampling import get_batching
 
 Split = Partition | Sequence[Sequence[int]]
 
@@ -37,7 +43,7 @@ class LocalPasses:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class ClientSplits:
     """Who holds what.
 
     Args:
@@ -54,7 +60,7 @@ class Dealt:
     renew: Callable[[Any], Any]
 
 
-def deal(
+def split_loader(
     given: Any,
     split: Callable[[], Split],
     num_clients: int,
@@ -62,8 +68,8 @@ def deal(
     labels: Labels,
     passes: LocalPasses,
     rule: object | None,
-    held_out: HeldOut | DealtOut | None = None,
-) -> Dealt:
+    held_out: HeldOut | PartitionedHeldOut | None = None,
+) -> ClientSplits:
     """Deal out one loader, several at once, or those that every client has already.
 
     Args:
@@ -80,22 +86,24 @@ def deal(
     if isinstance(given, Mapping | list | tuple):
         given = pl.utilities.CombinedLoader(given, "max_size_cycle")  # as Lightning does
     several = isinstance(given, pl.utilities.CombinedLoader)
-    if not several and not isinstance(given, LoadersOfClients):
+    if not several and not isinstance(given, PerClientLoaders):
         check = check_loader if rule is None else check_plain
         loader = check(given)
         by = split()
-        held = deal_out(loader, by, num_clients, generator, labels)
-        if isinstance(held_out, DealtOut):
-            held_out.deal(by, loader.dataset, held, labels)
+        held = partition_dataset(loader, by, num_clients, generator, labels)
+        if isinstance(held_out, PartitionedHeldOut):
+            held_out.partition(by, loader.dataset, held, labels)
         elif held_out is not None:
-            batching = batching_of(loader)
-            held = held_out.take(held, batching.batch_size if batching.drop_last else 1)
-        work = LocalWork.of(loader, held, passes.local_epochs, passes.local_steps, passes.limit_batches)
+            batching = get_batching(loader)
+            held = held_out.select_training(held, batching.batch_size if batching.drop_last else 1)
+        work = LocalWork.from_loader(
+            loader, held, passes.local_epochs, passes.local_steps, passes.limit_batches
+        )
         if not passes.shuffle:
             work = replace(work, shuffle=False)
         if work.sampling is not None:
             work.sampling.check(held)
-        return Dealt(held, work, lambda *coming: ClientLoader(loader, work, *coming), False, check)
+        return ClientSplits(held, work, lambda *coming: ClientLoader(loader, work, *coming), False, check)
     if held_out is not None:
         raise ValueError(
             "samples are held out of one data set with a length, and clients have loaders or streams "
@@ -115,37 +123,41 @@ def deal(
     if several:
         shares = SeveralLoaders(given, split(), num_clients, generator)
         numbers = [together.num_batches() for together in shares.together]
-        return _of_own_loaders(shares.held(), shares.together, shares.renew, numbers, passes)
+        return _split_client_loaders(shares.client_indices(), shares.together, shares.renew, numbers, passes)
     split()  # nothing else may say who holds what
     return _of_clients_loaders(given, num_clients, passes)
 
 
-def _of_clients_loaders(given: LoadersOfClients, num_clients: int, passes: LocalPasses) -> Dealt:
+def _of_clients_loaders(given: PerClientLoaders, num_clients: int, passes: LocalPasses) -> ClientSplits:
     if len(given.loaders) != num_clients:
         raise ValueError(f"there are loaders of {len(given.loaders)} clients, num_clients is {num_clients}")
     limit = passes.limit_batches
     otherwise = limit if isinstance(limit, int) else passes.local_steps
 
-    def renew(again: LoadersOfClients) -> Passes:
+    def renew(again: PerClientLoaders) -> Passes:
         if again.num_batches(otherwise) != given.num_batches(otherwise):
             raise ValueError("the clients' reloaded loaders have other lengths; return ones of the same")
         return again.loaders
 
-    return _of_own_loaders(given.held(), given.loaders, renew, given.num_batches(otherwise), passes)
+    return _split_client_loaders(
+        given.client_indices(), given.loaders, renew, given.num_batches(otherwise), passes
+    )
 
 
-def _of_own_loaders(
+def _split_client_loaders(
     held: list[Tensor],
     own: Passes,
     renew: Callable[[Any], Passes],
     numbers: Sequence[int],
     passes: LocalPasses,
-) -> Dealt:
-    work = work_of(numbers, passes.local_epochs, passes.local_steps, passes.limit_batches)
+) -> ClientSplits:
+    work = count_work(numbers, passes.local_epochs, passes.local_steps, passes.limit_batches)
 
-    def again(given: Any) -> Passes:
+    def renew_loaders(given: Any) -> Passes:
         if isinstance(given, Mapping | list | tuple):
             given = pl.utilities.CombinedLoader(given, "max_size_cycle")
         return renew(given)
 
-    return Dealt(held, work, lambda *coming: OwnClientLoader(own, work, *coming), True, again)
+    return ClientSplits(
+        held, work, lambda *coming: PerClientRoundLoader(own, work, *coming), True, renew_loaders
+    )

@@ -20,7 +20,7 @@ from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.fit import Client, ClientFit
-from lightning_fedq.clients.stack import handling
+from lightning_fedq.clients.stack import batch_handler
 from lightning_fedq.data.batches import Stack
 
 
@@ -33,14 +33,14 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
     Returns:
         What `validation_step` and the hooks log, by name.
     """
-    module, trainer, logged = copy.module, copy.trainer, _Logged()
-    handle = handling(trainer)
+    module, trainer, logged = copy.module, copy.trainer, _ValueLog()
+    handle = batch_handler(trainer)
     trainer.validating = True
     module.log = logged  # type: ignore[method-assign]
     for part in module.modules():
         if isinstance(part, Metric):
             part.reset()
-            part.compute = _known_or_nan(part.compute)  # type: ignore[method-assign]
+            part.compute = _nan_if_undefined(part.compute)  # type: ignore[method-assign]
     module.on_validation_model_eval()
     module.on_validation_start()
     module.on_validation_epoch_start()
@@ -55,7 +55,7 @@ def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float
     return logged.reduced()
 
 
-def statistics_of(fit: ClientFit, stack: Stack, batches: Iterable[Any], size: int) -> Tensor:
+def compute_statistics(fit: ClientFit, stack: Stack, batches: Iterable[Any], size: int) -> Tensor:
     """Vector that a client's module makes of its batches, `(size,)`, in a copy and without gradients.
 
     Args:
@@ -67,7 +67,7 @@ def statistics_of(fit: ClientFit, stack: Stack, batches: Iterable[Any], size: in
     copy = fit.copy(stack.training_seed, stack.clients, alone=True)
     module: Any = copy.module
     with torch.no_grad():
-        found = torch.as_tensor(module.client_statistics(map(handling(copy.trainer), batches)))
+        found = torch.as_tensor(module.client_statistics(map(batch_handler(copy.trainer), batches)))
     if found.shape != (size,):
         raise ValueError(
             f"client_statistics returned shape {tuple(found.shape)}, and Statistics(size={size}) "
@@ -78,14 +78,14 @@ def statistics_of(fit: ClientFit, stack: Stack, batches: Iterable[Any], size: in
     return found
 
 
-def _known_or_nan(compute: Callable[[], Any]) -> Callable[[], Any]:
+def _nan_if_undefined(compute: Callable[[], Any]) -> Callable[[], Any]:
     """Let a metric be NaN where torchmetrics puts a zero and warns that it means nothing.
 
     So are areas under curves where all labels are of one class.
     """
 
     @wraps(compute)
-    def told() -> Any:
+    def compute_or_nan() -> Any:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             found = compute()
@@ -96,7 +96,7 @@ def _known_or_nan(compute: Callable[[], Any]) -> Callable[[], Any]:
             return found
         return tree_map_only(Tensor, lambda value: torch.full_like(value, torch.nan), found)
 
-    return told
+    return compute_or_nan
 
 
 def _further_arguments(module: pl.LightningModule) -> int:
@@ -107,7 +107,7 @@ def _further_arguments(module: pl.LightningModule) -> int:
     return min(len(parameters) - 1, 2)
 
 
-class _Logged:
+class _ValueLog:
     """Stands in for a module's `log`: keeps values by name, with the sizes of their batches.
 
     Attributes:

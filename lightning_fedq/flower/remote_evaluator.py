@@ -21,7 +21,7 @@ from lightning_fedq.training.client_evaluation import (
     ClientEvaluator,
     EvaluatedClients,
     Model,
-    by_metric,
+    stack_metrics,
 )
 from lightning_fedq.training.settings import Federation
 
@@ -66,7 +66,7 @@ class RemoteEvaluator(ClientEvaluator):
             rank_zero_warn(f"round {round + 1}: clients {silent[:10]} have measured nothing")
         rows = _rows(answers)
         values: dict[Model, dict[str, torch.Tensor]] = {
-            model: by_metric([row.get(model, {}) for row in rows.values()])
+            model: stack_metrics([row.get(model, {}) for row in rows.values()])
             for model in PREFIX
             if any(model in row for row in rows.values())
         }

@@ -34,7 +34,7 @@ class ChargedClients:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _ClientGroup:
     clients: int
     charges: int
     claims: dict[Adversary, PrivacyClaim]
@@ -50,7 +50,7 @@ class Population:
     def __init__(self, account: Account) -> None:
         self._account, run = account, account.run
         mechanism, num_clients, charges = run.mechanism, run.num_clients, run.charges
-        self.num_groups, self._kinds = 0, list[_Kind]()
+        self.num_groups, self._kinds = 0, list[_ClientGroup]()
         counted = None if charges is None else torch.as_tensor(charges)
         if counted is not None and (counted.shape != (num_clients,) or bool((counted < 0).any())):
             raise ValueError(
@@ -62,14 +62,14 @@ class Population:
             self.num_groups += 1
             claims = account.claims(group[0])
             if counted is None:
-                self._kinds.append(_Kind(len(group), 0, claims))
+                self._kinds.append(_ClientGroup(len(group), 0, claims))
                 continue
             values, sizes = torch.unique(counted[list(group)], return_counts=True)
             for charged, size in zip(values.tolist(), sizes.tolist(), strict=True):
-                self._kinds.append(_Kind(size, charged, claims))
+                self._kinds.append(_ClientGroup(size, charged, claims))
         self._epsilons: dict[tuple[PrivacyClaim, int], float] = {}
 
-    def worst(self, adversary: Adversary) -> tuple[PrivacyClaim, int]:
+    def worst_claim(self, adversary: Adversary) -> tuple[PrivacyClaim, int]:
         """The claim, and the charges so far, of the client that an adversary has learnt most about."""
         kinds = [(kind.claims[adversary], kind.charges) for kind in self._kinds]
         unprotected = [kind for kind in kinds if isinstance(kind[0].loss, NonPrivate)]
@@ -82,10 +82,12 @@ class Population:
 
     def _epsilon(self, claim: PrivacyClaim, charges: int) -> float:
         if isinstance(claim.loss, NonPrivate):
-            return math.inf if charges + self._account.run.may_come else 0.0
+            return math.inf if charges + self._account.run.max_rounds_to_come else 0.0
         if (claim, charges) not in self._epsilons:
             run = self._account.run
-            spent = self._account.between_any_two(claim, run.may_come, run.participation, charges)
+            spent = self._account.epsilon_replace_one(
+                claim, run.max_rounds_to_come, run.participation, charges
+            )
             self._epsilons[claim, charges] = spent
         return self._epsilons[claim, charges]
 
@@ -101,7 +103,7 @@ class Population:
             kinds = sorted(kinds, key=lambda kind: -kind.charges)
             while len(kinds) > _MOST_LINES:
                 place = _thinnest([kind.clients for kind in kinds])
-                joined = _Kind(  # with the charges of the first, which are more
+                joined = _ClientGroup(  # with the charges of the first, which are more
                     kinds[place].clients + kinds[place + 1].clients, kinds[place].charges, kinds[place].claims
                 )
                 kinds[place : place + 2] = [joined]
@@ -123,7 +125,7 @@ class Population:
         return tuple(ordered)
 
 
-def spent_so_far(account: Account, adversary: Adversary, rounds: int, secret: bool) -> float:
+def current_epsilon(account: Account, adversary: Adversary, rounds: int, secret: bool) -> float:
     """Epsilon of the client that an adversary has learnt most about, between any two updates.
 
     Args:
@@ -133,11 +135,11 @@ def spent_so_far(account: Account, adversary: Adversary, rounds: int, secret: bo
     if secret:
         return account.epsilon(adversary, rounds, secret=True)
     population = Population(account)
-    claim, charges = population.worst(adversary)
+    claim, charges = population.worst_claim(adversary)
     to_come = 0 if population.finished else rounds
     if isinstance(claim.loss, NonPrivate):
         return math.inf if charges + to_come else 0.0
-    return account.between_any_two(claim, to_come, account.run.participation, charges)
+    return account.epsilon_replace_one(claim, to_come, account.run.participation, charges)
 
 
 def _thinnest(sizes: Sequence[int]) -> int:
